@@ -4,7 +4,7 @@
 # make test-all: both.
 # make wheel: dist/unpad-*.whl, with the kernels for this platform where they can be compiled.
 # make census: judge every causal model of the installed transformers, and write docs/internals/census.md; some ten minutes.
-# make processes: compare runs of 1 to 4 processes, end such of 1, 2 and 3 in every way, lose and gain hosts, and write the tables of docs/processes.md.
+# make processes: compare runs of 1 to 4 processes, end such of 1, 2 and 3 in every way, lose and gain hosts, and write the tables of docs/internals/several_processes.md.
 # make fuzz: try every reader of outside bytes with damaged ones; CASES=5000000 in all runs together, SECONDS=3600, WORKERS=1.
 # make crash: cut the power after every operation of recorded runs, 10,000 states of each kind, and let every call fail once; hours, in parts.
 # make kill: kill runs at random instants and resume them; KILLS=1000 in all runs together.

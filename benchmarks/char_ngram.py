@@ -27,7 +27,7 @@ import numpy as np
 
 from unpad.data.measuring import Measuring
 from unpad.data.sources.files import expand, resolve_path
-from unpad.data.sources.rows import read_file
+from unpad.data.sources.reader import read_file
 from unpad.data.sources.split import Split
 from unpad.data.text import open_data
 from unpad.data.tokens.token_set import TokenSet

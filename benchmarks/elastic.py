@@ -1,7 +1,7 @@
 """A lost and a gained agent of torchrun: seconds until the run goes on, and its bytes against those of a calm run.
 
     python benchmarks/elastic.py                  # all cases, some two minutes of two cores
-    python benchmarks/elastic.py lost --write     # also writes the table of docs/processes.md
+    python benchmarks/elastic.py lost --write     # also writes the table of docs/internals/several_processes.md
 
 Every agent has one process, as if it were a host of its own. Exit code 1 if the bytes differ or an agent fails.
 """
@@ -28,7 +28,7 @@ from equal_processes import digests
 
 from tests.helpers.toy import write_toy
 
-PAGE = Path(__file__).parents[1] / "docs" / "processes.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "several_processes.md"
 BEGIN, END = "<!-- elastic: begin -->\n", "<!-- elastic: end -->\n"
 RENDEZVOUS = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=60"
 LIMIT_S = 240.0
@@ -161,7 +161,7 @@ def main() -> None:
     """Measure the cases that the command line names."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("cases", nargs="*", help="cases; default all", default=list(CASES))
-    parser.add_argument("--write", action="store_true", help="write the table into docs/processes.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/internals/several_processes.md")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, chdir(name):
         folder = Path(name)

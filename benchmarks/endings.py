@@ -1,6 +1,6 @@
 """Ends of runs of 1, 2 and 3 processes: exit codes, seconds until no process is left, and the bytes after a resume.
 
-    make processes          # some minutes of two cores; writes the table of docs/processes.md
+    make processes          # some minutes of two cores; writes the table of docs/internals/several_processes.md
     python benchmarks/endings.py --processes 2 --kills 3
 
 A run goes through every ending, one after the other, and is resumed after each by another number of processes. At its
@@ -28,7 +28,7 @@ from equal_processes import digests
 from tests.helpers.endings import ENDINGS, SILENT, UNLIKE, Ended, killed_at, run_command
 from tests.helpers.toy import write_toy
 
-PAGE = Path(__file__).parents[1] / "docs" / "processes.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "several_processes.md"
 BEGIN, END = "<!-- endings: begin -->\n", "<!-- endings: end -->\n"
 SECONDS = 20.0
 
@@ -42,7 +42,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--processes", default="1,2,3")
     parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--write", action="store_true", help="write the table into docs/processes.md")
+    parser.add_argument("--write", action="store_true", help="write the table into docs/internals/several_processes.md")
     options = parser.parse_args()
     sizes = [int(size) for size in options.processes.split(",")]
     with tempfile.TemporaryDirectory() as folder, chdir(folder):

@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from unpad.models import model_kinds, model_module
 from unpad.recipes.recipe import Recipe
-from unpad.recipes.section import Section
+from unpad.recipes.section import Section, descriptions
 
 PAGE = Path(__file__).with_name("recipes.md")
 BEGIN, END = "<!-- fields: begin -->\n", "<!-- fields: end -->\n"
@@ -21,7 +21,7 @@ BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 
 def tables() -> str:
     """All tables: the sections of a recipe, then the model section of every kind."""
-    plain = {name for name in Recipe.model_fields if nested(Recipe, name) and not Recipe.model_fields[name].description}
+    plain = {name for name in Recipe.model_fields if nested(Recipe, name) and name not in descriptions(Recipe)}
     parts = ["### Outside of sections\n", table(Recipe, plain)]
     seen: set[type[Section]] = set()
     for name in Recipe.model_fields:
@@ -89,9 +89,10 @@ def values(field: dict[str, Any]) -> str:
 
 def description(section: type[Section], name: str) -> str:
     """The description of a field, or that of the section it was inherited from."""
-    for base in section.__mro__:
-        if issubclass(base, Section) and name in base.model_fields and base.model_fields[name].description:
-            return str(base.model_fields[name].description).replace("|", "\\|")
+    sections = [base for base in section.__mro__ if issubclass(base, Section) and name in base.model_fields]
+    texts = [descriptions(base).get(name) or base.model_fields[name].description for base in sections]
+    for text in filter(None, texts):
+        return text.replace("|", "\\|")
     raise ValueError(f"{section.__module__}.{section.__name__}.{name} has no description")
 
 

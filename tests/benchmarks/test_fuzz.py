@@ -21,7 +21,7 @@ from tests.helpers.fuzz.reduce import reduce_case
 from tests.helpers.fuzz.target import Target, Verdict, judge, random_of
 from tests.helpers.fuzz.targets import MODULES, builders
 from unpad.data.pixels import decode
-from unpad.data.sources import rows
+from unpad.data.sources import reader, row
 from unpad.data.tokens import cache, words
 from unpad.nn import product_speed
 from unpad.recipes.lines import LineLoader
@@ -110,10 +110,10 @@ def test_a_case_is_decided_by_its_target_and_number_alone(opened: Callable[[str]
 
 PLANTED: dict[str, tuple[str, Any, str, Callable[[Any], Any], str, int]] = {
     "an error that nobody catches": (
-        "text_jsonl", rows, "declared_split", lambda was: lambda row: {"train": "train"}[row["split"]], "KeyError", 60,
+        "text_jsonl", row.Row, "split", lambda was: lambda row: {"train": "train"}[row["split"]], "KeyError", 60,
     ),
     "a row that vanishes": (
-        "chat_jsonl", rows, "read_rows",
+        "chat_jsonl", reader, "read_rows",
         lambda was: lambda *given: (row for i, row in enumerate(was(*given)) if i != 1), "neither used nor bad", 60,
     ),
     "a header that is misread": (

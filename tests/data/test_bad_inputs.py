@@ -19,7 +19,7 @@ from unpad.data.sources import images, vqa
 from unpad.data.sources.bad_rows import apply_policy
 from unpad.data.sources.example import BadRow, count_bad
 from unpad.data.sources.files import expand
-from unpad.data.sources.rows import TEXT_KINDS, read_file
+from unpad.data.sources.reader import TEXT_KINDS, read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 

@@ -46,6 +46,12 @@ def test_every_page_is_in_the_list_of_pages() -> None:
     assert [name for name in names if f"({name})" not in listed] == []
 
 
+def test_pages_of_users_are_short_enough_to_be_read() -> None:
+    """All but those for people who change the package."""
+    pages = [page for page in PAGES if page.parent.name != "internals" and page.name != "CONTRIBUTING.md"]
+    assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 45_000
+
+
 def python_blocks() -> list[tuple[str, str]]:
     texts = {name: (ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/python.md")}
     blocks = [

@@ -26,7 +26,7 @@ ROWS = re.findall(r"^\| .+ \| `(.+)` \| `(\w+)` of `unpad/([\w/]+)\.py` \|$", PA
 # A number of a format: `X_FORMAT = 1`, also one of several names that are set at once.
 NUMBERS = re.compile(r"^(?:\w*(?:FORMAT|VERSION|MAGIC|UPDATE_RULE)\b(?:, )?)+ = ", re.MULTILINE)
 # Of TensorBoard, of files of any kind, and the words on a layout of dates.
-OF_OTHERS = ("unpad/run/board.py", "unpad/data/sources/files.py", "unpad/recipes/data.py")
+OF_OTHERS = ("unpad/run/board.py", "unpad/data/sources/sniff.py", "unpad/recipes/data.py")
 
 
 def public(cell: str) -> str:

@@ -18,10 +18,10 @@ import yaml
 
 from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
 from unpad.data.sources import chat, images, pairs
-from unpad.data.sources.delimited import Advise
 from unpad.data.sources.documents import single_document
-from unpad.data.sources.example import BadRow, Usable, count_bad
-from unpad.data.sources.fields import advice, is_picture
+from unpad.data.sources.example import BadRow, Example, Usable, count_bad
+from unpad.data.sources.faults import FIXES, there_is
+from unpad.data.sources.fields import Advise, advice, is_picture
 from unpad.data.sources.files import (
     FORMATS,
     TABLE_SUFFIXES,
@@ -31,8 +31,9 @@ from unpad.data.sources.files import (
     refuse_system,
     skipped_files,
 )
-from unpad.data.sources.jsonlines import FIXES, count_blank_lines, there_is
-from unpad.data.sources.rows import OPTIONAL, TEXT_KINDS, reading, rows
+from unpad.data.sources.json_rows import count_blank_lines
+from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading
+from unpad.data.sources.split import content_key, turns_key
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, Source
 from unpad.recipes.file import SUFFIXES, load_recipe, recipe_names
@@ -175,6 +176,9 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
 
 def _checked(kind: str, file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
     """Rows of a file as its reader checks them, or without facts where it has `read` alone."""
+    if kind in TEXT_KINDS:
+        yield from map(_usable, read_rows(kind, file, data))
+        return
     reader = import_module(f"unpad.data.sources.{kind}")
     if hasattr(reader, "check"):
         checked: Checked = reader
@@ -182,6 +186,17 @@ def _checked(kind: str, file: SourceFile, data: DataSettings) -> Iterator[Usable
     else:
         for row in reader.read(file, data):
             yield row if isinstance(row, BadRow) else Usable(where=row.where)
+
+
+def _usable(row: Example | BadRow) -> Usable | BadRow:
+    """Length and hash of an example, and of a conversation also those of its last question and reply."""
+    if isinstance(row, BadRow):
+        return row
+    *before, last = row.turns
+    characters, key = sum(len(turn.content) + len(turn.thoughts) for turn in row.every_turn), content_key(row)
+    if last.role != "assistant" or row.rejected is not None:
+        return Usable(characters, key, row.where)
+    return Usable(characters, key, row.where, turns_key(before), turns_key([last]))
 
 
 def _remarks(kind: str, file: SourceFile, data: DataSettings, num_used: int) -> Iterator[str]:
@@ -349,11 +364,11 @@ def _kind_of(file: SourceFile, data: DataSettings, kind: str | None) -> str:
     fields = (file.field,) if file.field else (*chat.FIELDS, *pairs.FIELDS, "image")
     advise = partial(advice, "", file.path, asked=file.field)
     try:
-        first = list(islice(rows(file, data, fields, (*OPTIONAL, "label"), advise), PEEK_ROWS))
+        first = list(islice(read(file, data, fields, (*OPTIONAL, "label"), advise), PEEK_ROWS))
     except OSError:
         return "text"  # reading the file reports the fault
     bad = [row for row in first if isinstance(row, BadRow)]
-    values = [row[1] for row in first if not isinstance(row, BadRow)]
+    values = [row.value for row in first if not isinstance(row, BadRow)]
     unknown = all(type(value) is dict and not set(fields) & set(value) for value in values)
     if unknown and (values or any(row.code == "E_MISSING" for row in bad)):
         raise _no_kind(file, values, bad, advise)

@@ -21,7 +21,7 @@ from unpad.data.family import Data, SequenceTable, sequence_table
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, SplitName, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path
-from unpad.data.sources.rows import collect
+from unpad.data.sources.reader import collect
 from unpad.data.sources.split import (
     Split,
     Wanted,

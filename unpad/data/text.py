@@ -28,7 +28,7 @@ from unpad.data.replies import Replies
 from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import expand, list_paths, resolve_path
-from unpad.data.sources.rows import PAIRS, TEXT_KINDS
+from unpad.data.sources.reader import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus, split_documents
 from unpad.data.tokens.corpus_files import Preparation, judge_rows, list_files

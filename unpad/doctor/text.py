@@ -9,7 +9,7 @@ from itertools import islice, pairwise
 import numpy as np
 
 from unpad.data.sources.example import Example
-from unpad.data.sources.rows import TEXT_KINDS, read_rows
+from unpad.data.sources.reader import TEXT_KINDS, read_rows
 from unpad.data.text import TextData
 from unpad.data.tokens.corpus_files import list_files
 from unpad.data.tokens.lost import LostCharacters

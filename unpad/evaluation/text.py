@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from unpad.data.measuring import Measuring
-from unpad.data.sources.rows import PAIRS
+from unpad.data.sources.reader import PAIRS
 from unpad.data.sources.split import PARTS, Split
 from unpad.data.text import TOKENIZER, TextData
 from unpad.data.tokens.lost import FIX_OF_RUN, LostCharacters

@@ -22,10 +22,12 @@ from unpad.batching.batch import RaggedBatch
 from unpad.data.pictures.album import seen_pictures
 from unpad.data.sources.chat import messages_of, refuse_order
 from unpad.data.sources.example import BadRow, place_of
+from unpad.data.sources.faults import FIXES, RowFault, missing
 from unpad.data.sources.files import FORMATS, SourceFile
 from unpad.data.sources.images import ImageExample
-from unpad.data.sources.jsonlines import FIXES, RowFault, missing, read_lines
-from unpad.data.sources.rows import reading, require_text, rows
+from unpad.data.sources.json_rows import read_lines
+from unpad.data.sources.reader import read, reading
+from unpad.data.sources.row import Row
 from unpad.data.sources.vqa import asked
 from unpad.data.tokens.encode import encode_prompt
 from unpad.data.vqa import question_about_all
@@ -142,44 +144,43 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
         raise RecipeError("a file is answered without beams", where=where, fix="give beams=1")
     example, precision = 'write JSON lines such as {"prompt": "..."}', generation_precision(settings)
 
-    def ask(number: int, line: int, row: dict[str, Any]) -> tuple[dict[str, Any], Ask]:
+    def ask(number: int, row: Row) -> tuple[dict[str, Any], Ask]:
         try:
             prompt = _prompt(run, row)
             check(run.generator, [prompt.ids], settings)
         except RecipeError as error:
-            raise SourceError(error.what, where=f"{path}:{line}", fix=error.fix) from None
+            raise SourceError(error.what, where=row.where, fix=error.fix) from None
         seed = settings.seed + (0 if same_seed else number)
         return {"prompt": prompt.text}, partial(_ask_prompt, run, prompt, settings.model_copy(update={"seed": seed}))
 
-    def read() -> Iterator[BulkRow]:
+    def prompts() -> Iterator[BulkRow]:
         for row in _rows(path, read_lines(path), example, ("id",), ask):
             if row.fault is not None:
                 raise row.error(path)
             yield row
 
     engine = Engine(run.generator, precision=precision, piece=PIECE, rows=ROWS)
-    return answer_rows(
-        Bulk(path, "prompts", example, read, engine, digest_of(run, settings, precision, same_seed)), out
-    )
+    made_by = digest_of(run, settings, precision, same_seed)
+    return answer_rows(Bulk(path, "prompts", example, prompts, engine, made_by), out)
 
 
-def _prompt(run: LoadedRun, row: dict[str, Any]) -> Prompt:
+def _prompt(run: LoadedRun, row: Row) -> Prompt:
     """The prompt of a row.
 
     Raises:
         RowFault: the row has none.
         RecipeError: the run has no place for a system text.
     """
-    if unknown := [name for name in row if name not in PROMPT_FIELDS]:
+    if unknown := [name for name in row.names if name not in PROMPT_FIELDS]:
         fix = f"leave it out; a row has {', '.join(PROMPT_FIELDS)}, and settings are of the command"
         raise RowFault("E_TYPE", f"unknown field {json.dumps(unknown[0], ensure_ascii=False)}", fix)
     if "messages" in row and ("prompt" in row or "system" in row):
         raise RowFault("E_TYPE", '"messages" stand beside "prompt" or "system"', "give one of them")
     if "messages" not in row:
         if "prompt" not in row:
-            raise missing(("prompt", "messages"), list(row))
-        system = require_text(row["system"], '"system"') if row.get("system") else ""
-        return run.prompt(require_text(row["prompt"], '"prompt"'), system)
+            raise missing(("prompt", "messages"), row.names)
+        system = row.text("system") if row.get("system") else ""
+        return run.prompt(row.text("prompt"), system)
     turns = messages_of(row["messages"], '"messages"')
     if not reads_chat(run.recipe, run.tokenizer):
         raise RowFault("E_TYPE", "the run was trained on no conversations", 'give it rows with "prompt"')
@@ -219,18 +220,17 @@ def answer_questions(run: LoadedRun, path: Path, out: Path) -> Written:
     is_csv = FORMATS.get(path.suffix.lower()) == "csv"
     table = SourceFile(path, "csv" if is_csv else "jsonl", None, 1.0, 0)
 
-    def ask(number: int, line: int, row: Any) -> tuple[dict[str, Any], Ask]:
+    def ask(number: int, row: Row) -> tuple[dict[str, Any], Ask]:
         paths, question = asked(path.parent, row)
         return {"question": question}, partial(_ask_question, run, path.parent, paths, question)
 
-    def read() -> Iterator[BulkRow]:
-        found = rows(table, run.recipe.data, ("image",), ("question", "caption", "id"))
-        numbered = (item if isinstance(item, BadRow) else (_line(item[0]), item[1]) for item in found)
-        return _rows(path, numbered, example, ("id", "image"), ask)
+    def questions() -> Iterator[BulkRow]:
+        rows = read(table, run.recipe.data, ("image",), ("question", "caption", "id"))
+        return _rows(path, rows, example, ("id", "image"), ask)
 
     engine = Engine(run.generator, piece=PIECE, rows=ROWS, keeps=False)
     made_by, most_tokens = digest_of(run, greedy(run), "fp32"), run.recipe.plan.tokens_per_micro
-    return answer_rows(Bulk(path, "questions", example, read, engine, made_by, most_tokens), out)
+    return answer_rows(Bulk(path, "questions", example, questions, engine, made_by, most_tokens), out)
 
 
 def _ask_question(run: LoadedRun, folder: Path, paths: Sequence[Path], question: str) -> tuple[Request, Report]:
@@ -274,29 +274,27 @@ def _request(run: LoadedRun, prompt: Sequence[int] | RaggedBatch, settings: Gene
 
 def _rows(
     path: Path,
-    items: Iterable[tuple[int, Any] | BadRow],
+    rows: Iterable[Row | BadRow],
     example: str,
     repeated: Sequence[str],
-    ask: Callable[[int, int, Any], tuple[dict[str, Any], Ask]],
+    ask: Callable[[int, Row], tuple[dict[str, Any], Ask]],
 ) -> Iterator[BulkRow]:
     """Yield the rows of a file.
 
     Args:
-        items: number of the line and value of each row.
         repeated: fields that answers repeat as they are.
-        ask: from the number of the row, its line and its value: further fields that its answer repeats, and its
-            request; or RowFault.
+        ask: from the number of the row and the row: further fields that its answer repeats, and its request; or
+            RowFault.
     """
     with reading(path):
-        for number, item in enumerate(items):
-            if isinstance(item, BadRow):
-                yield BulkRow.bad(_line(item.where), {}, RowFault(item.code, item.what, item.fix), example)
+        for number, row in enumerate(rows):
+            line = _line(row.where)
+            if isinstance(row, BadRow):
+                yield BulkRow.bad(line, {}, RowFault(row.code, row.what, row.fix), example)
                 continue
-            line, value = item
-            fields = value if type(value) is dict else {}
-            given = {name: fields[name] for name in repeated if fields.get(name) is not None}
+            given = {name: row[name] for name in repeated if row.get(name) is not None}
             try:
-                more, request = ask(number, line, value)
+                more, request = ask(number, row)
             except RowFault as fault:
                 yield BulkRow.bad(line, given, fault, example)
             else:

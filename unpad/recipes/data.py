@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Collection
 from datetime import UTC, date, datetime
 from itertools import pairwise
 from typing import Annotated, Any, Literal, get_origin
@@ -17,12 +18,14 @@ from unpad.recipes.section import Section, UserPath
 class Source(Section):
     """Files to read, their format, and their weight in an epoch."""
 
-    path: UserPath = Field(description="File, folder or glob.")
-    weight: float = Field(1.0, gt=0, description="Epochs of this source per epoch of the run; 0.5 draws half of it.")
-    format: Literal["auto", "text", "json", "jsonl", "parquet", "csv"] = Field(
-        "auto", description="auto: by the file's ending."
-    )
-    field: str | None = Field(None, description="Field or column that holds the text; default `text` or `messages`.")
+    path: UserPath
+    """File, folder or glob."""
+    weight: float = Field(1.0, gt=0)
+    """Epochs of this source per epoch of the run; 0.5 draws half of it."""
+    format: Literal["auto", "text", "json", "jsonl", "parquet", "csv"] = "auto"
+    """auto: by the file's ending."""
+    field: str | None = None
+    """Field or column that holds the text; default `text` or `messages`."""
 
 
 # Paths of data that comes with the package or is drawn by it; other paths are the user's.
@@ -48,15 +51,12 @@ Sources = Annotated[list[Source], BeforeValidator(as_sources)]
 class QuestionSource(Source):
     """Files of questions with their answers, or a file of questions and one of annotations, as VQAv2 has them."""
 
-    annotations: UserPath | None = Field(
-        None, description="The answers, in JSON as VQAv2 publishes it; `path` is then the file of its questions."
-    )
-    images: UserPath | None = Field(
-        None, description="Folder of their images, named by image_id: COCO_train2014_000000000009.jpg or 9.jpg."
-    )
-    part: Literal["train", "valid", "test"] | None = Field(
-        None, description="Part of all their questions; null: data.holdout divides them."
-    )
+    annotations: UserPath | None = None
+    """The answers, in JSON as VQAv2 publishes it; `path` is then the file of its questions."""
+    images: UserPath | None = None
+    """Folder of their images, named by image_id: COCO_train2014_000000000009.jpg or 9.jpg."""
+    part: Literal["train", "valid", "test"] | None = None
+    """Part of all their questions; null: data.holdout divides them."""
 
     @model_validator(mode="after")
     def _in_two_files(self) -> QuestionSource:
@@ -129,33 +129,30 @@ class EventSource(Section):
     numeric_value`; patients, one file per patient, named by the id, `minute, variable, value`.
     """
 
-    path: UserPath = Field(description="File, folder or glob.")
-    layout: Literal["auto", "table", "patients", "meds"] = Field(
-        "auto",
-        description="auto: meds if its columns are present, patients if there is no column for the id, else table.",
-    )
-    id: str = Field("auto", description="Column of the patient's id.")
-    time: str = Field("auto", description="Column of the time.")
-    code: str = Field("auto", description="Column of the code.")
-    value: str | None = Field(
-        "auto", description="Column of the value; null: events without a value, such as diagnoses."
-    )
-    set: str | None = Field("auto", description="Column of the event's set number; auto: set_index, if present.")
-    words: Literal["error", "code", "skip"] = Field(
-        "error",
-        description="Texts such as NEG in the column of values, or in text_value of meds; code: the event's code "
-        "becomes code=text; skip: the event has no value.",
-    )
-    static: list[str] = Field(
-        [], description="Columns of a table with one row per patient; they become the patient's first set."
-    )
-    unit: Literal["auto", "minutes", "hours", "days", "timestamp"] = Field(
-        "auto", description="Unit of the time; auto: from the column's name or type."
-    )
+    path: UserPath
+    """File, folder or glob."""
+    layout: Literal["auto", "table", "patients", "meds"] = "auto"
+    """auto: meds if its columns are present, patients if there is no column for the id, else table."""
+    id: str = "auto"
+    """Column of the patient's id."""
+    time: str = "auto"
+    """Column of the time."""
+    code: str = "auto"
+    """Column of the code."""
+    value: str | None = "auto"
+    """Column of the value; null: events without a value, such as diagnoses."""
+    set: str | None = "auto"
+    """Column of the event's set number; auto: set_index, if present."""
+    words: Literal["error", "code", "skip"] = "error"
+    """Texts such as NEG in the column of values, or in text_value of meds; code: the event's code becomes code=text;
+    skip: the event has no value."""
+    static: list[str] = Field([])
+    """Columns of a table with one row per patient; they become the patient's first set."""
+    unit: Literal["auto", "minutes", "hours", "days", "timestamp"] = "auto"
+    """Unit of the time; auto: from the column's name or type."""
     format: TimeFormat | None = Field(None, description=_FORMAT)
-    negative: Literal["auto", "allow", "error"] = Field(
-        "auto", description="Times below 0; auto: an error in the layout patients, which counts from admission."
-    )
+    negative: Literal["auto", "allow", "error"] = "auto"
+    """Times below 0; auto: an error in the layout patients, which counts from admission."""
 
     @model_validator(mode="after")
     def _fits(self) -> EventSource:
@@ -166,47 +163,46 @@ class EventSource(Section):
         return self
 
 
+def _refuse_words(words: list[str], taken: Collection[str], what: str, why_taken: str) -> None:
+    """Refuse words of a list that are empty, named twice or have a meaning already."""
+    for place, word in enumerate(words):
+        twice = word in words[:place]
+        if twice or word in taken or not word:
+            why = "is no value" if not word else "is named twice" if twice else why_taken
+            raise ValueError(f'"{word}" among the {what} {why}')
+
+
 class EventLabels(Section):
     """Prediction targets, one row per patient and landmark: `label`, or `event` and `duration`."""
 
-    path: UserPath = Field(description="File of the table.")
-    id: str = Field("auto", description="Column of the patient's id.")
-    label: str | None = Field(None, description="Column of 0 and 1, or of words that map or classes names.")
-    map: Annotated[dict[str, Literal[0, 1] | None], BeforeValidator(_as_map)] | None = Field(
-        None,
-        description="Label of every word in the column label or event, such as {alive: 0, dead: 1}; null: not known.",
-    )
-    classes: Annotated[list[str], BeforeValidator(_as_words)] = Field(
-        [],
-        description="Values of the column label, numbers or words, each a class of its own, in this order, such as "
-        "[home, rehab, died]; two are an outcome of label 0 and 1.",
-    )
-    time: str | None = Field(
-        None, description="Column of the time at which the label was known; later events are refused."
-    )
-    event: str | None = Field(
-        None, description="Column of 0 and 1: 1 if observation ended with the outcome; or of values in competing."
-    )
-    competing: Annotated[list[str], BeforeValidator(_as_words)] = Field(
-        [],
-        description="Values of the column event, numbers or words, each for another event that ended observation and "
-        "after which the outcome cannot come, such as [2] or [discharged, transferred].",
-    )
-    duration: str | None = Field(
-        None, description="Column of the time at which observation ended, on the clock of the events."
-    )
+    path: UserPath
+    """File of the table."""
+    id: str = "auto"
+    """Column of the patient's id."""
+    label: str | None = None
+    """Column of 0 and 1, or of words that map or classes names."""
+    map: Annotated[dict[str, Literal[0, 1] | None], BeforeValidator(_as_map)] | None = None
+    """Label of every word in the column label or event, such as {alive: 0, dead: 1}; null: not known."""
+    classes: Annotated[list[str], BeforeValidator(_as_words)] = Field([])
+    """Values of the column label, numbers or words, each a class of its own, in this order, such as [home, rehab,
+    died]; two are an outcome of label 0 and 1."""
+    time: str | None = None
+    """Column of the time at which the label was known; later events are refused."""
+    event: str | None = None
+    """Column of 0 and 1: 1 if observation ended with the outcome; or of values in competing."""
+    competing: Annotated[list[str], BeforeValidator(_as_words)] = Field([])
+    """Values of the column event, numbers or words, each for another event that ended observation and after which the
+    outcome cannot come, such as [2] or [discharged, transferred]."""
+    duration: str | None = None
+    """Column of the time at which observation ended, on the clock of the events."""
     format: TimeFormat | None = Field(None, description=_FORMAT)
-    horizon: float | None = Field(
-        None, gt=0, description="Time from the landmark within which the outcome makes the label 1."
-    )
-    censored: Literal["auto", "exclude", "keep"] = Field(
-        "auto",
-        description="Patients with an observation that ended before the horizon; keep: unlabelled; auto: keep if "
-        "model.bins are there, which learn from them, else exclude.",
-    )
-    missing: Literal["error", "exclude", "keep"] = Field(
-        "error", description="Patients with events but no label, or without a duration beside it; keep: unlabelled."
-    )
+    horizon: float | None = Field(None, gt=0)
+    """Time from the landmark within which the outcome makes the label 1."""
+    censored: Literal["auto", "exclude", "keep"] = "auto"
+    """Patients with an observation that ended before the horizon; keep: unlabelled; auto: keep if model.bins are there,
+    which learn from them, else exclude."""
+    missing: Literal["error", "exclude", "keep"] = "error"
+    """Patients with events but no label, or without a duration beside it; keep: unlabelled."""
 
     @model_validator(mode="after")
     def _one_way(self) -> EventLabels:
@@ -219,10 +215,7 @@ class EventLabels(Section):
         if self.competing and self.event is None:
             raise ValueError("competing events are values of the column event, which goes with duration")
         taken = {"0", "1", "true", "false", *(self.map or {})}
-        for place, word in enumerate(self.competing):
-            if word in taken or word in self.competing[:place] or not word:
-                what = "is named twice" if word in self.competing[:place] else "has a meaning as 0, 1 or in map"
-                raise ValueError(f'"{word}" among the competing events {what if word else "is no value"}')
+        _refuse_words(self.competing, taken, "competing events", "has a meaning as 0, 1 or in map")
         if self.time is not None and self.label is None:
             raise ValueError("time goes with label; duration says when the outcome was")
         return self
@@ -237,10 +230,7 @@ class EventLabels(Section):
             raise ValueError(
                 "map gives labels 0 and 1, and classes name their own; with them it only has words for null"
             )
-        for place, word in enumerate(self.classes):
-            if not word or word in self.classes[:place] or word in (self.map or {}):
-                again = "is named twice" if word in self.classes[:place] else "is no known class in map"
-                raise ValueError(f'"{word}" among the classes {again if word else "is no value"}')
+        _refuse_words(self.classes, self.map or {}, "classes", "is no known class in map")
         return self
 
     @property
@@ -259,12 +249,11 @@ def _is_time(value: object) -> bool:
 class EventSettings(Section):
     """Conversion of patients' events to histories, and the prediction target."""
 
-    labels: EventLabels | None = Field(None, description="The table of outcomes.")
-    landmark: float | str | list[float] | None = Field(
-        None,
-        description="Time of the prediction, or a column of the table of labels; later events are not read. Of several "
-        "times, or rows of a patient, each gives an example. null: the last event of each patient.",
-    )
+    labels: EventLabels | None = None
+    """The table of outcomes."""
+    landmark: float | str | list[float] | None = None
+    """Time of the prediction, or a column of the table of labels; later events are not read. Of several times, or rows
+    of a patient, each gives an example. null: the last event of each patient."""
 
     @field_validator("landmark", mode="before")
     @classmethod
@@ -283,40 +272,32 @@ class EventSettings(Section):
             raise ValueError("landmarks are finite times that rise, such as [24, 48, 72]")
         return value
 
-    unit: Literal["auto", "minutes", "hours", "days"] = Field(
-        "auto",
-        description="Unit of landmark, horizon, duration and window; auto: unit of the events, days for timestamps.",
-    )
-    split: UserPath | None = Field(
-        None, description="Table of id and split (train, valid or test); patients outside of it are left out."
-    )
-    window: float | None = Field(
-        None, gt=0, description="Events in a window of this length form a set; null: events of equal time."
-    )
-    duplicates: Literal["drop", "keep", "error"] = Field("drop", description="Handling of events with equal columns.")
-    unsorted: Literal["sort", "error"] = Field("sort", description="Handling of a patient's rows that go back in time.")
-    unknown_codes: Literal["unknown", "skip", "error"] = Field(
-        "unknown",
-        description="Codes that are missing or rare among training patients; unknown: one code for all of them.",
-    )
-    min_count: int = Field(1, ge=1, description="Codes with fewer occurrences in training are unknown.")
-    scale: Literal["standard", "log", "rank"] = Field(
-        "standard",
-        description="Values of every code as the model reads them, by those of training patients; standard: in "
-        "standard deviations; log: their logarithms so, for codes with values above 0 alone; rank: normal scores of "
-        "their ranks.",
-    )
-    std_floor: float = Field(1e-3, gt=0, description="Smallest standard deviation of a code, as a share of its mean.")
-    code_embeddings: UserPath | None = Field(
-        None, description="Table of vectors per code: column Key, and numeric columns."
-    )
-    max_events: int | None = Field(
-        None,
-        ge=1,
-        description="Maximum of events per patient, facts included; whole sets are dropped and counted. Facts and one "
-        "set with a time always stay, however many events that is. null keeps all.",
-    )
-    keep: Literal["latest", "earliest"] = Field("latest", description="Sets that max_events keeps.")
+    unit: Literal["auto", "minutes", "hours", "days"] = "auto"
+    """Unit of landmark, horizon, duration and window; auto: unit of the events, days for timestamps."""
+    split: UserPath | None = None
+    """Table of id and split (train, valid or test); patients outside of it are left out."""
+    window: float | None = Field(None, gt=0)
+    """Events in a window of this length form a set; null: events of equal time."""
+    duplicates: Literal["drop", "keep", "error"] = "drop"
+    """Handling of events with equal columns."""
+    unsorted: Literal["sort", "error"] = "sort"
+    """Handling of a patient's rows that go back in time."""
+    unknown_codes: Literal["unknown", "skip", "error"] = "unknown"
+    """Codes that are missing or rare among training patients; unknown: one code for all of them."""
+    min_count: int = Field(1, ge=1)
+    """Codes with fewer occurrences in training are unknown."""
+    scale: Literal["standard", "log", "rank"] = "standard"
+    """Values of every code as the model reads them, by those of training patients; standard: in standard deviations;
+    log: their logarithms so, for codes with values above 0 alone; rank: normal scores of their ranks."""
+    std_floor: float = Field(1e-3, gt=0)
+    """Smallest standard deviation of a code, as a share of its mean."""
+    code_embeddings: UserPath | None = None
+    """Table of vectors per code: column Key, and numeric columns."""
+    max_events: int | None = Field(None, ge=1)
+    """Maximum of events per patient, facts included; whole sets are dropped and counted. Facts and one set with a time
+    always stay, however many events that is. null keeps all."""
+    keep: Literal["latest", "earliest"] = "latest"
+    """Sets that max_events keeps."""
 
     @property
     def landmarks(self) -> list[float]:
@@ -350,15 +331,17 @@ class EventSettings(Section):
 class Template(Section):
     """Text form of a conversation: a prefix per role, a separator between messages, EOS after each reply."""
 
-    system: str = Field("系统：", description="Prefix of a system message.")
-    user: str = Field("用户：", description="Prefix of a user's message.")
-    assistant: str = Field("助手：", description="Prefix of a reply.")
-    separator: str = Field("", description="Text between messages.")
-    thinking: bool | None = Field(
-        None,
-        description="Value of `enable_thinking` for the chat template of an imported model, in training and in "
-        "prompts; default: none, the template's own default.",
-    )
+    system: str = "系统："
+    """Prefix of a system message."""
+    user: str = "用户："
+    """Prefix of a user's message."""
+    assistant: str = "助手："
+    """Prefix of a reply."""
+    separator: str = ""
+    """Text between messages."""
+    thinking: bool | None = None
+    """Value of `enable_thinking` for the chat template of an imported model, in training and in prompts; default: none,
+    the template's own default."""
 
 
 # Templates that a recipe may have without the user's choice: the default, and that of the packaged recipe `chat`.
@@ -368,56 +351,38 @@ PACKAGED_TEMPLATES = (Template(), Template(system="<|system|>", user="<|user|>",
 class DataSettings(Section):
     """Sources by kind of data, the held-out share, and the handling of bad rows."""
 
-    text: Sources = Field([], description="Plain text, or rows with `text`.")
-    chat: Sources = Field(
-        [],
-        description="Conversations: rows with `messages`, `conversations`, `instruction` and `output`, or `prompt` and "
-        "`completion`; or strings.",
-    )
-    pairs: Sources = Field(
-        [],
-        description="Pairs of replies, to learn from preferences (DPO): rows with `messages` or `prompt`, `chosen` and "
-        "`rejected`.",
-    )
-    images: Sources = Field(
-        [], description="A folder per class, a manifest in JSON lines or CSV, or parquet with bytes."
-    )
-    vqa: Annotated[list[QuestionSource], BeforeValidator(as_sources)] = Field(
-        [],
-        description="JSONL of image, question and answer, or of image and caption; or questions and annotations of "
-        "VQAv2.",
-    )
-    events: Annotated[list[EventSource], BeforeValidator(as_sources)] = Field(
-        [], description="Tables of patients' events, joined by the patients' ids."
-    )
-    root: UserPath | None = Field(
-        None, description="Folder that relative paths start from; default: the working directory."
-    )
-    holdout: float = Field(
-        0.05,
-        ge=0,
-        lt=1,
-        description="Share of the rows without a `split` of their own that is held out: round(holdout x rows), in "
-        "every class its share, groups whole, chosen by content and seed.",
-    )
-    near_duplicates: Literal["report", "together", "refuse"] = Field(
-        "report",
-        description="Texts, conversations and pictures that are alike; report: count and name those of valid and test "
-        "that are like training ones; together: keep them in one part, unless rows declare theirs; refuse: end if some "
-        "are in training and in another part. Patients are not compared.",
-    )
-    split_version: Literal[1, 2] = Field(
-        2, description="Rule of the split; 1: that of runs of earlier versions, about the share, without groups."
-    )
-    separator: str = Field(
-        "auto",
-        description="End of a document in plain text; auto: <|endoftext|> if it occurs, else a blank line.",
-    )
-    template: Template = Field(Template(), description="Text around the messages of a conversation.")
-    on_bad_row: Literal["stop", "quarantine"] = Field(
-        "stop", description="stop: list all bad rows and end; quarantine: skip them, up to max_bad."
-    )
-    max_bad: float = Field(0.01, ge=0, le=1, description="Largest share of rows that may be quarantined.")
+    text: Sources = Field([])
+    """Plain text, or rows with `text`."""
+    chat: Sources = Field([])
+    """Conversations: rows with `messages`, `conversations`, `instruction` and `output`, or `prompt` and `completion`;
+    or strings."""
+    pairs: Sources = Field([])
+    """Pairs of replies, to learn from preferences (DPO): rows with `messages` or `prompt`, `chosen` and `rejected`."""
+    images: Sources = Field([])
+    """A folder per class, a manifest in JSON lines or CSV, or parquet with bytes."""
+    vqa: Annotated[list[QuestionSource], BeforeValidator(as_sources)] = Field([])
+    """JSONL of image, question and answer, or of image and caption; or questions and annotations of VQAv2."""
+    events: Annotated[list[EventSource], BeforeValidator(as_sources)] = Field([])
+    """Tables of patients' events, joined by the patients' ids."""
+    root: UserPath | None = None
+    """Folder that relative paths start from; default: the working directory."""
+    holdout: float = Field(0.05, ge=0, lt=1)
+    """Share of the rows without a `split` of their own that is held out: round(holdout x rows), in every class its
+    share, groups whole, chosen by content and seed."""
+    near_duplicates: Literal["report", "together", "refuse"] = "report"
+    """Texts, conversations and pictures that are alike; report: count and name those of valid and test that are like
+    training ones; together: keep them in one part, unless rows declare theirs; refuse: end if some are in training and
+    in another part. Patients are not compared."""
+    split_version: Literal[1, 2] = 2
+    """Rule of the split; 1: that of runs of earlier versions, about the share, without groups."""
+    separator: str = "auto"
+    """End of a document in plain text; auto: <|endoftext|> if it occurs, else a blank line."""
+    template: Template = Template()
+    """Text around the messages of a conversation."""
+    on_bad_row: Literal["stop", "quarantine"] = "stop"
+    """stop: list all bad rows and end; quarantine: skip them, up to max_bad."""
+    max_bad: float = Field(0.01, ge=0, le=1)
+    """Largest share of rows that may be quarantined."""
 
     @property
     def converses(self) -> bool:
@@ -445,14 +410,15 @@ Kind = Annotated[str, AfterValidator(_known_kind), WithJsonSchema({"enum": list(
 class TokenizerSettings(Section):
     """Tokenizer of texts and conversations."""
 
-    kind: Literal["words", "bpe", "file"] = Field(
-        "words",
-        description="words: Chinese words; unknown ones fall back to characters and bytes. bpe: byte-level, trained on "
-        "your text. file: a tokenizer.json.",
-    )
-    vocab_size: int = Field(8000, ge=300, le=1_000_000, description="Maximum size of the trained vocabulary.")
-    min_count: int = Field(1, ge=1, description="Words with fewer occurrences are split into characters.")
-    path: UserPath | None = Field(None, description="A tokenizer.json, for kind: file.")
+    kind: Literal["words", "bpe", "file"] = "words"
+    """words: Chinese words; unknown ones fall back to characters and bytes. bpe: byte-level, trained on your text.
+    file: a tokenizer.json."""
+    vocab_size: int = Field(8000, ge=300, le=1_000_000)
+    """Maximum size of the trained vocabulary."""
+    min_count: int = Field(1, ge=1)
+    """Words with fewer occurrences are split into characters."""
+    path: UserPath | None = None
+    """A tokenizer.json, for kind: file."""
 
     @model_validator(mode="after")
     def _path_with_file(self) -> TokenizerSettings:
@@ -466,74 +432,56 @@ class TokenizerSettings(Section):
 class AugmentSettings(Section):
     """Augmentation of Chinese training texts; off while `multiplier` is 0."""
 
-    multiplier: int = Field(0, ge=0, le=20, description="Augmented copies per original.")
-    synonyms: float = Field(0.1, ge=0, le=1, description="Probability that a word with a known synonym is replaced.")
-    synonyms_file: UserPath | None = Field(
-        None, description="Dictionary of synonyms: one group of words per line, separated by spaces."
-    )
-    delete: float = Field(0.0, ge=0, lt=1, description="Probability that a word is dropped.")
-    insert: float = Field(
-        0.0, ge=0, le=1, description="Probability that a function word is inserted at a word boundary."
-    )
-    insert_words: list[str] = Field(["的", "了"], description="Function words that `insert` draws from.")
-    reorder: float = Field(0.0, ge=0, le=1, description="Probability that the clauses of a text are reordered.")
+    multiplier: int = Field(0, ge=0, le=20)
+    """Augmented copies per original."""
+    synonyms: float = Field(0.1, ge=0, le=1)
+    """Probability that a word with a known synonym is replaced."""
+    synonyms_file: UserPath | None = None
+    """Dictionary of synonyms: one group of words per line, separated by spaces."""
+    delete: float = Field(0.0, ge=0, lt=1)
+    """Probability that a word is dropped."""
+    insert: float = Field(0.0, ge=0, le=1)
+    """Probability that a function word is inserted at a word boundary."""
+    insert_words: list[str] = Field(["的", "了"])
+    """Function words that `insert` draws from."""
+    reorder: float = Field(0.0, ge=0, le=1)
+    """Probability that the clauses of a text are reordered."""
 
 
-CHANGES = (
-    "flip",
-    "shift",
-    "scale",
-    "zoom",
-    "color",
-    "erase",
-)  # augmentations of a training image, drawn anew every epoch
+# Augmentations of a training image, drawn anew every epoch.
+CHANGES = ("flip", "shift", "scale", "zoom", "color", "erase")
 
 
 class ImageSettings(Section):
     """Size at which images are cut into patches, scaling of their colours, and augmentation."""
 
-    size: Literal["native", "square", "letterbox", "adaptive"] = Field(
-        "native",
-        description="native: the image's own size; square: one size, ignoring the aspect; letterbox: one size, keeping "
-        "the aspect; adaptive: smaller than its own size for images with little detail.",
-    )
-    square: int = Field(64, ge=1, description="Side of square and letterbox, in pixels; a multiple of the patch.")
-    min_tokens: int = Field(
-        1,
-        ge=1,
-        description="Minimum of patches per image: native enlarges smaller images, adaptive leaves room for as many.",
-    )
-    max_tokens: int = Field(256, ge=1, description="Maximum of patches per image of native and adaptive.")
-    mean: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="Subtracted from the colours (RGB, 0 to 1).")
-    std: tuple[float, float, float] = Field((0.5, 0.5, 0.5), description="Divisor after the subtraction.")
-    cache_mib: int = Field(1024, ge=0, description="Memory for decoded images, in MiB.")
-    flip: float = Field(0.0, ge=0, le=1, description="Probability that a training image is mirrored in an epoch.")
-    shift: float = Field(0.0, ge=0, lt=1, description="Largest shift of a training image, as a share of its sides.")
-    scale: float = Field(
-        0.0,
-        ge=0,
-        le=3,
-        description="Training images of native are resized by a factor drawn every epoch, up to 1 + scale times "
-        "larger or smaller.",
-    )
-    zoom: float = Field(
-        0.0,
-        ge=0,
-        le=3,
-        description="The content of a training image is zoomed by up to 1 + zoom, in or out, at unchanged size.",
-    )
-    color: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="Largest change of a training image's hue (1: half a turn), saturation and brightness.",
-    )
-    erase: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="Largest side of an erased rectangle, as a share of a training image's side.",
-    )
+    size: Literal["native", "square", "letterbox", "adaptive"] = "native"
+    """native: the image's own size; square: one size, ignoring the aspect; letterbox: one size, keeping the aspect;
+    adaptive: smaller than its own size for images with little detail."""
+    square: int = Field(64, ge=1)
+    """Side of square and letterbox, in pixels; a multiple of the patch."""
+    min_tokens: int = Field(1, ge=1)
+    """Minimum of patches per image: native enlarges smaller images, adaptive leaves room for as many."""
+    max_tokens: int = Field(256, ge=1)
+    """Maximum of patches per image of native and adaptive."""
+    mean: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Subtracted from the colours (RGB, 0 to 1)."""
+    std: tuple[float, float, float] = (0.5, 0.5, 0.5)
+    """Divisor after the subtraction."""
+    cache_mib: int = Field(1024, ge=0)
+    """Memory for decoded images, in MiB."""
+    flip: float = Field(0.0, ge=0, le=1)
+    """Probability that a training image is mirrored in an epoch."""
+    shift: float = Field(0.0, ge=0, lt=1)
+    """Largest shift of a training image, as a share of its sides."""
+    scale: float = Field(0.0, ge=0, le=3)
+    """Training images of native are resized by a factor drawn every epoch, up to 1 + scale times larger or smaller."""
+    zoom: float = Field(0.0, ge=0, le=3)
+    """The content of a training image is zoomed by up to 1 + zoom, in or out, at unchanged size."""
+    color: float = Field(0.0, ge=0, lt=1)
+    """Largest change of a training image's hue (1: half a turn), saturation and brightness."""
+    erase: float = Field(0.0, ge=0, le=1)
+    """Largest side of an erased rectangle, as a share of a training image's side."""
 
     @property
     def augments(self) -> bool:

@@ -53,12 +53,18 @@ Model = Annotated[
 class Stage(Section):
     """One stage of a run: the data it uses, and its changes of plan, optim, losses and train."""
 
-    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$", description="Name of the stage in overrides and messages.")
-    use: list[Kind] | None = Field(None, description="Kinds of the run's data that the stage uses; default all.")
-    plan: dict[str, Any] = Field({}, description="Fields of `plan` that the stage changes.")
-    optim: dict[str, Any] = Field({}, description="Fields of `optim` that the stage changes.")
-    losses: dict[str, Weight] = Field({}, description="Weights of `losses` that the stage changes.")
-    train: dict[str, Any] = Field({}, description="Fields of `train` that the stage changes.")
+    name: str = Field(pattern=r"^[A-Za-z0-9_-]{1,40}$")
+    """Name of the stage in overrides and messages."""
+    use: list[Kind] | None = None
+    """Kinds of the run's data that the stage uses; default all."""
+    plan: dict[str, Any] = Field({})
+    """Fields of `plan` that the stage changes."""
+    optim: dict[str, Any] = Field({})
+    """Fields of `optim` that the stage changes."""
+    losses: dict[str, Weight] = Field({})
+    """Weights of `losses` that the stage changes."""
+    train: dict[str, Any] = Field({})
+    """Fields of `train` that the stage changes."""
 
     @property
     def changes(self) -> dict[str, dict[str, Any]]:
@@ -84,34 +90,27 @@ def _belongs_to_run(index: int, name: str, section: str, key: str) -> FaultError
 class Recipe(DataSections):
     """Everything that a run depends on."""
 
-    model: Model = Field(
-        {"kind": "decoder"},
-        description="`kind` names the file in models/, which defines the other fields; `from` names a run or a Hugging "
-        "Face folder that section, weights and tokenizer come from, and other fields replace those of its section; "
-        "null: that of train.init_from.",
-    )
-    lora: LoraSettings | None = Field(
-        None, description="Adapters to train in place of the model's weights, which are those of train.init_from."
-    )
+    model: Model = Field({"kind": "decoder"})
+    """`kind` names the file in models/, which defines the other fields; `from` names a run or a Hugging Face folder
+    that section, weights and tokenizer come from, and other fields replace those of its section; null: that of
+    train.init_from."""
+    lora: LoraSettings | None = None
+    """Adapters to train in place of the model's weights, which are those of train.init_from."""
     plan: PlanSettings = PlanSettings()
     optim: OptimSettings = OptimSettings()
-    losses: dict[str, Weight] = Field(
-        {}, description="Weight of each loss term of the model, or a ramp; default: the model's own."
-    )
-    stages: list[Stage] = Field([], description="Stages in order; if empty, the whole run is one stage.")
+    losses: dict[str, Weight] = Field({})
+    """Weight of each loss term of the model, or a ramp; default: the model's own."""
+    stages: list[Stage] = Field([])
+    """Stages in order; if empty, the whole run is one stage."""
     train: TrainSettings = TrainSettings()
     collapse: CollapseSettings = CollapseSettings()
     checkpoint: CheckpointSettings = CheckpointSettings()
     log: LogSettings = LogSettings()
     generate: GenerateSettings = GenerateSettings()
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
-        "auto",
-        description="Precision of matrix products; auto: the faster of bf16 and fp32, by a measurement on processors.",
-    )
-    profile: Literal["standard", "low_power"] = Field(
-        "standard",
-        description="low_power, for small machines: one thread, fp32, 512 tokens at a time or one longer sequence.",
-    )
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    """Precision of matrix products; auto: the faster of bf16 and fp32, by a measurement on processors."""
+    profile: Literal["standard", "low_power"] = "standard"
+    """low_power, for small machines: one thread, fp32, 512 tokens at a time or one longer sequence."""
 
     def plain(self) -> Recipe:
         """The same recipe without augmentation, as models are measured."""

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import cache
+from itertools import pairwise
 from typing import Annotated, Any, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ModelWrapValidatorHandler, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from unpad.errors import RecipeError, nearest
 from unpad.storage.paths import path_fault
@@ -43,9 +57,20 @@ UserPath = Annotated[str, AfterValidator(_sound_path)]  # field of a recipe that
 
 
 class Section(BaseModel):
-    """A frozen section that refuses unknown fields, non-finite numbers, and numbers and booleans for one another."""
+    """A frozen section that refuses unknown fields, non-finite numbers, and numbers and booleans for one another.
+
+    The docstring below a field is its description, unless `Field` has one.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        schema = handler(core)
+        for name, field in handler.resolve_ref_schema(schema)["properties"].items():
+            if name in (texts := descriptions(cls)):
+                field["description"] = texts[name]
+        return schema
 
     @model_validator(mode="wrap")
     @classmethod
@@ -61,6 +86,25 @@ class Section(BaseModel):
             if faults:
                 raise ValidationError.from_exception_data(cls.__name__, faults)
         return made
+
+
+@cache
+def descriptions(section: type[BaseModel]) -> dict[str, str]:
+    """Descriptions of a section's fields, inherited ones included: the docstring below each, on one line."""
+    texts: dict[str, str] = {}
+    for base in reversed(section.__mro__):
+        for field, below in pairwise(_bodies(base.__module__).get(base.__qualname__, [])):
+            match field, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    texts[name] = " ".join(text.split())
+    return texts
+
+
+@cache
+def _bodies(module: str) -> dict[str, list[ast.stmt]]:
+    """Statements of the classes at the top of a module, read only when a schema is asked for."""
+    top = ast.parse(inspect.getsource(sys.modules[module])).body if module.startswith("unpad.") else []
+    return {node.name: node.body for node in top if isinstance(node, ast.ClassDef)}
 
 
 def _misread(

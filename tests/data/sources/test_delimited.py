@@ -8,7 +8,7 @@ import pytest
 
 from unpad.data.check import check
 from unpad.data.sources.files import expand
-from unpad.data.sources.rows import read_file
+from unpad.data.sources.reader import read_file
 from unpad.recipes.data import DataSettings, Source
 
 

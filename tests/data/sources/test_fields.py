@@ -16,7 +16,7 @@ from unpad.data.check import check, guess_kind
 from unpad.data.sources.bad_rows import apply_policy
 from unpad.data.sources.fields import SpellingError, advice, folded, setting, spelling
 from unpad.data.sources.files import expand
-from unpad.data.sources.rows import read_file
+from unpad.data.sources.reader import read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 from unpad.recipes.overrides import apply_override

@@ -7,7 +7,8 @@ import pytest
 from unpad.data.histories.assemble import read_vectors
 from unpad.data.histories.event_files import read_splits
 from unpad.data.histories.tables import TableFile, column_names, open_table
-from unpad.data.sources.files import expand, guess_encoding, list_paths
+from unpad.data.sources.files import expand, list_paths
+from unpad.data.sources.sniff import guess_encoding
 from unpad.data.tokens.augment import load_synonyms
 from unpad.errors import SourceError
 from unpad.recipes.data import Source

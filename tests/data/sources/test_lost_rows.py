@@ -12,7 +12,7 @@ import pytest
 from unpad.data.sources.bad_rows import apply_policy
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import expand
-from unpad.data.sources.rows import read_file
+from unpad.data.sources.reader import read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 

@@ -27,7 +27,6 @@ for pair in zip(sys.argv[1::2], sys.argv[2::2]):
 """
 pytestmark = pytest.mark.slow
 FORMS = {
-    "a.json": ("[", '{"text": "%d ' + ROW + '"},\n', '"end"]'),
     "a.txt": ("", "%d " + ROW + "\n\n", "end"),
     "a.jsonl": ("", '{"text": "%d ' + ROW + '"}\n', '{"text": "end"}'),
     "a.csv": ("text,n\n", '"%d ' + ROW + '\n",1\n', "end,1\n"),

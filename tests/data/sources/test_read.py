@@ -9,7 +9,7 @@ from unpad.data.check import check
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import SourceFile, expand, unreadable
-from unpad.data.sources.rows import read_file
+from unpad.data.sources.reader import read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.helpers.corpus import CHATS, TEXTS, make_recipe, messages, write_corpus
 from tests.helpers.tokenizers import word_list
 from unpad.data.sources.example import Turn
-from unpad.data.sources.rows import read_file
+from unpad.data.sources.reader import read_file
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus, corpus_files, corpus_leaks
 from unpad.data.tokens.corpus import prepare

@@ -24,9 +24,9 @@ import pyarrow.parquet as pq
 
 from unpad.data.sources.delimited import LINE_END, find_bad_byte, find_wrong_quote, read_header
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.faults import RowFault, there_is, twice
 from unpad.data.sources.fields import ID_LIKE, SpellingError, folded, looks_like_data
 from unpad.data.sources.files import refuse_special, unreadable
-from unpad.data.sources.jsonlines import RowFault, there_is, twice
 from unpad.data.sources.parquet import GrowthError, ParquetRows, open_parquet
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest

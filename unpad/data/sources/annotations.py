@@ -8,14 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from sys import intern
-from typing import Any
 
-from unpad.data.sources.arrays import read_array
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import BadRow, place_of
+from unpad.data.sources.faults import RowFault, excerpt, type_name
 from unpad.data.sources.files import Annotations, SourceFile
 from unpad.data.sources.images import SUFFIXES
-from unpad.data.sources.jsonlines import RowFault, excerpt, type_name
-from unpad.data.sources.rows import Row, reading, require_fields, require_text
+from unpad.data.sources.json_rows import read_array
+from unpad.data.sources.reader import converted, reading
+from unpad.data.sources.row import Row, require_text
 from unpad.terminal.progress import counted
 
 _NAME = re.compile(r"(?:.*_)?(\d{12})|(\d+)", re.DOTALL)  # COCO_train2014_000000000009, 000000000009, 9
@@ -44,19 +44,11 @@ def joined(file: SourceFile, annotations: Annotations) -> Iterator[Row | BadRow]
     if any(row.num_rows is None for row in bad):
         return  # most questions would lack what is in the rest of the file
     join = _Join(annotations, pictures, answers, {})
-    for item in read_array(file.path, "questions"):
-        if isinstance(item, BadRow):
-            yield item
-            if item.num_rows is None:
-                return
-            continue
-        index, row = item
-        where = f"{file.path}[{index}]"
-        try:
-            asked = join(index, row)
-        except RowFault as fault:
-            asked = fault.at(where, row)
-        yield asked if isinstance(asked, BadRow) else (where, asked)
+    item: Row | BadRow | None = None
+    for item in converted(read_array(file.path, "questions"), join):
+        yield item
+    if isinstance(item, BadRow) and item.num_rows is None:
+        return  # many annotations would lack their questions
     for number, left in answers.items():
         if isinstance(left, BadRow):
             yield left
@@ -73,15 +65,15 @@ class _Join:
     Args:
         pictures: names of image files by image_id.
         answers: by question_id, those without a question so far.
-        seen: index of each question so far by its question_id.
+        seen: element of each question so far, such as [7], by its question_id.
     """
 
     annotations: Annotations
     pictures: dict[int, list[str]]
     answers: dict[int, _Annotation | BadRow]
-    seen: dict[int, int]
+    seen: dict[int, str]
 
-    def __call__(self, index: int, row: Any) -> dict[str, Any] | BadRow:
+    def __call__(self, row: Row) -> Row | BadRow:
         """Row of a question, or the bad annotation that belongs to it.
 
         Raises:
@@ -89,9 +81,9 @@ class _Join:
         """
         number = _id(row, "question_id")
         if number in self.seen:
-            what = f"question_id {number} is also that of question [{self.seen[number]}]"
+            what = f"question_id {number} is also that of question {self.seen[number]}"
             raise RowFault(PAIR, what, "keep one of the two")
-        self.seen[number] = index
+        self.seen[number] = place_of(row.where).item
         found = self.answers.pop(number, None)
         if found is None:
             what = f"no annotation of {self.annotations.path.name} has question_id {number}"
@@ -103,8 +95,8 @@ class _Join:
             what = f"image_id is {image}, and {found.image_id} in the annotation {found.where}"
             raise RowFault(PAIR, what, "name the annotations of these questions, or correct one of the two")
         name = _picture(self.pictures, image, self.annotations.images)
-        texts = list(found.answers)
-        return {"image": name, "question": row.get("question"), "answers": texts, "split": self.annotations.part}
+        texts, part = list(found.answers), self.annotations.part
+        return Row(row.where, {"image": name, "question": row.get("question"), "answers": texts, "split": part})
 
 
 def answer_texts(answers: object) -> tuple[str, ...]:
@@ -123,28 +115,27 @@ def _annotations(path: Path) -> tuple[dict[int, _Annotation | BadRow], list[BadR
     """Annotations by question_id, or why they cannot be used; and the bad ones of which it is not known."""
     found: dict[int, _Annotation | BadRow] = {}
     bad: list[BadRow] = []
-    for item in counted(read_array(path, "annotations"), f"reading {path.name}", unit="annotations"):
-        if isinstance(item, BadRow):
-            bad.append(item)
+    for row in counted(read_array(path, "annotations"), f"reading {path.name}", unit="annotations"):
+        if isinstance(row, BadRow):
+            bad.append(row)
             continue
-        where, row = f"{path}[{item[0]}]", item[1]
         try:
             number = _id(row, "question_id")
             if number in found:
                 raise RowFault(PAIR, f"question_id {number} has two annotations", "keep one of the two")
         except RowFault as fault:
-            bad.append(fault.at(where, row))
+            bad.append(fault.at(row.where, row.value))
             continue
         try:
-            texts = answer_texts(require_fields(row, ("answers",))["answers"])
-            found[number] = _Annotation(where, _id(row, "image_id"), texts)
+            texts = answer_texts(row.require("answers")["answers"])
+            found[number] = _Annotation(row.where, _id(row, "image_id"), texts)
         except RowFault as fault:
-            found[number] = fault.at(where, row)
+            found[number] = fault.at(row.where, row.value)
     return found, bad
 
 
-def _id(row: Any, name: str) -> int:
-    value = require_fields(row, (name,))[name]
+def _id(row: Row, name: str) -> int:
+    value = row.require(name)[name]
     if type(value) is not int or value < 0:
         given = value if type(value) is int else type_name(value)
         raise RowFault("E_TYPE", f'"{name}" is {given}, expected a whole number from 0')

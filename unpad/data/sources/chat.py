@@ -6,11 +6,12 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from unpad.data.sources.example import BadRow, Example, Turn, Usable
+from unpad.data.sources.example import BadRow, Example, Turn
+from unpad.data.sources.faults import RowFault, excerpt, missing, type_name
 from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
-from unpad.data.sources.rows import examples, optional_fields, require_text, spelled, usable
+from unpad.data.sources.reader import examples, spelled
+from unpad.data.sources.row import Row, require_text
 from unpad.recipes.data import DataSettings
 
 Role = Literal["system", "user", "assistant"]
@@ -34,11 +35,6 @@ _PAIR: tuple[Role, Role] = ("user", "assistant")
 _MARKED: dict[str, Role] = {"系统": "system", "用户": "user", "助手": "assistant"}
 
 
-def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
-    """Yield each row of a file as usable, or its bad row."""
-    return map(usable, read(file, data))
-
-
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
     """Yield each conversation of a file, or its bad row.
 
@@ -49,46 +45,47 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
     and `history`, a list of earlier requests with their replies. A blank one of these is none.
     """
 
-    def convert(where: str, value: Any) -> Example:
-        if type(value) is not dict:
-            return Example(where, _turns(value, "the conversation"))
-        turns = _turns_of_row(value, file.field)
-        return Example(where, turns) if len(value) == 1 else Example(where, turns, *optional_fields(value))
+    def convert(row: Row) -> Example:
+        if type(row.value) is not dict:
+            name = "the conversation"
+            return Example(row.where, in_turns(messages_of(row.value, name), name))
+        turns = _turns_of_row(row, file.field)
+        return Example(row.where, turns) if len(row.value) == 1 else Example(row.where, turns, *row.declared())
 
     return examples(file, data, (file.field, "system") if file.field else FIELDS, convert, "chat")
 
 
-def _turns_of_row(row: dict[str, Any], field: str | None) -> tuple[Turn, ...]:
+def _turns_of_row(row: Row, field: str | None) -> tuple[Turn, ...]:
     name = field if field in row else None if field else next((name for name in MESSAGES if name in row), None)
     request = _request_of(row)
     if name is None and field is None and request is not None:
         messages = _request_and_reply(row, request)
     elif name is None and (field is not None or "text" not in row):
-        raise missing((field,) if field else (*MESSAGES, *REQUESTS, "text"), list(row))
+        raise missing((field,) if field else (*MESSAGES, *REQUESTS, "text"), row.names)
     else:
         messages = messages_of(row[name or "text"], f'"{name or "text"}"')
     system = row.get("system")
     if not is_blank(system) and messages and messages[0].role != "system":
-        messages = [Turn("system", require_text(system, '"system"')), *messages]
+        messages = [Turn("system", row.text("system")), *messages]
     return in_turns(messages, f'"{name or request or "text"}"')
 
 
-def _request_of(row: dict[str, Any]) -> str | None:
+def _request_of(row: Row | dict[str, Any]) -> str | None:
     """The field of a row's request; `input` is one where a reply but no other request stands beside it."""
     request = next((name for name in REQUESTS if name in row), None)
     alone = request is None and "input" in row and any(name in row for name in REPLIES)
     return "input" if alone else request
 
 
-def _request_and_reply(row: dict[str, Any], request: str) -> list[Turn]:
+def _request_and_reply(row: Row, request: str) -> list[Turn]:
     """Turn a row such as Alpaca's, or one with lists of messages as prompt and completion, into messages."""
     reply = next((name for name in REPLIES if name in row), None)
     if reply is None:
-        raise missing(REPLIES, list(row))
+        raise missing(REPLIES, row.names)
     if type(row[request]) is list and type(row[reply]) is list:
         return messages_of(row[request], f'"{request}"') + messages_of(row[reply], f'"{reply}"')
     parts = [name for name in dict.fromkeys((request, "input")) if not is_blank(row.get(name))] or [request]
-    text = "\n".join(require_text(row[name], f'"{name}"') for name in parts)
+    text = "\n".join(row.text(name) for name in parts)
     earlier = [] if is_blank(row.get("history")) else row["history"]
     if type(earlier) is not list or not all(type(pair) is list and len(pair) == 2 for pair in earlier):
         raise RowFault("E_TYPE", '"history" is not a list of requests with their replies')
@@ -97,7 +94,7 @@ def _request_and_reply(row: dict[str, Any], request: str) -> list[Turn]:
         for pair in earlier
         for role, content in zip(_PAIR, pair, strict=True)
     ]
-    return [*said, Turn("user", text), Turn("assistant", require_text(row[reply], f'"{reply}"'))]
+    return [*said, Turn("user", text), Turn("assistant", row.text(reply))]
 
 
 def is_blank(value: object) -> bool:
@@ -110,10 +107,6 @@ def looks_like_chat(value: object) -> bool:
         pairs = _request_of(value) is not None and any(name in value for name in REPLIES)
         return pairs or any(name in value for name in MESSAGES) or looks_like_chat(value.get("text"))
     return isinstance(value, str) and any(marker.match(value.lstrip()) for marker in _MARKERS)
-
-
-def _turns(value: object, name: str) -> tuple[Turn, ...]:
-    return in_turns(messages_of(value, name), name)
 
 
 def messages_of(value: object, name: str) -> list[Turn]:

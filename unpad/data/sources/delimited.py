@@ -5,16 +5,16 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.fields import SpellingError, spelling
-from unpad.data.sources.files import HEAD_BYTES
-from unpad.data.sources.jsonlines import RowFault, bad_utf8, missing, seems_to_be, twice, wrong_encoding
+from unpad.data.sources.faults import RowFault, bad_utf8, missing, twice
+from unpad.data.sources.fields import Advise, SpellingError, spelling
+from unpad.data.sources.row import Row
+from unpad.data.sources.sniff import HEAD_BYTES, mistaken
 
-Advise = Callable[[Sequence[Mapping[str, Any]]], str]  # first rows of a file -> what to do about it
 SAMPLE_ROWS, SAMPLE = 100, 200  # rows that show what a file is, and characters of each of their cells
 DELIMITERS = ",;\t"
 MAX_CHARACTERS = 1 << 28  # of a cell, and of the first line
@@ -37,8 +37,8 @@ def read_header(path: Path) -> tuple[list[str], str]:
 
 def read_delimited(
     path: Path, wanted: tuple[str, ...], optional: tuple[str, ...] = (), advise: Advise | None = None
-) -> Iterator[tuple[str, dict[str, str]] | BadRow]:
-    """Yield ("file:line", {column: cell}) of every row, or the bad row; empty lines are skipped.
+) -> Iterator[Row | BadRow]:
+    """Yield every row, with its cells by column, or the bad row; empty lines are skipped.
 
     Cells that are empty are left out unless their column is wanted. A quote without its end takes along the lines
     that it swallows.
@@ -70,7 +70,7 @@ def read_delimited(
                 yield row_fault.at(where, delimiter.join(cells), num_rows=num_lines if not cells else 1)
             else:
                 pairs = zip(names, cells, strict=True)
-                yield where, {name: cell for name, cell in pairs if cell or name in wanted}
+                yield Row(where, {name: cell for name, cell in pairs if cell or name in wanted})
 
 
 def find_wrong_quote(path: Path) -> tuple[int, int] | None:
@@ -94,10 +94,8 @@ def find_bad_byte(path: Path) -> tuple[int, int] | None:
 def _refuse_encoding(path: Path) -> None:
     with path.open("rb") as handle:
         head = handle.read(HEAD_BYTES)
-    if wrong := wrong_encoding(head):
-        raise wrong
-    if (seems := seems_to_be(head)) == "JSON lines":
-        raise RowFault("E_ENCODING", f"the file holds {seems}, not CSV", "name it .jsonl or set format: jsonl")
+    if wrong := mistaken(head, "csv"):
+        raise RowFault("E_ENCODING", *wrong)
 
 
 def _begin(handle: TextIO, path: Path) -> tuple[Iterable[str], str]:

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.files import BOM, HEAD_BYTES, SourceFile
-from unpad.data.sources.jsonlines import RowFault, around, bad_utf8, seems_to_be, wrong_encoding
+from unpad.data.sources.faults import RowFault, around, bad_utf8
+from unpad.data.sources.files import SourceFile
+from unpad.data.sources.row import Row
+from unpad.data.sources.sniff import BOM, HEAD_BYTES, mistaken
 
 END_OF_TEXT = "<|endoftext|>"
 READ_BYTES = 1 << 18
@@ -18,8 +20,8 @@ BETWEEN = b" \t\n"  # what a run of blank lines consists of
 _BLANK_LINES = re.compile(rb"\n[ \t]*(?:\n[ \t]*)*\n")
 
 
-def read_documents(path: Path, separator: str, *, by_ending: bool = False) -> Iterator[tuple[str, str] | BadRow]:
-    r"""Split plain text at the separator; yield ("file:line", text) or the bad row.
+def read_documents(path: Path, separator: str, *, by_ending: bool = False) -> Iterator[Row | BadRow]:
+    r"""Split plain text at the separator; yield each document as a row, or the bad row.
 
     Line ends of all kinds become \n; \r alone does so only in a file without any \n. Blank documents are skipped.
 
@@ -29,8 +31,8 @@ def read_documents(path: Path, separator: str, *, by_ending: bool = False) -> It
     """
     with path.open("rb") as handle:
         head = handle.read(HEAD_BYTES)
-        if wrong := wrong_encoding(head) or (_of_other_format(head) if by_ending else None):
-            yield wrong.at(f"{path}:1", head, num_rows=None)
+        if wrong := mistaken(head, "text", encoding_alone=not by_ending):
+            yield RowFault("E_ENCODING", *wrong).at(f"{path}:1", head, num_rows=None)
             return
         handle.seek(0)
         has_line_feed, has_end_of_text = _survey(handle)
@@ -63,16 +65,6 @@ def read_documents(path: Path, separator: str, *, by_ending: bool = False) -> It
             buffer = buffer[begin:]
 
 
-def _of_other_format(head: bytes) -> RowFault | None:
-    """Return the fault of JSON or CSV under a name of plain text."""
-    seems = seems_to_be(head)
-    suffix = {"JSON lines": "jsonl", "one JSON array": "json", "CSV": "csv"}.get(seems)
-    if suffix is None:
-        return None
-    fix = f"rename it .{suffix}, or set format: {suffix}; format: text reads it as it stands"
-    return RowFault("E_ENCODING", f"the file seems to be {seems}, not plain text", fix)
-
-
 class Single(NamedTuple):
     """A plain text that is one document, and the setting that splits it."""
 
@@ -102,7 +94,7 @@ def _survey(handle: BinaryIO) -> tuple[bool, bool]:
     return has_line_feed, has_end_of_text
 
 
-def _document(path: str, line: int, document: bytes) -> tuple[str, str] | BadRow:
+def _document(path: str, line: int, document: bytes) -> Row | BadRow:
     try:
         text = document.decode()
     except UnicodeDecodeError as error:
@@ -112,4 +104,4 @@ def _document(path: str, line: int, document: bytes) -> tuple[str, str] | BadRow
     if "\0" in text:
         inside = text.count("\n", 0, text.index("\0"))
         return RowFault("E_CTRL", "a NUL character in plain text").at(f"{path}:{line + inside}", text)
-    return f"{path}:{line}", text
+    return Row(f"{path}:{line}", text)

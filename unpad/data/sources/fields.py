@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache, lru_cache
 from pathlib import Path
@@ -107,7 +107,8 @@ def layout_advice(texts: Collection[str]) -> str:
     return f"unit: timestamp, and format: {either}: no row tells the day from the month, so say which"
 
 
-Row = Mapping[str, Any]
+Cells = Mapping[str, Any]  # of a row, by their names
+Advise = Callable[[Sequence[Cells]], str]  # first rows of a file -> what to do about it
 
 # Fields of conversations, and of rows with one request and one reply, such as Alpaca's instruction, input and output.
 MESSAGES = ("messages", "conversations")
@@ -203,7 +204,7 @@ def looks_like_data(names: Sequence[str]) -> bool:
 # --------------------------------------------------------------------------- advice
 
 
-def advice(kind: str, path: Path, rows: Sequence[Row], *, asked: str | None = None) -> str:
+def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: str | None = None) -> str:
     """Advise on rows without the fields of a kind: the setting that names the right one, where one is likely.
 
     Args:
@@ -235,7 +236,7 @@ def advice(kind: str, path: Path, rows: Sequence[Row], *, asked: str | None = No
     return f'if "{field}" is the text: {command}{setting("text", path, field)}' if field else ""
 
 
-def likely_text(rows: Sequence[Row]) -> str | None:
+def likely_text(rows: Sequence[Cells]) -> str | None:
     """The field with the longest texts; None where no field holds more than single words."""
     lengths: dict[str, int] = {}
     for row in rows:
@@ -257,14 +258,14 @@ def is_picture(value: object) -> bool:
     return isinstance(value, str) and value.lower().endswith(PICTURES)
 
 
-def _field_of(rows: Sequence[Row], is_it: Any) -> str | None:
+def _field_of(rows: Sequence[Cells], is_it: Any) -> str | None:
     return next((name for row in rows for name, value in row.items() if is_it(value)), None)
 
 
 # --------------------------------------------------------------------------- tables of patients
 
 
-def _as_events(path: Path, rows: Sequence[Row]) -> str:
+def _as_events(path: Path, rows: Sequence[Cells]) -> str:
     """Advice on a table that seems to hold events of patients, of any names of columns; "" for another table."""
     columns = event_columns(rows)
     if columns is None:
@@ -280,7 +281,7 @@ def _as_events(path: Path, rows: Sequence[Row]) -> str:
     )
 
 
-def event_columns(rows: Sequence[Row]) -> dict[str, str] | None:
+def event_columns(rows: Sequence[Cells]) -> dict[str, str] | None:
     """Columns of id, time, code and value of a table that seems to be one of events; None for another table."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     cells = {name: [str(row.get(name, ""))[:MOST_READ].strip() for row in rows] for name in names}
@@ -306,7 +307,7 @@ def _is_number(text: str) -> bool:
     return _NUMBER.fullmatch(text) is not None
 
 
-def _is_dated(rows: Sequence[Row], name: str) -> bool:
+def _is_dated(rows: Sequence[Cells], name: str) -> bool:
     texts = [str(row.get(name, "")) for row in rows]
     return _share(texts, lambda text: is_date_like(text) or re.match(r"\d{4}-\d{2}-\d{2}", text)) > 0.5
 

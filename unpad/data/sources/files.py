@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import glob
 import os
 import re
@@ -54,46 +53,6 @@ FORMATS: dict[str, Format] = {
 }  # fmt: skip
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
 PATH_FIX = "check the path; relative paths start at data.root, or else at the working directory"
-HEAD_BYTES = 1 << 16  # enough of a file to guess its encoding
-BOM = codecs.BOM_UTF8
-MAGIC = {
-    b"\x1f\x8b": "gzip",
-    b"PK\x03\x04": "zip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\xfd7zXZ\x00": "xz",
-    b"BZh91AY&SY": "bzip2",
-    b"7z\xbc\xaf\x27\x1c": "7z",
-    b"PAR1": "parquet",
-    b"%PDF-": "PDF",
-    b"{\\rtf": "RTF",
-    b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "a document of old Word or Excel",
-    b"SQLite format 3\0": "a database of SQLite",
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
-
-# What stands in a zip file that is a document.
-OFFICE = {
-    b"word/": "a document of Word",
-    b"xl/": "a workbook of Excel",
-    b"ppt/": "slides of PowerPoint",
-    b"mimetypeapplication/vnd.oasis.opendocument": "an OpenDocument file",
-    b"mimetypeapplication/epub": "EPUB",
-}
-AS_TEXT, AS_CSV, UNPACK = "save it as plain text in UTF-8", "save it as CSV in UTF-8", "unpack the file first"
-REMEDIES = {
-    **dict.fromkeys(("gzip", "zip", "zstd", "xz", "bzip2", "7z"), UNPACK),
-    **dict.fromkeys(("RTF", "EPUB", *OFFICE.values()), AS_TEXT),
-    "a workbook of Excel": AS_CSV,
-    "a database of SQLite": AS_CSV,
-    "a document of old Word or Excel": f"{AS_TEXT}, or as CSV",
-    "PDF": "save its text in UTF-8, for example with `pdftotext FILE NEW.txt`",
-    "parquet": "name it .parquet or set format: parquet",
-}
-# Bytes of Latin-1 and Windows-1252 that are letters or typographic signs; the last three are seldom either.
-_LATIN = frozenset([0x85, *range(0x91, 0x98), 0xA0, 0xA3, 0xA7, 0xAB, 0xB0, 0xBB, *range(0xC0, 0xFD)]) - {0xD7, 0xF7}
 # Of the web or of a store; paths lose one of the two slashes.
 _ADDRESS = re.compile(r"(?:^|/)(https?|ftp|s3|gs|hf):/+(.+)")
 
@@ -280,48 +239,3 @@ def refuse_system(path: Path) -> None:
     if str(real) in ("/", "/proc", "/sys", "/dev") or (len(real.parts) > 2 and real.parts[1] in ("proc", "sys")):
         fix = "name the folder of your data"
         raise SourceError("it is a folder of the system, not one of data", where=str(path), fix=fix)
-
-
-def guess_encoding(head: bytes) -> str | None:
-    """Guess the encoding of a file that is not UTF-8 text, or what else it is, from its beginning; None if it may be
-    UTF-8."""
-    for magic, name in MAGIC.items():
-        if head.startswith(magic):
-            inside = (office for mark, office in OFFICE.items() if mark in head)
-            return next(inside, name) if name == "zip" else name
-    if len(head) >= 4 and (head[0] == head[2] == 0 or head[1] == head[3] == 0) and head[:4].count(0) == 2:
-        return "UTF-16"
-    try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)  # a character cut off at the end is not a fault
-        return None
-    except UnicodeDecodeError:
-        pass
-    # One stray byte in good UTF-8 is a bad row; only a file that is mostly invalid has another encoding.
-    attempt = head.decode("utf-8", "replace")
-    invalid = attempt.count("\ufffd")
-    if invalid <= sum(char > "\x7f" for char in attempt) - invalid:
-        return None
-    return "GB18030" if _is_chinese(head) else None
-
-
-def _is_chinese(raw: bytes) -> bool:
-    """True if bytes that are not UTF-8 are mostly Chinese in GB18030."""
-    try:
-        text = codecs.getincrementaldecoder("gb18030")().decode(raw)
-    except UnicodeDecodeError:
-        return False
-    wide = [char for char in text if char > "\x7f"]
-    chinese = sum("\u3000" <= char <= "\u9fff" or "\uff00" <= char <= "\uffef" for char in wide)
-    return chinese >= 2 and chinese * 2 > len(wide)
-
-
-def encoding_of(raw: bytes) -> str | None:
-    """Guess the encoding of a piece of text that is not UTF-8, as iconv and Python name it; None without a guess."""
-    guess = guess_encoding(raw)
-    if guess == "UTF-16" and not raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return "UTF-16BE" if raw[0] == 0 else "UTF-16LE"
-    if guess in ("UTF-16", "UTF-32", "GB18030") or (guess is None and _is_chinese(raw)):
-        return guess or "GB18030"
-    high = [index for index, byte in enumerate(raw) if byte > 0x7F]
-    beside = any(raw[max(0, index - 1) : index].isalpha() or raw[index + 1 : index + 2].isalpha() for index in high)
-    return "WINDOWS-1252" if high and beside and all(raw[index] in _LATIN for index in high) else None

@@ -11,21 +11,22 @@ import stat
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from hashlib import sha256
 from itertools import islice
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from unpad.data.pixels.decode import ImageInfo, probe
 from unpad.data.pixels.formats import MAX_BYTES, ImageError, sniff
 from unpad.data.sources import files
 from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName, Usable
-from unpad.data.sources.fields import PICTURES, advice
+from unpad.data.sources.faults import RowFault, excerpt, type_name
+from unpad.data.sources.fields import PICTURES
 from unpad.data.sources.files import SourceFile, natural_key, refuse_names
-from unpad.data.sources.jsonlines import RowFault, excerpt, missing, type_name
 from unpad.data.sources.parquet import GrowthError, ParquetRows, column_named, one_row, open_parquet, read_batches
-from unpad.data.sources.rows import collect, declared_group, declared_split, require_text, rows
+from unpad.data.sources.reader import collect, examples
+from unpad.data.sources.row import Row
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 
@@ -309,52 +310,38 @@ def is_image(path: Path) -> bool:
 
 
 def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[ImageRow | BadRow]:
-    name = file.field or "image"
-    folder = file.path.parent
+    name, folder = file.field or "image", file.path.parent
     root = os.path.realpath(folder)
-    advise = partial(advice, "images", file.path, asked=file.field)
-    for item in rows(file, data, (name,), FIELDS, advise):
-        if isinstance(item, BadRow):
-            yield item
-            continue
-        where, row = item
-        try:
-            if type(row) is not dict:
-                raise RowFault("E_NOT_OBJECT", f"the row is {type_name(row)}, expected an object")
-            if name not in row:
-                raise missing((name,), list(row), fix=advise([row]))
-            if file.format == "csv":
-                row |= {side: int(row[side]) for side in ("width", "height") if row.get(side, "").isdecimal()}
-            path = folder / checked_path(require_text(row[name], f'"{name}"'))
-            yield ImageRow(
-                where, _label(row), path, root, declared_split(row), _declared(row), group=declared_group(row)
-            )
-        except RowFault as fault:
-            yield fault.at(where, row)
+
+    def convert(row: Row) -> ImageRow:
+        path = folder / checked_path(row.text(name))
+        declared = _declared(row, in_words=file.format == "csv")
+        return ImageRow(row.where, _label(row), path, root, row.split(), declared, group=row.group())
+
+    return examples(file, data, (name,), convert, "images", FIELDS)
 
 
 def _in_parquet(file: SourceFile) -> Iterator[ImageRow | BadRow]:
     name = file.field or "image"
-    for item in read_batches(file.path, (name,), FIELDS, WINDOW):
-        if isinstance(item, BadRow):
-            yield item
+    for batch in read_batches(file.path, (name,), FIELDS, WINDOW):
+        if isinstance(batch, BadRow):
+            yield batch
             continue
-        first, group, inside, batch = item
-        for index in range(batch.num_rows):
-            row, where = one_row(batch, index), f"{file.path}:{first + index}"
-            if isinstance(row, RowFault):
-                yield row.at(where)
+        for index in range(batch.rows.num_rows):
+            cells, where = one_row(batch.rows, index), f"{file.path}:{batch.first + index}"
+            if isinstance(cells, RowFault):
+                yield cells.at(where)
             else:
-                yield _parquet_row(where, file.path, row, (group, inside + index, name))
+                yield _parquet_row(Row(where, cells), file.path, (batch.group, batch.inside + index, name))
 
 
-def _parquet_row(where: str, path: Path, row: dict[str, Any], place: tuple[int, int, str]) -> ImageRow | BadRow:
+def _parquet_row(row: Row, path: Path, place: tuple[int, int, str]) -> ImageRow | BadRow:
     try:
         content = _image_of(row[place[2]])
-        declared = declared_split(row), _declared(row)
-        return ImageRow(where, _label(row), path, "", *declared, place, content, declared_group(row))
+        declared = row.split(), _declared(row)
+        return ImageRow(row.where, _label(row), path, "", *declared, place, content, row.group())
     except (ImageError, RowFault) as error:
-        return BadRow(where, error.code, error.what, error.fix)
+        return BadRow(row.where, error.code, error.what, error.fix)
 
 
 def _image_of(value: object) -> bytes:
@@ -381,7 +368,7 @@ def checked_path(text: str) -> str:
     return text
 
 
-def _label(row: dict[str, Any]) -> str:
+def _label(row: Row) -> str:
     label = row.get("label")
     if type(label) is int:
         return str(label)
@@ -391,14 +378,16 @@ def _label(row: dict[str, Any]) -> str:
     raise RowFault("E_LABEL", f'"label" {what}, expected a name or a whole number', "add the label or remove the row")
 
 
-def _declared(row: dict[str, Any]) -> tuple[int | None, int | None, str | None]:
-    """Read width, height and sha256 of a row."""
-    for name, kind in (("width", int), ("height", int), ("sha256", str)):
-        value = row.get(name)
+def _declared(row: Row, in_words: bool = False) -> tuple[int | None, int | None, str | None]:
+    """Read width, height and sha256 of a row; `in_words` if its numbers are texts, as in CSV."""
+    width, height, sha256 = row.get("width"), row.get("height"), row.get("sha256")
+    if in_words:
+        width, height = (int(side) if side and side.isdecimal() else side for side in (width, height))
+    for name, value, kind in (("width", width, int), ("height", height, int), ("sha256", sha256, str)):
         if value is not None and type(value) is not kind:
             expected = "a whole number" if kind is int else "a string"
             raise RowFault("E_TYPE", f'"{name}" is {type_name(value)}, expected {expected}')
-    return row.get("width"), row.get("height"), row.get("sha256")
+    return width, height, sha256
 
 
 _SCALE = re.compile(r"@\d(\.\d)?x$")

@@ -6,24 +6,19 @@ as public sets and trainers have them. Without a prompt of its own, it is what b
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from typing import Any
 
 from unpad.data.sources.chat import in_turns, is_blank, messages_of
-from unpad.data.sources.example import BadRow, Example, Turn, Usable
+from unpad.data.sources.example import BadRow, Example, Turn
+from unpad.data.sources.faults import RowFault, missing
 from unpad.data.sources.fields import REQUESTS
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.jsonlines import RowFault, missing
-from unpad.data.sources.rows import examples, optional_fields, require_fields, require_text, usable
+from unpad.data.sources.reader import examples
+from unpad.data.sources.row import Row, require_text
 from unpad.recipes.data import DataSettings
 
 PROMPTS = ("messages", *REQUESTS)
 CHOSEN, REJECTED = REPLIES = ("chosen", "rejected")
 FIELDS = (*REPLIES, *PROMPTS, "system")
-
-
-def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
-    """Yield each row of a file as usable, or its bad row."""
-    return map(usable, read(file, data))
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
@@ -33,13 +28,13 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
     prompt is both in training and held out.
     """
 
-    def convert(where: str, value: Any) -> Example:
-        if type(value) is not dict:
+    def convert(row: Row) -> Example:
+        if type(row.value) is not dict:
             raise RowFault("E_TYPE", "the row is no object", 'write an object with "prompt", "chosen" and "rejected"')
-        prompt, replies = _pair_of_row(value, file.field)
+        prompt, replies = _pair_of_row(row, file.field)
         turns = in_turns([*prompt, replies[CHOSEN]], "the pair")
-        split, group, keywords = optional_fields(value)
-        return Example(where, turns, split, group or _name(prompt), keywords, replies[REJECTED])
+        split, group, keywords = row.declared()
+        return Example(row.where, turns, split, group or _name(prompt), keywords, replies[REJECTED])
 
     return examples(file, data, (*REPLIES, file.field, "system") if file.field else FIELDS, convert, "pairs")
 
@@ -49,22 +44,22 @@ def looks_like_pair(value: object) -> bool:
     return isinstance(value, dict) and all(name in value for name in REPLIES)
 
 
-def _pair_of_row(row: dict[str, Any], field: str | None) -> tuple[list[Turn], dict[str, Turn]]:
+def _pair_of_row(row: Row, field: str | None) -> tuple[list[Turn], dict[str, Turn]]:
     """The messages of the prompt, and the two replies by name."""
-    require_fields(row, REPLIES)
+    row.require(*REPLIES)
     named = field if field in row else next((name for name in PROMPTS if name in row), None) if not field else None
     if field and named is None:
-        raise missing((field,), list(row))
+        raise missing((field,), row.names)
     conversations = {name: _messages(row[name], f'"{name}"', "assistant") for name in REPLIES}
     prompt = _common(conversations) if named is None else _messages(row[named], f'"{named}"', "user")
     if not prompt:
-        raise missing(PROMPTS, list(row))
+        raise missing(PROMPTS, row.names)
     replies = {name: _reply(turns, prompt, name) for name, turns in conversations.items()}
     if replies[CHOSEN] == replies[REJECTED]:
         raise RowFault("E_EQUAL", '"chosen" and "rejected" are the same reply', "remove the row")
     system = row.get("system")
     if not is_blank(system) and prompt[0].role != "system":
-        prompt = [Turn("system", require_text(system, '"system"')), *prompt]
+        prompt = [Turn("system", row.text("system")), *prompt]
     return prompt, replies
 
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from unpad.data.sources.delimited import SAMPLE_ROWS, Advise
+from unpad.data.sources.delimited import SAMPLE_ROWS
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.fields import SpellingError, spelling
-from unpad.data.sources.jsonlines import RowFault, missing, twice
+from unpad.data.sources.faults import RowFault, missing, twice
+from unpad.data.sources.fields import Advise, SpellingError, spelling
+from unpad.data.sources.row import Row
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -131,29 +132,42 @@ def _repeats_texts(chunk: pq.ColumnChunkMetaData) -> bool:
 BATCH_ROWS = 1024
 
 
+class Batch(NamedTuple):
+    """Rows of a parquet file.
+
+    Args:
+        first: number of the first row in the file, from 1; group, inside: its row group, and its place there from 0.
+        rows: with the known names of columns; others: names of the columns that are not read.
+    """
+
+    first: int
+    group: int
+    inside: int
+    rows: pa.RecordBatch
+    others: tuple[str, ...]
+
+
 def read_parquet(
     path: Path, wanted: tuple[str, ...], optional: tuple[str, ...], advise: Advise | None = None
-) -> Iterator[tuple[str, Any] | BadRow]:
-    """Yield ("file:row", object) of every row, numbered from 1, or the bad row.
+) -> Iterator[Row | BadRow]:
+    """Yield every row, numbered from 1, or the bad row.
 
     Args:
         wanted: the file must have one of these columns; optional: further columns to read.
         advise: what to do about a file without any of `wanted`, from its first rows.
     """
-    for item in read_batches(path, wanted, optional, BATCH_ROWS, advise):
-        if isinstance(item, BadRow):
-            yield item
+    for batch in read_batches(path, wanted, optional, BATCH_ROWS, advise):
+        if isinstance(batch, BadRow):
+            yield batch
             continue
-        first, _, _, batch = item
-        for index, row in enumerate(_rows(batch)):
-            where = f"{path}:{first + index}"
-            yield row.at(where) if isinstance(row, RowFault) else (where, row)
+        for where, row in enumerate(_rows(batch.rows), batch.first):
+            yield row.at(f"{path}:{where}") if isinstance(row, RowFault) else Row(f"{path}:{where}", row, batch.others)
 
 
 def read_batches(
     path: Path, wanted: tuple[str, ...], optional: tuple[str, ...], batch_rows: int, advise: Advise | None = None
-) -> Iterator[tuple[int, int, int, pa.RecordBatch] | BadRow]:
-    """Yield (number of the batch's first row in the file from 1, row group, its first row there from 0, batch).
+) -> Iterator[Batch | BadRow]:
+    """Yield the rows of a file in batches; see `read_parquet`.
 
     A file or a row group that cannot be read is one bad row with the number of rows that are lost with it.
     """
@@ -163,19 +177,22 @@ def read_batches(
     try:
         with open_parquet(path) as table:
             sizes = [table.metadata.row_group(index).num_rows for index in range(table.num_row_groups)]
-            columns = _columns(table, wanted, optional)
-            if isinstance(columns, RowFault):
-                if advise and columns.code == "E_MISSING":
-                    columns.fix = advise(_sample(path, table)) or columns.fix
-                yield columns.at(str(path), num_rows=max(sum(sizes), 1))
+            try:
+                columns = _columns(table, wanted, optional)
+            except RowFault as wrong:
+                if advise and wrong.code == "E_MISSING":
+                    wrong.fix = advise(_sample(path, table)) or wrong.fix
+                yield wrong.at(str(path), num_rows=max(sum(sizes), 1))
                 return
+            others = tuple(name for name in table.schema_arrow.names if name not in columns)
             bounded = ParquetRows(path, table, list(columns))
             for group, size in enumerate(sizes):
                 inside = 0
                 try:
-                    for batch in bounded.batches(group, batch_rows):
-                        yield first + inside + 1, group, inside, batch.rename_columns(list(columns.values()))
-                        inside += batch.num_rows
+                    for rows in bounded.batches(group, batch_rows):
+                        named = rows.rename_columns(list(columns.values()))
+                        yield Batch(first + inside + 1, group, inside, named, others)
+                        inside += rows.num_rows
                 except (pa.ArrowException, GrowthError, OSError) as error:
                     fault = _unreadable(error, f"the last {size - inside:,} of {size:,} rows of row group {group}")
                     yield fault.at(f"{path}:{first + inside + 1}", num_rows=max(size - inside, 1))
@@ -189,26 +206,34 @@ def read_batches(
         yield fault.at(str(path), num_rows=None)
 
 
-def _columns(table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, str] | RowFault:
-    """Choose the columns to read, with the known name of each, or return the fault of the file's columns."""
+def _columns(table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, str]:
+    """Choose the columns to read, with the known name of each.
+
+    Raises:
+        RowFault: none of them is wanted, or two could be the same.
+    """
     present = table.schema_arrow.names
     known = (*wanted, *optional)
     try:
         near = spelling(tuple(present), known)
     except SpellingError as error:
-        return twice(error)
+        raise twice(error) from None
     meant = {near.get(name, name): name for name in present}
     if not set(wanted) & set(meant):
-        return missing(wanted, present, "column")
+        raise missing(wanted, present, "column")
     columns = {meant[name]: name for name in known if name in meant}
     again = next((name for name in columns if present.count(name) > 1), None)
-    return columns if again is None else RowFault("E_DUPKEY", f'the column "{again}" occurs twice')
+    if again is not None:
+        raise RowFault("E_DUPKEY", f'the column "{again}" occurs twice')
+    return columns
 
 
 def column_named(table: pq.ParquetFile, name: str) -> str:
     """The column of an open file that is read under a known name."""
-    columns = _columns(table, (name,), ())
-    return name if isinstance(columns, RowFault) else next(iter(columns))
+    try:
+        return next(iter(_columns(table, (name,), ())))
+    except RowFault:
+        return name
 
 
 def _sample(path: Path, table: pq.ParquetFile) -> list[dict[str, Any]]:

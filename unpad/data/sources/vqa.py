@@ -8,23 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from unpad.data.sources.annotations import answer_texts, joined
 from unpad.data.sources.example import BadRow, SplitName, Usable
+from unpad.data.sources.faults import excerpt
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, ImageRow, checked_path, examine
-from unpad.data.sources.jsonlines import excerpt
-from unpad.data.sources.rows import (
-    OPTIONAL,
-    converted,
-    declared_group,
-    declared_split,
-    examples,
-    reading,
-    require_fields,
-    require_text,
-)
+from unpad.data.sources.reader import OPTIONAL, converted, examples, reading
+from unpad.data.sources.row import Row, require_text
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
 
@@ -112,7 +103,7 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
 
 
 def _rows(
-    file: SourceFile, data: DataSettings, convert: Callable[[str, Any], _QuestionRow]
+    file: SourceFile, data: DataSettings, convert: Callable[[Row], _QuestionRow]
 ) -> Iterator[_QuestionRow | BadRow]:
     if file.annotations is None:
         wanted = ("image",) if file.format == "csv" else FIELDS  # other empty cells of CSV are no fields
@@ -121,14 +112,13 @@ def _rows(
         yield from converted(joined(file, file.annotations), convert)
 
 
-def _row(folder: Path, where: str, value: Any) -> _QuestionRow:
-    paths, question = asked(folder, value)
-    caption = "question" not in value
-    answers, split = _answers(value, caption), declared_split(value)
-    return _QuestionRow(where, paths, question, answers, split, caption, declared_group(value))
+def _row(folder: Path, row: Row) -> _QuestionRow:
+    paths, question = asked(folder, row)
+    caption = "question" not in row
+    return _QuestionRow(row.where, paths, question, _answers(row, caption), row.split(), caption, row.group())
 
 
-def asked(folder: Path, row: Any) -> tuple[tuple[Path, ...], str]:
+def asked(folder: Path, row: Row) -> tuple[tuple[Path, ...], str]:
     """Paths of the images of a row, and its question.
 
     Args:
@@ -137,7 +127,7 @@ def asked(folder: Path, row: Any) -> tuple[tuple[Path, ...], str]:
     Raises:
         RowFault: one of them is missing or unusable.
     """
-    image = require_fields(row, ("image",))["image"]
+    image = row.require("image")["image"]
     names = image if isinstance(image, list) else [] if image is None else [image]
     paths = tuple(folder / checked_path(require_text(name, '"image"')) for name in names)
     if "caption" in row and "question" not in row:
@@ -145,9 +135,9 @@ def asked(folder: Path, row: Any) -> tuple[tuple[Path, ...], str]:
     return paths, require_text(row.get("question"), '"question"')
 
 
-def _answers(value: dict[str, Any], caption: bool) -> tuple[str, ...]:
+def _answers(row: Row, caption: bool) -> tuple[str, ...]:
     if caption:
-        return (require_text(value["caption"], '"caption"'),)
-    if "answers" not in value:
-        return (require_text(value.get("answer"), '"answer"'),)
-    return answer_texts(value["answers"])
+        return (row.text("caption"),)
+    if "answers" not in row:
+        return (require_text(row.get("answer"), '"answer"'),)
+    return answer_texts(row["answers"])

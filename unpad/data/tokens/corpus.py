@@ -16,7 +16,7 @@ import numpy as np
 
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import resolve_path
-from unpad.data.sources.rows import PAIRS, TEXT_KINDS
+from unpad.data.sources.reader import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted, divide, numbered, units
 from unpad.data.tokens.cache import (
     Shard,

@@ -15,7 +15,7 @@ from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadable
 from unpad.data.sources.leaks import LeakReport
-from unpad.data.sources.rows import PAIRS, TEXT_KINDS, read_file
+from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file
 from unpad.data.sources.split import Split, Wanted, content_key, declared_splits
 from unpad.data.tokens.augment import load_synonyms, with_copies
 from unpad.data.tokens.cache import Shard, make_key

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from unpad.data.sources.alike import near_sets, plain
 from unpad.data.sources.example import Example
 from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
-from unpad.data.sources.rows import TEXT_KINDS, read_rows, reading
+from unpad.data.sources.reader import TEXT_KINDS, read_rows, reading
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.data.tokens.cache import code_key, make_key, read_sealed, write_sealed
 from unpad.data.tokens.corpus_files import Preparation, corpus_key, list_files

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from unpad.data.sources.example import Example
-from unpad.data.sources.rows import TEXT_KINDS
+from unpad.data.sources.reader import TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens.corpus import (
     Corpus,

@@ -22,7 +22,7 @@ class CorpusShard:
     Args:
         path: current path of the source file.
         data_key: hash of the shard's inputs without the code.
-        kind: index into TEXT_KINDS of `sources/rows.py`.
+        kind: index into TEXT_KINDS of `sources/reader.py`.
         source: index into the weights of the corpus.
         split: (rows,) uint8 of `Split`.
         unit: (rows,) int64, number of the unit of copies and group that a row belongs to; see `split.units`.
@@ -45,7 +45,7 @@ class TokenSet:
 
     Args:
         lengths: tokens, BOS and EOS included; a sequence of n tokens has n - 1 positions.
-        kind: index into TEXT_KINDS of `sources/rows.py`.
+        kind: index into TEXT_KINDS of `sources/reader.py`.
         source: index into `weights`.
         split: of `Split`; documents of TEST are only evaluated.
         unit: number of the unit of copies and group of each document; documents of different units are independent.

@@ -126,7 +126,7 @@ def known_of_examples(
 
 
 @dataclass(frozen=True)
-class Row:
+class TrainerRow:
     """An example: its tokens and labels, and the place of the tokens that its mask shows."""
 
     example: Example
@@ -139,17 +139,17 @@ class Row:
         return LENGTHS not in self.example and self.span == slice(0, len(self.ids))
 
 
-def _row(example: object) -> Row:
+def _row(example: object) -> TrainerRow:
     if not isinstance(example, Mapping) or "input_ids" not in example:
         raise ProofError("the data have no input_ids", fix="pass the token ids as sequences=")
     ids = _integers(example["input_ids"])
     labels = _integers(example["labels"]) if "labels" in example else None
     mask = _integers(example["attention_mask"]) if "attention_mask" in example else []
     shown = [at for at, flag in enumerate(mask) if flag] if len(mask) == len(ids) else range(len(ids))
-    return Row(example, ids, labels, slice(shown[0], shown[-1] + 1) if shown else slice(0, 0))
+    return TrainerRow(example, ids, labels, slice(shown[0], shown[-1] + 1) if shown else slice(0, 0))
 
 
-def _shifted_back(rows: list[Row]) -> list[Row]:
+def _shifted_back(rows: list[TrainerRow]) -> list[Row]:
     """Rows with the tokens themselves for labels, also where the data have the next token in their place."""
     trios = [
         (label, token, following)

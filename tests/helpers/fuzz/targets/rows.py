@@ -22,7 +22,7 @@ from tests.helpers.fuzz.target import Builder, Target, WrongError, has_control
 from unpad.data.sources import images, vqa
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import FORMATS, SourceFile
-from unpad.data.sources.rows import read_file
+from unpad.data.sources.reader import read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
 

@@ -1,5 +1,6 @@
 import gzip
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -7,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.data.sources.arrays import read_array
-from unpad.data.sources.example import BadRow
-from unpad.data.sources.jsonlines import MAX_EXCERPT, count_blank_lines, read_lines
+from unpad.data.sources.example import BadRow, place_of
+from unpad.data.sources.faults import MAX_EXCERPT
+from unpad.data.sources.json_rows import count_blank_lines, read_array, read_lines
+from unpad.data.sources.row import Row
 
 GOOD = b'{"text": "ok"}\n'
 
@@ -44,8 +46,18 @@ HINTS = {
 def lines_of(tmp_path: Path, content: bytes) -> tuple[dict[int, Any], list[BadRow]]:
     path = tmp_path / "rows.jsonl"
     path.write_bytes(content)
-    items = list(read_lines(path))
-    return dict(i for i in items if not isinstance(i, BadRow)), [i for i in items if isinstance(i, BadRow)]
+    return divided(read_lines(path))
+
+
+def divided(items: Iterable[Row | BadRow]) -> tuple[dict[int, Any], list[BadRow]]:
+    """Values of good rows by line or element, and the bad ones."""
+    good, bad = dict[int, Any](), list[BadRow]()
+    for item in items:
+        if isinstance(item, BadRow):
+            bad.append(item)
+        else:
+            good[int(place_of(item.where).item.strip(":[]"))] = item.value
+    return good, bad
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""], ids=["LF", "CRLF", "end of file"])
@@ -133,12 +145,11 @@ def test_every_line_of_a_damaged_file_is_read_or_named(
     items = list(read_lines(path))
     if [item.code for item in items if isinstance(item, BadRow)] == ["E_ENCODING"]:
         return
-    numbers = [int(i.where.rsplit(":", 1)[1]) if isinstance(i, BadRow) else i[0] for i in items]
+    numbers = [place_of(item.where).line for item in items]
     body = bytes(content).removeprefix(b"\xef\xbb\xbf")
     assert numbers == [n for n, line in enumerate(body.split(b"\n"), 1) if line.strip()]
-    for item in items:
-        if not isinstance(item, BadRow):
-            assert item[1] == json.loads(body.split(b"\n")[item[0] - 1])
+    for line, value in divided(items)[0].items():
+        assert value == json.loads(body.split(b"\n")[line - 1])
 
 
 # --------------------------------------------------------------------------- arrays
@@ -147,9 +158,8 @@ def test_every_line_of_a_damaged_file_is_read_or_named(
 def array_of(tmp_path: Path, content: bytes) -> tuple[dict[int, Any], list[tuple[str, str]]]:
     path = tmp_path / "a.json"
     path.write_bytes(content)
-    items = list(read_array(path))
-    bad = [(i.where.removeprefix(str(path)), i.code) for i in items if isinstance(i, BadRow)]
-    return dict(i for i in items if not isinstance(i, BadRow)), bad
+    good, bad = divided(read_array(path))
+    return good, [(row.where.removeprefix(str(path)), row.code) for row in bad]
 
 
 def test_an_array_is_read_in_order(tmp_path: Path) -> None:

@@ -1,0 +1,112 @@
+"""Faults of rows: their codes, the fix of each, and what messages show of a row."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from unpad.data.sources.example import BadRow
+from unpad.data.sources.fields import SpellingError, looks_like_data
+from unpad.data.sources.sniff import encoding_of
+
+MAX_DEPTH = 500
+MAX_EXCERPT = 80
+FIXES = {
+    "E_UTF8": "save the file as UTF-8",
+    "E_ENCODING": "convert the file to UTF-8 text",
+    "E_SURROGATE": "write the character whole, as UTF-8 or as a pair of escapes",
+    "E_CTRL": "escape it, for example \\n, or remove it",
+    "E_NUL": "remove the NUL character",
+    "E_JSON": "write the row with a JSON library",
+    "E_EXTRA": "write one JSON value per line",
+    "E_NOT_OBJECT": "write an object in braces on each line",
+    "E_DUPKEY": "keep one of the two",
+    "E_NONFINITE": "leave out the field, or the value of a list; a field may be null",
+    "E_RANGE": "write it as a string",
+    "E_DEPTH": f"nest at most {MAX_DEPTH} levels",
+    "E_TYPE": "correct the type",
+    "E_MISSING": "add the field, or name yours with `field:` in the source",
+    "E_NULL": "fill in the text or remove the row",
+    "E_EMPTY": "fill in the text or remove the row",
+    "E_ROLE": "system first if at all, then user and assistant in turns",
+    "E_NO_TARGET": "add the assistant's reply or remove the row",
+    "E_SPLIT": "write train, valid or test, or leave the field out",
+    "E_PARQUET": "write the file again",
+    "E_CSV": "quote cells that hold the delimiter, a quote (doubled) or a line break",
+}
+
+
+class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadRow, never seen by users
+    """Fault of a row that cannot be used."""
+
+    def __init__(self, code: str, what: str, fix: str = "") -> None:
+        super().__init__(code, what)
+        self.code, self.what, self.fix = code, what, fix or FIXES[code]
+
+    def at(self, where: str, content: object = "", num_rows: int | None = 1) -> BadRow:
+        """Return the bad row, with an excerpt of its content."""
+        return BadRow(where, self.code, self.what, self.fix, excerpt(content), num_rows)
+
+
+def excerpt(content: object) -> str:
+    """Return at most 80 printable characters of a row; other characters are escaped."""
+    if isinstance(content, bytes):
+        content = _decoded(content[: 4 * MAX_EXCERPT])
+    elif not isinstance(content, str):
+        content = repr(content)
+    start = content[: 4 * MAX_EXCERPT].strip()[: MAX_EXCERPT + 1]
+    text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in start)
+    return text if len(text) <= MAX_EXCERPT else text[: MAX_EXCERPT - 1] + "…"
+
+
+def _decoded(raw: bytes) -> str:
+    """Text of the beginning of a row, in the encoding that it seems to have."""
+    try:
+        is_cut = len(raw) == 4 * MAX_EXCERPT
+        return codecs.getincrementaldecoder("utf-8")().decode(raw, final=not is_cut)
+    except UnicodeDecodeError:
+        return raw.decode(encoding_of(raw) or "utf-8", "backslashreplace")
+
+
+def bad_utf8(byte: int, place: str, raw: bytes) -> RowFault:
+    """Return the fault of a byte, with a guess of the encoding of its row.
+
+    Args:
+        place: position of the byte, such as "at offset 7 of the file"; raw: the row, or what is near the byte.
+    """
+    guess = encoding_of(raw)
+    fix = f"; the row seems to be {guess}: where all are, iconv -f {guess} -t UTF-8 FILE > NEW" if guess else ""
+    return RowFault("E_UTF8", f"byte 0x{byte:02x} {place} is not UTF-8", FIXES["E_UTF8"] + fix)
+
+
+def around(raw: bytes, place: int) -> bytes:
+    """Cut out the part of a line that is near a byte, for a guess of the encoding."""
+    begin = raw.rfind(b"\n", 0, place) + 1
+    begin = begin if place - begin <= 4 * MAX_EXCERPT else place
+    return raw[begin : place + 4 * MAX_EXCERPT]
+
+
+def type_name(value: object) -> str:
+    """JSON type of a value, with its article."""
+    names = {str: "a string", list: "a list", dict: "an object", bool: "a truth value", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def missing(fields: tuple[str, ...], present: Sequence[str], kind: str = "field", fix: str = "") -> RowFault:
+    """Return the fault of a row without any of `fields`."""
+    wanted = " or ".join(f'"{name}"' for name in fields)
+    return RowFault("E_MISSING", f"no {kind} {wanted}; {there_is(present)}", fix)
+
+
+def there_is(present: Sequence[str]) -> str:
+    """Name the fields that there are; not what seems to be a row of data in the place of a header."""
+    if looks_like_data(present):
+        return "the first row looks like data, not like names of columns"
+    return "there is " + (", ".join(f'"{excerpt(name[:40])}"' for name in present[:20]) or "none")
+
+
+def twice(error: SpellingError) -> RowFault:
+    """Return the fault of two fields that could be the same known one."""
+    one, other, meant = (excerpt(name[:40]) for name in error.names)
+    what = f'"{one}" and "{other}" could both be "{meant}"'
+    return RowFault("E_DUPKEY", what, f'call the one that is meant "{meant}", and the other something else')

@@ -1,0 +1,173 @@
+"""Rows of any supported file, and their conversion to examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from unpad.data.sources.delimited import read_delimited
+from unpad.data.sources.documents import read_documents
+from unpad.data.sources.example import BadRow, Example
+from unpad.data.sources.faults import FIXES, RowFault, twice
+from unpad.data.sources.fields import Advise, SpellingError, advice, spelling
+from unpad.data.sources.files import SourceFile, unreadable
+from unpad.data.sources.json_rows import read_array, read_lines
+from unpad.data.sources.parquet import read_parquet
+from unpad.data.sources.row import Row
+from unpad.recipes.data import DataSettings
+from unpad.terminal.progress import counted
+
+OPTIONAL = ("split", "group", "fact", "keywords")
+TEXT_KINDS = ("text", "chat", "pairs")  # sections of a recipe's `data` that become tokens
+PAIRS = "pairs"  # the one of them with two sequences per document
+
+T = TypeVar("T")
+
+
+def read(
+    file: SourceFile,
+    data: DataSettings,
+    fields: tuple[str, ...],
+    optional: tuple[str, ...] = OPTIONAL,
+    advise: Advise | None = None,
+) -> Iterator[Row | BadRow]:
+    """Yield every row of a file, or the bad row: an object, a string of a JSON array, or a document of plain text.
+
+    Fields that are known ones in another spelling, such as `Text`, have the known names.
+
+    Args:
+        fields: names that the wanted field of an object may have, best first; optional: of other known fields.
+        advise: what to do about a table without any of `fields`, from its first rows.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+    """
+    if file.format == "text":
+        yield from read_documents(file.path, data.separator, by_ending=file.by_ending)
+    elif file.format == "csv":
+        yield from read_delimited(file.path, fields, optional, advise)
+    elif file.format == "parquet":
+        yield from read_parquet(file.path, fields, optional, advise)
+    else:
+        known, exact = (*fields, *optional), ()  # names of the last row that has none in another spelling
+        for row in read_lines(file.path) if file.format == "jsonl" else read_array(file.path):
+            if not isinstance(row, BadRow) and type(row.value) is dict and (names := tuple(row.value)) != exact:
+                value = row.value
+                try:
+                    row.value = spelled(value, known)
+                except RowFault as fault:
+                    yield fault.at(row.where, value)
+                    continue
+                exact = names if row.value is value else exact
+            yield row
+
+
+def spelled(row: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+    """The row with the known names of fields that it spells in another way.
+
+    Raises:
+        RowFault: two fields could be the same known one.
+    """
+    try:
+        near = spelling(tuple(row), known)
+    except SpellingError as error:
+        raise twice(error) from None
+    return {near.get(name, name): value for name, value in row.items()} if near else row
+
+
+def examples(
+    file: SourceFile,
+    data: DataSettings,
+    fields: tuple[str, ...],
+    convert: Callable[[Row], T],
+    kind: str,
+    optional: tuple[str, ...] = OPTIONAL,
+) -> Iterator[T | BadRow]:
+    """Yield `convert(row)` of every row, or the bad row where `convert` raises RowFault.
+
+    Args:
+        kind: section of the recipe's `data` that reads the file; advice on a missing field names it.
+    """
+    advise = partial(advice, kind, file.path, asked=file.field)
+    return converted(read(file, data, fields, optional, advise), convert, advise)
+
+
+def converted(
+    rows: Iterable[Row | BadRow], convert: Callable[[Row], T], advise: Advise | None = None
+) -> Iterator[T | BadRow]:
+    """Yield `convert(row)` of every row, or the bad row where `convert` raises RowFault.
+
+    Args:
+        advise: what to do about rows without a field, by the first of them, so that all have one fix.
+    """
+    advised: str | None = None
+    for row in rows:
+        if isinstance(row, BadRow):
+            yield row
+            continue
+        try:
+            yield convert(row)
+        except RowFault as fault:
+            if advise and fault.code == "E_MISSING" and fault.fix == FIXES["E_MISSING"] and type(row.value) is dict:
+                advised = advise([row.value]) if advised is None else advised
+                fault.fix = advised or fault.fix
+            yield fault.at(row.where, row.value)
+
+
+def collect(items: Iterator[T | BadRow], path: Path) -> tuple[list[T], list[BadRow]]:
+    """Read a file to the end; every row is in exactly one of the two lists.
+
+    Raises:
+        SourceError: the file cannot be opened or read.
+    """
+    used: list[T] = []
+    bad: list[BadRow] = []
+    with reading(path):
+        for item in counted(items, f"reading {path.name}", unit="rows"):
+            if isinstance(item, BadRow):
+                bad.append(item)
+            else:
+                used.append(item)
+    return used, bad
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn an error of the system while a file is read into a SourceError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise unreadable(error, str(path.absolute())) from None
+
+
+class TextReader(Protocol):
+    """Members of a module such as `sources/chat.py`."""
+
+    def read(self, file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
+        """Yield every row of a file as an example or as a bad row."""
+
+
+def read_file(kind: str, file: SourceFile, data: DataSettings) -> tuple[list[Example], list[BadRow]]:
+    """Read one file to the end; every row is in exactly one of the two lists.
+
+    Args:
+        kind: one of TEXT_KINDS.
+
+    Raises:
+        SourceError: the file cannot be opened or read.
+    """
+    return collect(read_rows(kind, file, data), file.path)
+
+
+def read_rows(kind: str, file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
+    """Yield the rows of one file in order, as a stream; see `read_file`.
+
+    Raises:
+        OSError: the file cannot be opened or read.
+    """
+    reader: TextReader = import_module(f"unpad.data.sources.{kind}")
+    return reader.read(file, data)

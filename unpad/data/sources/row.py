@@ -1,0 +1,132 @@
+"""A row of a file, and checks of its fields."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from unpad.data.sources.example import SPLIT_NAMES, SplitName
+from unpad.data.sources.faults import RowFault, missing, type_name
+
+# White space besides what str.strip() removes: zero-width space, joiners, word joiner, byte order mark.
+_ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff"
+
+
+class Row:
+    """A row of a file, which knows those of its fields that nobody read.
+
+    Attributes:
+        where: "file:line", or "file[element]" for an element of a JSON array; 1-based lines, 0-based elements.
+        value: its JSON value: an object with fields, a string of an array, a document of plain text, or anything else.
+    """
+
+    __slots__ = ("_others", "_read", "value", "where")
+
+    def __init__(self, where: str, value: Any, others: Sequence[str] = ()) -> None:
+        """Args:
+        others: fields that the file has beside those of `value`, which the reader left out.
+        """
+        self.where = where
+        self.value = value
+        self._others = others
+        self._read: list[str] = []
+
+    def __contains__(self, name: object) -> bool:
+        return type(self.value) is dict and name in self.value
+
+    def __getitem__(self, name: str) -> Any:
+        self._read.append(name)
+        return self.value[name]
+
+    def get(self, name: str) -> Any:
+        """The value of a field; None where it is null or absent."""
+        self._read.append(name)
+        return self.value.get(name) if type(self.value) is dict else None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the fields."""
+        return list(self.value) if type(self.value) is dict else []
+
+    def unread(self) -> list[str]:
+        """Names of the fields that nobody asked for, those that the reader left out included."""
+        return [name for name in (*self.names, *self._others) if name not in self._read]
+
+    def require(self, *names: str) -> Row:
+        """Return the row, which is an object with these fields.
+
+        Raises:
+            RowFault: it is another value, or lacks one of them.
+        """
+        if type(self.value) is not dict:
+            raise RowFault("E_NOT_OBJECT", f"the row is {type_name(self.value)}, expected an object")
+        for name in names:
+            if name not in self.value:
+                raise missing((name,), list(self.value))
+        return self
+
+    def text(self, name: str) -> str:
+        """The text of a field; see `require_text`.
+
+        Raises:
+            RowFault: the row is no object, or the field is absent, no string or blank.
+        """
+        if type(self.value) is not dict or name not in self.value:
+            self.require(name)
+        self._read.append(name)
+        return require_text(self.value[name], f'"{name}"')
+
+    def declared(self) -> tuple[SplitName | None, str, tuple[str, ...]]:
+        """The split, the group and the keywords that a row declares; null is the same as absent.
+
+        Raises:
+            RowFault: a value has the wrong type.
+        """
+        split, group, keywords = self.split(), self.group(), self.get("keywords")
+        if keywords is not None and not (isinstance(keywords, list) and all(isinstance(one, str) for one in keywords)):
+            raise RowFault("E_TYPE", '"keywords" is not a list of strings')
+        return split, group, tuple(keywords or ())
+
+    def split(self) -> SplitName | None:
+        """The part that a row declares by a name of SPLIT_NAMES; None leaves it to the seed.
+
+        Raises:
+            RowFault: it is no such name.
+        """
+        name = self.get("split")
+        if name is None:
+            return None
+        split = SPLIT_NAMES.get(name.strip().lower()) if type(name) is str else None
+        if split is None:
+            raise RowFault("E_SPLIT", f'"split" is {name!r:.60}, expected "train", "valid" or "test"')
+        return split
+
+    def group(self) -> str:
+        """The group of a row (also called fact), "" without one; rows of a group stay in one part of the split.
+
+        Raises:
+            RowFault: it is neither text nor a whole number.
+        """
+        group = self.get("group")
+        group = self.get("fact") if group is None else group
+        if group is not None and type(group) not in (str, int):
+            raise RowFault("E_TYPE", f'"group" is {type_name(group)}, expected a string')
+        return "" if group is None else str(group)
+
+
+def require_text(value: object, name: str) -> str:
+    """Return `value` if it is a text with content.
+
+    Raises:
+        RowFault: it is null, not a string, blank, or contains a NUL.
+    """
+    if type(value) is not str:
+        if value is None:
+            raise RowFault("E_NULL", f"{name} is null, expected a string")
+        fix = "join the parts into one string" if isinstance(value, list) else ""
+        raise RowFault("E_TYPE", f"{name} is {type_name(value)}, expected a string", fix)
+    if not value.strip().strip(_ZERO_WIDTH):
+        raise RowFault("E_EMPTY", f"{name} is {'blank' if value else 'empty'}")
+    if "\0" in value:
+        raise RowFault("E_NUL", f"{name} holds a NUL character")
+    return value
