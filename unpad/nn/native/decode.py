@@ -70,13 +70,13 @@ def piece_attention(
     return _piece(qkv, cu_seqlens, list(buffers), list(lengths), heads, cos, sin, how.key_bias, how.window or 0)
 
 
-class _Held(ctypes.Structure):
+class _Buffers(ctypes.Structure):
     """`struct unpad_held` of kernels.h."""
 
     _fields_ = fields("p lengths capacities buffers")
 
     @classmethod
-    def of(cls, buffers: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int]) -> _Held:
+    def of(cls, buffers: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int]) -> _Buffers:
         """Held tokens in buffers that have room for the new ones."""
         capacities = [buffer.shape[2] for buffer in buffers]
         for length, new, capacity in zip(lengths, news, capacities, strict=True):
@@ -126,7 +126,7 @@ def _decode(
 ) -> Tensor:
     assert len(buffers) == len(qkv), "one buffer per row"
     assert supports(qkv.dtype, qkv.shape[2]), (qkv.dtype, qkv.shape[2])
-    sizes, held = _sizes(qkv, buffers, heads, window), _Held.of(buffers, lengths, [1] * len(qkv))
+    sizes, held = _sizes(qkv, buffers, heads, window), _Buffers.of(buffers, lengths, [1] * len(qkv))
     out = _empty_decode(qkv, buffers, lengths, heads)
     call("decode_attention", qkv.dtype, sizes, held, qkv.contiguous(), *_tables(qkv.dtype, cos, sin), out)
     return out
@@ -149,7 +149,7 @@ def _piece(
     window: int,
 ) -> Tensor:
     assert cu_seqlens.dtype == torch.int32, cu_seqlens.dtype
-    sizes, held = _sizes(qkv, buffers, heads, window), _Held.of(buffers, lengths, cu_seqlens.diff().tolist())
+    sizes, held = _sizes(qkv, buffers, heads, window), _Buffers.of(buffers, lengths, cu_seqlens.diff().tolist())
     out = _empty_piece(qkv, cu_seqlens, buffers, lengths, heads)
     tensors = qkv.contiguous(), *_tables(qkv.dtype, cos, sin, key_bias), out
     call("piece_attention", qkv.dtype, sizes, cu_seqlens.contiguous(), held, *tensors)
