@@ -15,8 +15,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from unpad.errors import nearest
-from unpad.serving.limits import Limits, allowing, check_headers
-from unpad.serving.log import REQUEST_ID, log_fault, log_request
+from unpad.serving.limits import allowing, check_headers
+from unpad.serving.metrics import REQUEST_ID, log_fault, log_request
 from unpad.serving.protocol import RequestError
 from unpad.serving.routes import ABOUT, routes
 from unpad.serving.service import Service, failed
@@ -33,40 +33,35 @@ def application(service: Service, *, page: bool = True, logs: bool = True) -> AS
         page: whether it shows the page at `/`; logs: whether every request has a line in the log.
     """
     handlers: dict[Any, Any] = {
-        RequestError: _refuse,
+        RequestError: _failed,
         HTTPException: partial(_no_route, [*ABOUT, *(["/"] if page else [])], service),
-        ClientDisconnect: _gone,
-        Exception: _fault,
+        ClientDisconnect: _left,
+        Exception: _failed,
     }
     inner = Starlette(routes=routes(service, page=page), exception_handlers=handlers)
     return Front(inner, service, logs=logs)
 
 
-async def _refuse(http: Request, error: Exception) -> Response:
-    assert isinstance(error, RequestError), "registered for it"
-    return answer_of(error)
-
-
-async def _gone(http: Request, error: Exception) -> Response:
-    return Response(status_code=LEFT)
-
-
-async def _fault(http: Request, error: Exception) -> Response:
+async def _failed(http: Request, error: Exception) -> Response:
     return answer_of(failed(error))
+
+
+async def _left(http: Request, error: Exception) -> Response:
+    return Response(status_code=LEFT)
 
 
 def answer_of(error: RequestError) -> Response:
     return JSONResponse(error.to_json(), error.status, error.headers)
 
 
-async def _no_route(known: list[str], service: Service, http: Request, error: Exception) -> Response:
+async def _no_route(others: list[str], service: Service, http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for it"
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "GET")
         what = f"this route does not take {http.method}: use {allowed}"
         return answer_of(RequestError(what, status=405, code="method_not_allowed", headers={"Allow": allowed}))
     answering = [] if service.served is None else service.served.routes
-    hint = nearest(http.url.path[:60], [*known, *answering])
+    hint = nearest(http.url.path[:60], [*others, *answering])
     return answer_of(RequestError(f"there is no such route: {hint}", status=404, code="not_found"))
 
 
@@ -80,7 +75,9 @@ class Front:
         if scope["type"] != "http":
             await _refuse_other(scope, receive, send)
             return
-        seen = _Sent(send, f"req-{uuid.uuid4().hex}", _cross(Headers(scope=scope), self._service.limits))
+        seen = _Sent(
+            send, f"req-{uuid.uuid4().hex}", allowing(Headers(scope=scope).get("origin", ""), self._service.limits)
+        )
         scope.setdefault("state", {})["seen"] = seen
         REQUEST_ID.set(seen.id)
         try:
@@ -136,11 +133,6 @@ class _Sent:
             headers = MutableHeaders(scope=message)
             headers.update({"X-Request-Id": self.id, "X-Content-Type-Options": "nosniff", **self._headers})
         await self._send(message)
-
-
-def _cross(headers: Headers, limits: Limits) -> dict[str, str]:
-    origin = headers.get("origin", "")
-    return allowing(origin) if origin in limits.origins else {}
 
 
 async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:

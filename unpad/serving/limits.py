@@ -148,17 +148,14 @@ def _check_token(header: str, tokens: Sequence[str]) -> None:
     known = [hmac.compare_digest(given.strip().encode(), token.encode()) for token in tokens]
     if scheme.lower() != "bearer" or not any(known):
         what = "the request has no valid token: send it as Authorization: Bearer TOKEN"
-        raise RequestError(
-            what,
-            status=401,
-            kind="authentication_error",
-            code="invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+        headers = {"WWW-Authenticate": "Bearer"}
+        raise RequestError(what, status=401, kind="authentication_error", code="invalid_api_key", headers=headers)
 
 
-def allowing(origin: str) -> dict[str, str]:
+def allowing(origin: str, limits: Limits) -> dict[str, str]:
     """Headers by which a browser lets a page of an allowed origin read an answer."""
+    if origin not in limits.origins:
+        return {}
     return {
         "Access-Control-Allow-Origin": origin,
         "Access-Control-Allow-Methods": METHODS,

@@ -68,8 +68,22 @@ def refusals(param: str | None) -> Iterator[None]:
     try:
         yield
     except UnpadError as error:
-        said = f"{error.what}: {error.fix}" if error.fix else error.what
-        raise RequestError(said, param, code=getattr(error, "code", None)) from error
+        raise RequestError(message_of(error), param, code=getattr(error, "code", None)) from error
+
+
+def message_of(error: UnpadError) -> str:
+    """An error of a user without its place."""
+    return f"{error.what}: {error.fix}" if error.fix else error.what
+
+
+def later(seconds: int) -> dict[str, str]:
+    """Header of an answer to a client that may ask again then."""
+    return {"Retry-After": str(seconds)}
+
+
+def unavailable(message: str, *, code: str, seconds: int = 5) -> RequestError:
+    """The answer of a server that cannot answer for now."""
+    return RequestError(message, status=503, kind="server_error", code=code, headers=later(seconds))
 
 
 # --------------------------------------------------------------------------- JSON
@@ -151,15 +165,15 @@ def _shown(value: Any) -> str:
 # --------------------------------------------------------------------------- fields
 
 
-def refusal(what: str, at: str = "", code: str = "refused") -> PydanticCustomError:
+def refusal(what: str, at: str = "", code: str = "") -> PydanticCustomError:
     """The error of a field.
 
     Args:
         what: its message, behind the name of the field.
         at: the place inside of what is validated: a field of it, or an element such as "[2].role".
-        code: of the answer; "refused" for none.
+        code: of the answer; "" for none.
     """
-    return PydanticCustomError(code, "{what}", {"what": what, "at": at})
+    return PydanticCustomError(code or "refused", "{what}", {"what": what, "at": at})
 
 
 class Body(BaseModel, strict=True, extra="forbid", frozen=True):

@@ -21,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from unpad.errors import RecipeError
 from unpad.serving.app import application
 from unpad.serving.limits import Limits
-from unpad.serving.log import log_draining
+from unpad.serving.metrics import log_draining
 from unpad.serving.protocol import RequestError
 from unpad.serving.service import Service
 from unpad.serving.start import RunOpening

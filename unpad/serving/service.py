@@ -8,19 +8,26 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError, UnpadError
 from unpad.inference.engine import Engine, Reason, Request
 from unpad.serving.limits import MIB, Limits
-from unpad.serving.log import log_fault
-from unpad.serving.metrics import Metrics, Numbers
-from unpad.serving.protocol import FINISHED, CompletionAsk, RequestError, Spelled, TextPiece, TokensAsk, refusals
+from unpad.serving.metrics import Metrics, log_fault
+from unpad.serving.protocol import (
+    FINISHED,
+    CompletionAsk,
+    RequestError,
+    Spelled,
+    TextPiece,
+    TokensAsk,
+    later,
+    message_of,
+    unavailable,
+)
 from unpad.serving.served import ModelPrompt, Served
-from unpad.serving.speech import Speech
-from unpad.serving.worker import Handle, ModelThread, PassJob, WorkerEndedError
+from unpad.serving.worker import Detokenizer, ModelThread, PassJob, WorkerEndedError
 
 State = Literal["loading", "ready", "draining"]
 Result = TypeVar("Result")
@@ -64,10 +71,15 @@ class Service:
             await worker.call(partial(worker.install, make))
         self.state = "ready"
 
+    @property
+    def worker(self) -> ModelThread:
+        """The thread of the model."""
+        assert self._worker is not None, "the run is being loaded"
+        return self._worker
+
     async def broken(self) -> None:
         """Wait until the thread of the model ends; raises the fault that ended it."""
-        assert self._worker is not None, "the run is being loaded"
-        await asyncio.shield(self._worker.ended)
+        await asyncio.shield(asyncio.wrap_future(self.worker.ended))
 
     def drain(self) -> None:
         """Answer what is open, and nothing new."""
@@ -87,10 +99,7 @@ class Service:
             RequestError: 503 while it loads, and when the server is about to end.
         """
         if self.served is None or self.state != "ready":
-            raise RequestError(
-                f"the server is {self.state}: ask again later",
-                status=503, kind="server_error", code=self.state, headers={"Retry-After": "5"},
-            )  # fmt: skip
+            raise unavailable(f"the server is {self.state}: ask again later", code=self.state)
         return self.served
 
     @property
@@ -105,8 +114,8 @@ class Service:
 
     async def numbers(self) -> bytes:
         """Numbers for Prometheus, those of the engine between two of its turns."""
-        if self.state == "ready" and self._worker is not None and self._worker.engine is not None:
-            self.metrics.engine = await self._worker.call(partial(Numbers.of, self._worker.engine))
+        if self.state == "ready" and self.worker.engine is not None:
+            self.metrics.engine = await self.worker.call(partial(Metrics.of, self.worker.engine))
         return self.metrics.text()
 
     # ----------------------------------------------------------------------- work
@@ -128,11 +137,7 @@ class Service:
             seconds = self._seconds_to_wait(self.num_open + number - most)
             what = f"{self.num_open} answers run or wait already, and {most} are the most: ask again in {seconds} s"
             raise RequestError(
-                what,
-                status=429,
-                kind="rate_limit_error",
-                code="too_many_requests",
-                headers={"Retry-After": str(seconds)},
+                what, status=429, kind="rate_limit_error", code="too_many_requests", headers=later(seconds)
             )
 
     def _seconds_to_wait(self, number: int) -> int:
@@ -163,39 +168,20 @@ class Service:
         """
         self.ready()
         self.admit(len(inputs))
-        assert self._worker is not None, "the run is loaded"
-        loop = asyncio.get_running_loop()
-        jobs = [PassJob(kind, one, work, loop.create_future()) for one in inputs]
+        jobs = [PassJob(kind, input, work) for input in inputs]
+        waiting = [asyncio.wrap_future(job.future) for job in jobs]
         self.begin(len(jobs))
         for job in jobs:
-            self._worker.queue(job)
+            self.worker.queue(job)
         try:
             async with asyncio.timeout(self.limits.timeout):
-                return [await job.future for job in jobs]
+                return [await future for future in waiting]
         except TimeoutError:
             raise too_late(self.limits) from None
         finally:
-            for job in jobs:
-                job.handle.is_cancelled = True
-                job.future.cancel()
+            for future in waiting:
+                future.cancel()
                 self.end()
-
-    def submit(self, request: Request, sink: Any, speech: Callable[[], Speech], *, silent: bool) -> Handle:
-        assert self._worker is not None, "the run is loaded"
-        return self._worker.submit(request, sink, speech, silent=silent)
-
-    def cancel(self, handle: Handle) -> None:
-        assert self._worker is not None, "the run is loaded"
-        self._worker.cancel(handle)
-
-
-@dataclass(frozen=True)
-class EndOfAnswer:
-    """The end of one answer; `error` if it is not a good one."""
-
-    index: int
-    reason: Reason
-    error: RequestError | None = None
 
 
 class OpenRequest:
@@ -208,7 +194,7 @@ class OpenRequest:
     def __init__(self, service: Service, prompts: Sequence[ModelPrompt], ask: TokensAsk) -> None:
         served = service.ready()
         self._service = service
-        self._events: asyncio.Queue[TextPiece | EndOfAnswer] = asyncio.Queue()
+        self._events: asyncio.Queue[TextPiece | RequestError] = asyncio.Queue()
         self._made = [0] * (len(prompts) * ask.n)
         self._began = time.monotonic()
         self._last: list[float | None] = [None] * len(self._made)
@@ -229,9 +215,10 @@ class OpenRequest:
                 top=ask.top if not echo or ask.top is not None else 0,
                 echo=echo,
             )
-            speech = partial(Speech, served.run.tokenizer, prompted.stop, reports=ask.top is not None)
-            sink = _Sink(self, number * ask.n)
-            self._handles.append(service.submit(request, sink, speech, silent=ask.most_new == 0))
+            reports = ask.top is not None
+            texts = [Detokenizer(served.run.tokenizer, prompted.stop, reports=reports) for _ in range(ask.n)]
+            silent = ask.most_new == 0
+            self._handles.append(service.worker.submit(request, self, number * ask.n, texts, silent=silent))
 
     @property
     def num_made(self) -> int:
@@ -244,7 +231,7 @@ class OpenRequest:
     def cancel(self) -> None:
         """Free the rows; for a client that left."""
         for handle in self._handles:
-            self._service.cancel(handle)
+            self._service.worker.cancel(handle)
 
     async def pieces(self) -> AsyncIterator[TextPiece]:
         """Text of all answers as it comes; the last piece of each has the reason why it ended.
@@ -256,20 +243,20 @@ class OpenRequest:
         try:
             while left:
                 event = await self._events.get()
-                if isinstance(event, TextPiece):
-                    yield event
-                    continue
-                if event.error is not None:
-                    raise event.error
-                left -= 1
-                yield TextPiece(event.index, finished=FINISHED[event.reason])
+                if isinstance(event, RequestError):
+                    raise event
+                left -= event.finished is not None
+                yield event
         finally:
             if left:
                 self.cancel()
 
     # ----------------------------------------------------------------------- events
 
-    def _said(self, index: int, text: str, tokens: tuple[Spelled, ...], num_made: int) -> None:
+    def read(self, cached: int) -> None:
+        self.num_cached += cached
+
+    def add(self, index: int, text: str, tokens: tuple[Spelled, ...], num_made: int) -> None:
         if num_made > self._made[index]:
             self._measure(index)
             self._made[index] = num_made
@@ -284,25 +271,10 @@ class OpenRequest:
             metrics.first.observe(now - self._began)
         self._last[index] = now
 
-    def _ended(self, index: int, reason: Reason, error: UnpadError | None) -> None:
+    def end(self, index: int, reason: Reason, error: UnpadError | None) -> None:
         self._service.end()
-        self._events.put_nowait(EndOfAnswer(index, reason, error_of(reason, error, self._service.limits)))
-
-
-class _Sink:
-    """Events of one prompt of a request; `first` is the number of its first answer."""
-
-    def __init__(self, answering: OpenRequest, first: int) -> None:
-        self._answering, self._first = answering, first
-
-    def read(self, cached: int) -> None:
-        self._answering.num_cached += cached
-
-    def said(self, answer: int, text: str, tokens: tuple[Spelled, ...], num_made: int) -> None:
-        self._answering._said(self._first + answer, text, tokens, num_made)
-
-    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
-        self._answering._ended(self._first + answer, reason, error)
+        failure = error_of(reason, error, self._service.limits)
+        self._events.put_nowait(failure or TextPiece(index, finished=FINISHED[reason]))
 
 
 def error_of(reason: Reason, error: UnpadError | None, limits: Limits) -> RequestError | None:
@@ -317,8 +289,7 @@ def error_of(reason: Reason, error: UnpadError | None, limits: Limits) -> Reques
 
 
 def ending() -> RequestError:
-    what = "the server ends before the answer was complete: ask again"
-    return RequestError(what, status=503, kind="server_error", code="draining", headers={"Retry-After": "5"})
+    return unavailable("the server ends before the answer was complete: ask again", code="draining")
 
 
 def failed(error: Exception | None) -> RequestError:
@@ -328,25 +299,14 @@ def failed(error: Exception | None) -> RequestError:
     if isinstance(error, WorkerEndedError):
         return ending()
     if isinstance(error, NonFiniteError):
-        return RequestError(_told(error), status=500, kind="server_error", code="scores_not_finite")
+        return RequestError(message_of(error), status=500, kind="server_error", code="scores_not_finite")
     if isinstance(error, OutOfMemoryError):
         what = f"the request does not fit into memory: {error.fix}"
-        return RequestError(
-            what, status=503, kind="server_error", code="out_of_memory", headers={"Retry-After": str(LONGEST_RETRY)}
-        )
+        return unavailable(what, code="out_of_memory", seconds=LONGEST_RETRY)
     if isinstance(error, RecipeError | SourceError):
-        return RequestError(_told(error), code=getattr(error, "code", None))
-    return RequestError(
-        "a fault of the server: its log has more under the id of this request", status=500, kind="server_error"
-    )
-
-
-def _told(error: UnpadError) -> str:
-    try:
-        with refusals(None):
-            raise error
-    except RequestError as said:
-        return said.message
+        return RequestError(message_of(error), code=getattr(error, "code", None))
+    what = "a fault of the server: its log has more under the id of this request"
+    return RequestError(what, status=500, kind="server_error")
 
 
 def too_late(limits: Limits) -> RequestError:

@@ -1,4 +1,4 @@
-"""The thread that owns the model: takes work from a queue, turns the engine, and hands events to the event loop.
+"""The thread that owns the model: takes work from a queue, turns the engine, and hands texts to the event loop.
 
 One answer's events reach its `Sink` in order. All events of a turn cross to the loop in one call, as a call for each
 token would cost as much as a small model's step.
@@ -9,18 +9,21 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, InvalidStateError
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
 import torch
 
+from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.errors import UnpadError, needs_memory
 from unpad.inference.engine import Engine, NewToken, Reason, Request, Ticket
-from unpad.serving.log import REQUEST_ID
+from unpad.inference.generate import StopTexts
+from unpad.serving.metrics import REQUEST_ID
 from unpad.serving.protocol import Spelled
-from unpad.serving.speech import Speech
 
 Call = Callable[[], None]
 
@@ -30,32 +33,47 @@ class WorkerEndedError(Exception):
 
 
 class Sink(Protocol):
-    """Receives the events of one prompt, on the event loop."""
+    """Receives the answers of a request, by their numbers, on the event loop."""
 
     def read(self, cached: int) -> None:
-        """The prompt was read; `cached` of its tokens were kept from earlier requests."""
+        """A prompt was read; `cached` of its tokens were kept from earlier requests."""
 
-    def said(self, answer: int, text: str, tokens: tuple[Spelled, ...], num_made: int) -> None:
+    def add(self, index: int, text: str, tokens: tuple[Spelled, ...], num_made: int) -> None:
         """Text and tokens of an answer, which has `num_made` tokens so far."""
 
-    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None: ...
+    def end(self, index: int, reason: Reason, error: UnpadError | None) -> None: ...
 
 
 @dataclass
 class Handle:
-    """A request or a job in the queue, to be cancelled; None before the engine has it."""
+    """A request in the queue, to be cancelled; the ticket is None before the engine has it."""
 
     ticket: Ticket | None = None
     is_cancelled: bool = False
+
+
+@dataclass(eq=False)
+class PassJob:
+    """A pass of the model over an input; those of one kind join.
+
+    Args:
+        kind: of jobs whose inputs `work` takes together.
+        work: from all inputs to all results; a result does not depend on the others.
+    """
+
+    kind: str
+    input: Any
+    work: Callable[[Sequence[Any]], Sequence[Any]]
+    future: Future[Any] = field(default_factory=Future)
 
 
 class ModelThread:
     """The thread that owns the model.
 
     Args:
-        loop: on which sinks and futures hear of what happened.
-        failed: told, on the loop, of a fault of the program that the thread survived, and of the ids of the requests
-            that it ended.
+        loop: on which sinks hear of what happened.
+        failed: called on the loop with a fault of the program that the thread survived, and with the ids of the
+            requests that it ended.
 
     Attributes:
         is_broken: whether all requests end because of such a fault.
@@ -70,7 +88,7 @@ class ModelThread:
         self._jobs: list[PassJob] = []
         self._make: Callable[[], Engine] | None = None
         self.engine: Engine | None = None
-        self.ended: asyncio.Future[None] = loop.create_future()
+        self.ended: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="unpad-model", daemon=True)
         self._num_threads = torch.get_num_threads()
 
@@ -86,9 +104,9 @@ class ModelThread:
 
     async def call(self, work: Callable[[], Any]) -> Any:
         """Do something in the thread, between turns, and wait for its result."""
-        future: asyncio.Future[Any] = self._loop.create_future()
-        self._inbox.put(partial(self._answer, future, work))
-        return await future
+        future: Future[Any] = Future()
+        self._inbox.put(partial(_answer, future, work))
+        return await asyncio.wrap_future(future)
 
     def install(self, make: Callable[[], Engine]) -> Engine:
         """Make the engine; for the thread itself."""
@@ -97,22 +115,25 @@ class ModelThread:
         self.engine.on_fault = self._report
         return self.engine
 
-    def submit(self, request: Request, sink: Sink, speech: Callable[[], Speech], *, silent: bool = False) -> Handle:
+    def submit(
+        self, request: Request, sink: Sink, first: int, detokenizers: list[Detokenizer], *, silent: bool = False
+    ) -> Handle:
         """Queue a request for the engine.
 
         Args:
-            speech: makes what turns the tokens of one answer into text.
+            first: number of its first answer.
+            detokenizers: of its answers.
             silent: leave out the tokens that the engine makes, of a request that only reads.
         """
         handle = Handle()
-        listener = _Listener(self, sink, [speech() for _ in range(request.n)], echoes=request.echo, silent=silent)
+        listener = _Listener(self, sink, first, detokenizers, echoes=request.echo, silent=silent)
         self._inbox.put(partial(self._submit, handle, request, listener))
         return handle
 
     def cancel(self, handle: Handle) -> None:
         """Free the rows of a request before the next step."""
         handle.is_cancelled = True
-        self._inbox.put(partial(_cancel, handle))
+        self._inbox.put(lambda: None if handle.ticket is None else handle.ticket.cancel())
 
     def queue(self, job: PassJob) -> None:
         """Queue a job; those that wait at the same time and are of one kind join in one pass."""
@@ -125,15 +146,13 @@ class ModelThread:
         try:
             self._turns()
         except BaseException as error:
-            self._loop.call_soon_threadsafe(_set_exception, self.ended, error)
+            _finish(self.ended, error=error)
         else:
-            self._loop.call_soon_threadsafe(_set_result, self.ended, None)
+            _finish(self.ended)
 
     def _turns(self) -> None:
         is_busy = False
-        while True:
-            if not self._take(wait=not is_busy):
-                break
+        while self._take(wait=not is_busy):
             try:
                 self._pass()
                 is_busy = self.engine is not None and self.engine.turn()
@@ -143,7 +162,8 @@ class ModelThread:
             self._deliver()
         if self.engine is not None:
             self.engine.close()
-        self.outbox += [partial(_set_exception, job.future, WorkerEndedError()) for job in self._jobs]
+        for job in self._jobs:
+            _finish(job.future, error=WorkerEndedError())
         self._deliver()
 
     def _take(self, *, wait: bool) -> bool:
@@ -167,38 +187,28 @@ class ModelThread:
         except UnpadError as error:
             listener.fail("failed", error)
 
-    def _answer(self, future: asyncio.Future[Any], work: Callable[[], Any]) -> None:
-        try:
-            result = work()
-        except BaseException as error:
-            self.outbox.append(partial(_set_exception, future, error))
-        else:
-            self.outbox.append(partial(_set_result, future, result))
-        self._deliver()
-
     def _pass(self) -> None:
         """Run the waiting jobs of the first one's kind in one pass, without those whose clients left."""
-        jobs = [job for job in self._jobs if not job.handle.is_cancelled]
-        chosen = [job for job in jobs if job.kind == jobs[0].kind]
+        jobs = [job for job in self._jobs if not job.future.cancelled()]
         self._jobs = [job for job in jobs if job.kind != jobs[0].kind]
-        if chosen:
+        if chosen := [job for job in jobs if job.kind == jobs[0].kind]:
             self._answer_jobs(chosen)
         if self._jobs:
-            self._inbox.put(_nothing)  # come back for the others, after a turn of the engine
+            self._inbox.put(lambda: None)  # come back for the others, after a turn of the engine
 
     def _answer_jobs(self, jobs: Sequence[PassJob]) -> None:
         try:
             with needs_memory("the request", "send fewer or smaller inputs in one request"):
                 results = jobs[0].work([job.input for job in jobs])
         except Exception as error:
-            if len(jobs) > 1:  # each alone, so that one bad input fails alone
-                for job in jobs:
-                    self._answer_jobs([job])
-            else:
-                self.outbox.append(partial(_set_exception, jobs[0].future, error))
+            if len(jobs) == 1:
+                _finish(jobs[0].future, error=error)
+                return
+            for job in jobs:  # each alone, so that one bad input fails alone
+                self._answer_jobs([job])
         else:
             for job, result in zip(jobs, results, strict=True):
-                self.outbox.append(partial(_set_result, job.future, result))
+                _finish(job.future, result)
 
     def _recover(self, error: Exception) -> None:
         """After a fault of a turn that no request made by itself: end all requests, and go on with a new engine."""
@@ -220,68 +230,21 @@ class ModelThread:
             self._loop.call_soon_threadsafe(_call_all, calls)
 
 
-@dataclass(eq=False)
-class PassJob:
-    """A pass of the model over an input; those of one kind join.
-
-    Args:
-        kind: of jobs whose inputs `work` takes together.
-        work: from all inputs to all results; a result does not depend on the others.
-    """
-
-    kind: str
-    input: Any
-    work: Callable[[Sequence[Any]], Sequence[Any]]
-    future: asyncio.Future[Any]
-    handle: Handle = field(default_factory=Handle)
+def _answer(future: Future[Any], work: Callable[[], Any]) -> None:
+    try:
+        result = work()
+    except BaseException as error:
+        _finish(future, error=error)
+    else:
+        _finish(future, result)
 
 
-class _Listener:
-    """Turns the tokens of one request into text, in the thread, and puts events into the outbox."""
-
-    def __init__(self, worker: ModelThread, sink: Sink, speeches: list[Speech], *, echoes: bool, silent: bool) -> None:
-        self._worker, self._outbox, self._sink, self._speeches = worker, worker.outbox, sink, speeches
-        self._echoes, self._silent = echoes, silent
-        self.request_id = REQUEST_ID.get()
-        self._num_made = [0] * len(speeches)
-        self._is_over = [False] * len(speeches)
-
-    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
-        self._outbox.append(partial(self._sink.read, cached))
-        for answer, speech in enumerate(self._speeches if self._echoes else []):
-            self._outbox.append(partial(self._sink.said, answer, *speech.echo(echoed), 0))
-
-    def step(self, step: NewToken) -> bool:
-        if self._silent:
-            return False
-        self._num_made[step.answer] += 1
-        speech = self._speeches[step.answer]
-        text, tokens = speech.push(step)
-        self._outbox.append(partial(self._sink.said, step.answer, text, tokens, self._num_made[step.answer]))
-        return not speech.is_over
-
-    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
-        if self._is_over[answer]:
-            return
-        self._is_over[answer] = True
-        text, tokens = self._speeches[answer].rest()
-        if text or tokens:
-            self._outbox.append(partial(self._sink.said, answer, text, tokens, self._num_made[answer]))
-        if self._worker.is_broken and reason == "cancelled":
-            reason = "failed"
-        if self._silent and reason == "stop":
-            reason = "length"
-        self._outbox.append(partial(self._sink.ended, answer, reason, error))
-
-    def fail(self, reason: Reason, error: UnpadError | None) -> None:
-        """End all answers of a request that the engine does not have."""
-        for answer in range(len(self._speeches)):
-            self.ended(answer, reason, error)
-
-
-def _cancel(handle: Handle) -> None:
-    if handle.ticket is not None:
-        handle.ticket.cancel()
+def _finish(future: Future[Any], result: Any = None, *, error: BaseException | None = None) -> None:
+    with suppress(InvalidStateError):  # nobody waits for it
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
 
 
 def _call_all(calls: Sequence[Call]) -> None:
@@ -289,15 +252,117 @@ def _call_all(calls: Sequence[Call]) -> None:
         call()
 
 
-def _nothing() -> None:
-    pass
+class _Listener:
+    """Turns the tokens of a request into text, in the thread, and puts events into the outbox."""
+
+    def __init__(
+        self,
+        worker: ModelThread,
+        sink: Sink,
+        first: int,
+        detokenizers: list[Detokenizer],
+        *,
+        echoes: bool,
+        silent: bool,
+    ) -> None:
+        self._worker, self._outbox, self._sink, self._first = worker, worker.outbox, sink, first
+        self._detokenizers, self._echoes, self._silent = detokenizers, echoes, silent
+        self.request_id = REQUEST_ID.get()
+        self._num_made = [0] * len(detokenizers)
+        self._is_over = [False] * len(detokenizers)
+
+    def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
+        self._outbox.append(partial(self._sink.read, cached))
+        for answer, detokenizer in enumerate(self._detokenizers if self._echoes else []):
+            self._add(answer, *detokenizer.echo(echoed))
+
+    def step(self, step: NewToken) -> bool:
+        if self._silent:
+            return False
+        self._num_made[step.answer] += 1
+        detokenizer = self._detokenizers[step.answer]
+        self._add(step.answer, *detokenizer.push(step))
+        return not detokenizer.is_over
+
+    def ended(self, answer: int, reason: Reason, error: UnpadError | None) -> None:
+        if self._is_over[answer]:
+            return
+        self._is_over[answer] = True
+        self._add(answer, *self._detokenizers[answer].rest())
+        if self._worker.is_broken and reason == "cancelled":
+            reason = "failed"
+        if self._silent and reason == "stop":
+            reason = "length"
+        self._outbox.append(partial(self._sink.end, self._first + answer, reason, error))
+
+    def fail(self, reason: Reason, error: UnpadError | None) -> None:
+        """End all answers of a request that the engine does not have."""
+        for answer in range(len(self._detokenizers)):
+            self.ended(answer, reason, error)
+
+    def _add(self, answer: int, text: str, tokens: tuple[Spelled, ...]) -> None:
+        self._outbox.append(partial(self._sink.add, self._first + answer, text, tokens, self._num_made[answer]))
 
 
-def _set_result(future: asyncio.Future[Any], result: Any) -> None:
-    if not future.done():
-        future.set_result(result)
+class Detokenizer:
+    """Incremental text of an answer: whole characters, up to a stop text, with log probabilities if wanted.
 
+    Args:
+        stops: texts before which it ends.
+        reports: whether tokens are handed on with the text that they begin in.
+    """
 
-def _set_exception(future: asyncio.Future[Any], error: BaseException) -> None:
-    if not future.done():
-        future.set_exception(error)
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str], *, reports: bool) -> None:
+        self._tokenizer, self._reports = tokenizer, reports
+        self._decoder, self._stops = DecodeStream(tokenizer), StopTexts(stops)
+        self._held: list[Spelled] = []
+        self._num_decoded = self._num_said = 0  # characters
+
+    @property
+    def is_over(self) -> bool:
+        """True once a stop text was found."""
+        return self._stops.found
+
+    def echo(self, tokens: Iterable[NewToken]) -> tuple[str, tuple[Spelled, ...]]:
+        """Text and tokens of the prompt, which begin the answer; no stop text is looked for in them."""
+        decoder, said, spelled = DecodeStream(self._tokenizer), "", []
+        for step in tokens:
+            spelled.append(self._spelled(step, len(said)))
+            said += decoder.push(step.token)
+        said += decoder.flush()
+        self._num_decoded = self._num_said = len(said)
+        return said, tuple(spelled)
+
+    def push(self, step: NewToken) -> tuple[str, tuple[Spelled, ...]]:
+        """Add a token; return the text that is certain by now, and the tokens that begin in the text so far."""
+        if self._reports:
+            self._held.append(self._spelled(step, self._num_decoded))
+        return self._said(self._decoder.push(step.token), is_last=False)
+
+    def rest(self) -> tuple[str, tuple[Spelled, ...]]:
+        """The rest of text and tokens at the end of the answer."""
+        return self._said(self._decoder.flush(), is_last=True)
+
+    def _said(self, text: str, *, is_last: bool) -> tuple[str, tuple[Spelled, ...]]:
+        self._num_decoded += len(text)
+        said = "" if self.is_over else self._stops.push(text)
+        if is_last and not self.is_over:
+            said += self._stops.rest()
+        self._num_said += len(said)
+        everything = is_last and not self.is_over
+        ready = [one for one in self._held if everything or one.offset < self._num_said]
+        self._held = self._held[len(ready) :]
+        return said, tuple(ready)
+
+    def _spelled(self, step: NewToken, offset: int) -> Spelled:
+        top = tuple(Spelled(*self._spelling(id), logprob) for id, logprob in step.top)
+        return Spelled(*self._spelling(step.token), step.logprob, top, offset)
+
+    def _spelling(self, id: int) -> tuple[str, bytes]:
+        """Name and bytes of a token; one without text has a name alone."""
+        tokenizer = self._tokenizer
+        names = {tokenizer.eos_id: "<|eos|>", tokenizer.bos_id: "<|bos|>", tokenizer.pad_id: "<|pad|>"}
+        if id >= tokenizer.vocab_size:
+            return f"<|{id}|>", b""
+        text = tokenizer.pieces[id] if tokenizer.pieces is not None else tokenizer.decode([id]).encode()
+        return names.get(id, f"<|{id}|>"), text

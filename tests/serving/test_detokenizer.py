@@ -9,7 +9,7 @@ from unpad.data.tokens.words import train_words
 from unpad.inference.engine import NewToken
 from unpad.inference.generate import StopTexts, until
 from unpad.serving.protocol import Spelled
-from unpad.serving.speech import Speech
+from unpad.serving.worker import Detokenizer
 
 TOKENIZER = train_words(["你好，世界。hello"], 300, 1, ["用户："])
 IDS = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=20)
@@ -18,17 +18,17 @@ STOPS = st.lists(st.sampled_from(["你", "好，", "世界。h", "l", "\ufffd", 
 
 def spoken(ids: list[int], stops: list[str], *, reports: bool = True) -> tuple[str, list[Spelled], bool]:
     """Text and tokens of an answer by pieces, up to a stop text."""
-    speech = Speech(TOKENIZER, stops, reports=reports)
+    detokenizer = Detokenizer(TOKENIZER, stops, reports=reports)
     said, tokens = "", []
     for place, id in enumerate(ids):
-        text, ready = speech.push(NewToken(0, id, -float(place), ()))
+        text, ready = detokenizer.push(NewToken(0, id, -float(place), ()))
         said += text
         tokens += ready
         assert all(token.offset < len(said) for token in ready), "a token comes with the text that it begins in"
-        if speech.is_over:
+        if detokenizer.is_over:
             break
-    text, ready = speech.rest()
-    return said + text, tokens + list(ready), speech.is_over
+    text, ready = detokenizer.rest()
+    return said + text, tokens + list(ready), detokenizer.is_over
 
 
 @given(IDS, STOPS)
@@ -73,12 +73,14 @@ def test_a_stop_is_found_wherever_pieces_are_cut(text: str, cuts: list[int], sto
 
 def test_tokens_of_a_prompt_begin_the_answer_with_their_places() -> None:
     ids = TOKENIZER.encode_batch(["你好，x"])[0]
-    speech = Speech(TOKENIZER, ["好"], reports=True)
-    text, tokens = speech.echo([NewToken(0, TOKENIZER.bos_id), *(NewToken(0, id, -1.0, ((id, -1.0),)) for id in ids)])
+    detokenizer = Detokenizer(TOKENIZER, ["好"], reports=True)
+    text, tokens = detokenizer.echo(
+        [NewToken(0, TOKENIZER.bos_id), *(NewToken(0, id, -1.0, ((id, -1.0),)) for id in ids)]
+    )
     assert text == "你好，x"
     assert (tokens[0].name, tokens[0].spelling, tokens[0].logprob) == ("<|bos|>", b"", None)
     assert [text[token.offset :].startswith(token.spelling.decode()) for token in tokens] == [True] * len(tokens)
-    assert not speech.is_over
-    said, (token,) = speech.push(NewToken(0, ids[0], -1.0, ()))
+    assert not detokenizer.is_over
+    said, (token,) = detokenizer.push(NewToken(0, ids[0], -1.0, ()))
     assert (said, token.spelling.decode(), token.offset) == ("你", "你好", len(text))
-    assert speech.is_over
+    assert detokenizer.is_over
