@@ -15,7 +15,7 @@ from tests.helpers.attention_cases import error
 from tests.helpers.grid import pairs
 from tests.helpers.paths import PATHS, Path, on, taken
 from unpad.nn import norm as norm_module
-from unpad.nn.dropout import kept
+from unpad.nn.draws import kept
 from unpad.nn.norm import Norm
 
 SEED, EPS = 0x1234_5678_9ABC, 1e-5

@@ -21,8 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from unpad.batching.layout import Layout, LengthGroup, PaddedLayout, build_layout
 from unpad.nn.attend import Attend
-from unpad.nn.draws import draw, rows_of
-from unpad.nn.dropout import kept
+from unpad.nn.draws import draw, kept, rows_of
 from unpad.nn.kernel import Kernel, choose_kernels, note, runs_native
 from unpad.nn.linear import rows_are_independent
 from unpad.nn.native.attention import native_attention

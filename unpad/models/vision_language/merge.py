@@ -26,8 +26,7 @@ from unpad.models.vision_language.visual import VisionTokens, Visual, is_questio
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig, FeedForward
 from unpad.nn.cross_attention import EPS, CrossAttention, PairedRuns, PairWeights, Projection, pair_sequences
-from unpad.nn.draws import draw, uniform
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout, uniform
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened

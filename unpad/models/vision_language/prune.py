@@ -20,8 +20,7 @@ from unpad.nn.activation import activate
 from unpad.nn.attention import spread_values
 from unpad.nn.block import BEFORE
 from unpad.nn.cross_attention import EPS, CrossAttention, Projection, pair_sequences, received_attention
-from unpad.nn.draws import draw, mix, uniform
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout, mix, uniform
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened
