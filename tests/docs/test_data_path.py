@@ -1,4 +1,4 @@
-"""docs/internals/data_path.md names what exists, and the calls of all sections but the last are those of a run on texts."""
+"""docs/internals/data_path.md names what exists, and the calls of all sections but the last are of a run on texts."""
 
 from __future__ import annotations
 
