@@ -94,7 +94,7 @@ def test_every_other_length_is_noticed(folder: Path) -> None:
 def test_the_key_of_the_code_covers_reading_splitting_and_encoding() -> None:
     assert cache.code_files() == sorted(cache.code_files()), "in any order of the folder"
     names = {f"{path.parent.name}/{path.name}" for path in cache.code_files()}
-    assert {"sources/rows.py", "sources/chat.py", "sources/split.py", "tokens/encode.py", "tokens/words.py"} <= names
+    assert {"sources/reader.py", "sources/chat.py", "sources/split.py", "tokens/encode.py", "tokens/words.py"} <= names
 
 
 def test_the_key_of_the_code_changes_with_its_files_and_with_its_libraries(
