@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
+from unpad.batching.batch import describe_batch
 from unpad.batching.plan import Micro, rows_digest
 from unpad.data.measuring import Measuring
 from unpad.errors import OutOfMemoryError, Stopped, needs_memory
@@ -295,8 +296,6 @@ def _one_step(stage: StageRun, loaded: LoadedUpdate) -> None:
             peak_bytes=used_at_most(),
         )
         if run.monitor.verbose:
-            from unpad.batching.describe import describe_batch
-
             for number, batch in enumerate(loaded.micros, start=1):
                 run.monitor.detail([f"micro-batch {number}: {line}" for line in describe_batch(batch)])
 
