@@ -225,7 +225,7 @@ def proving(trainer: Trainer) -> Iterator[tuple[nn.Module, list[str]]]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     with (
         untouched_generators(),
-        undisturbed(trainer, trainer.accelerator),
+        undisturbed(trainer),
         untouched(model),
         no_router_loss(model) as router,
         warnings.catch_warnings(),
