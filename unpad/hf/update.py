@@ -44,7 +44,8 @@ from unpad.proof.foreign.update import (
     refuse_missing,
 )
 
-LEAST_ROWS = 7  # of an update that is proved, so that mixing sequences up, or their weights, shows
+LEAST_ROWS = 3  # of an update that is proved, so that mixing sequences up, or their weights, shows
+ADDED_ROWS = 7  # of the data, where an update has fewer
 MOST_ROWS, MOST_TOKENS = 24, 8192
 BEGUN = ("state", "is_in_train")  # attributes of a trainer that `_begin` gives
 OF_TOKENS = (  # inputs of a model that say which tokens there are, and where sequences begin
@@ -394,10 +395,11 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
     with proving(trainer) as (model, notes):
         _begin(trainer, trainer.get_train_dataloader())
         micros = args.gradient_accumulation_steps * trainer.accelerator.num_processes
-        numbers = _chosen(examples, args.per_device_train_batch_size * micros)
+        most = min(len(rows), args.per_device_train_batch_size * micros)
+        numbers = _chosen(examples, most)
         small = rows.like([rows.data[number] for number in numbers])
         sequences = [one for number in range(len(small)) for one in small.sequences(number) if one.sequence.ids]
-        size = max(args.per_device_train_batch_size, -(-len(small) // micros))
+        size = -(-len(small) // -(-most // args.per_device_train_batch_size))  # as many micro-batches as of all rows
         certificate, failure, truths = None, "", dict[bool, UpdateResults]()
         parts = [small.data[start : start + size] for start in range(0, len(small), size)]
         try:
@@ -422,12 +424,12 @@ def _chosen(examples: Examples, most: int) -> list[int]:
         if num_targets:
             numbers[place[0]] = numbers.get(place[0], 0) + int(length)
     rows = list(numbers)
-    num = min(len(rows), max(LEAST_ROWS, min(most, MOST_ROWS)))
+    num = min(len(rows), MOST_ROWS, most if most >= LEAST_ROWS else ADDED_ROWS)
     longest = max(rows, key=lambda row: numbers[row])
     spread = [rows[int(at)] for at in torch.linspace(0, len(rows) - 1, num).round()]
     chosen = list(dict.fromkeys([longest, *spread]))[:num]
-    while len(chosen) > 3 and sum(numbers[row] for row in chosen) > MOST_TOKENS:
-        chosen = chosen[: max(3, len(chosen) // 2)]
+    while len(chosen) > LEAST_ROWS and sum(numbers[row] for row in chosen) > MOST_TOKENS:
+        chosen = chosen[: max(LEAST_ROWS, len(chosen) // 2)]
     return chosen
 
 
