@@ -21,7 +21,6 @@ from unpad.errors import RecipeError
 from unpad.hf.checks import (
     MeanOverTargets,
     cells_per_token,
-    certify,
     check_alike,
     divide_by_targets,
     group_of,
@@ -32,8 +31,8 @@ from unpad.hf.checks import (
     own_counts,
     refuse,
     refuse_metrics,
-    sample,
     stop_packing,
+    trial,
     warn_of_cuts,
 )
 from unpad.hf.head import TargetHead, add_target_head
@@ -65,9 +64,7 @@ class Attachment:
         prepared: the model, and its isolated layers.
         head: mode in which the loss is computed; see `TargetHead`.
         model: the model as it was proved, which must compute what flat batches give.
-        certificate: the proof of the model on sequences of the training data; None if it was not asked for.
-        own: the trainer's own first update, before anything was replaced; None if no proof was asked for.
-        update: the proof of the same update on flat batches; None if no proof was asked for.
+        own: an update of the trainer's own, before anything was replaced; None if no proof was asked for.
         rows_of: rows of a dataset as the trainer's collator gives them.
         examples: of every dataset that was read.
         loss: name of a loss of the user's own, which gets all logits; empty for others.
@@ -75,6 +72,7 @@ class Attachment:
         before: what the trainer had in the place of what was changed.
         promised: what must stay as it was when the update was proved.
         group: the processes that train together.
+        certificate: the proof of the same update on flat batches; None if no proof was asked for.
     """
 
     tokens_per_micro: int
@@ -82,7 +80,6 @@ class Attachment:
     prepared: Prepared
     head: TargetHead
     model: ProvedModel
-    certificate: ForeignCertificate | None
     own: OwnUpdate | None
     rows_of: Callable[[Any], CollatedRows]
     examples: dict[int, tuple[object, Examples]]
@@ -90,7 +87,7 @@ class Attachment:
     keeps_evaluation: bool
     before: Before
     group: Group
-    update: ForeignCertificate | None = None
+    certificate: ForeignCertificate | None = None
     promised: Promised = field(default_factory=lambda: Promised({}))
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
@@ -329,9 +326,9 @@ def attach(
 ) -> Attachment:
     """Give a trainer our plan, flat batches without padding, and exact evaluation.
 
-    The trainer's class becomes a subclass of its own with `UnpadMixin`. The model is proved first, on a few sequences
-    of the training data: in one flat batch they are what they are one at a time. A trainer that is refused, and its
-    model, are as they were before.
+    The trainer's class becomes a subclass of its own with `UnpadMixin`. An update of rows of the data is proved first:
+    in flat batches its sequences are what they are one at a time. A trainer that is refused, and its model, are as they
+    were before.
 
     Args:
         trainer: a Trainer or an SFTTrainer, before `train`. Rows that SFTTrainer packed are taken apart again.
@@ -367,11 +364,8 @@ def attach(
             prepared = stack.enter_context(preparing(model))
             for tokens in (tokens_per_micro, tokens_per_eval or tokens_per_micro):
                 refuse_lengths(prepared.limits, examples.lengths, tokens)
-            chosen = sample(examples, prepared, tokens_per_micro)
-            certificate = certify(prepared, chosen) if prove else None
-            device = next(model.parameters()).device
-            batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(chosen).items()}
-            head = add_target_head(model, prepared.inner, batch, args.loss_type if is_sft(trainer) else None)
+            loss_type = args.loss_type if is_sft(trainer) else None
+            head = add_target_head(model, prepared.inner, trial(examples, prepared), loss_type)
             stack.push(lambda kind, error, trace: None if error is None else head.remove())
             attachment = Attachment(
                 tokens_per_micro,
@@ -379,7 +373,6 @@ def attach(
                 prepared,
                 head,
                 ProvedModel.of(prepared, head),
-                certificate,
                 own,
                 rows_of=partial(CollatedRows.of, trainer),
                 examples={id(trainer.train_dataset): (trainer.train_dataset, examples)},
@@ -390,14 +383,14 @@ def attach(
             )
             stack.enter_context(replacing(trainer, attachment))
             if own is not None:
-                attachment.update = prove_ours(trainer, own, prepared.limits)
+                attachment.certificate = prove_ours(trainer, own, prepared.limits)
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
             talk.own.append(examples.digest())
         check_alike("training data or arguments", talk.told)
     if trainer.compute_metrics is not None and not attachment.keeps_evaluation:
         doubts.append(METRICS)
-    if own is not None and attachment.update is not None:
-        doubts += doubts_of_own(own, attachment.update)
+    if own is not None and attachment.certificate is not None:
+        doubts += doubts_of_own(own, attachment.certificate)
     for text in doubts:
         warnings.warn(text, stacklevel=2)
     return attachment
