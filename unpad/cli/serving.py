@@ -57,7 +57,7 @@ def serve(
     check_run(run)
     from unpad.serving.server import Listening
     from unpad.serving.server import serve as serve_run
-    from unpad.serving.start import RunOpening
+    from unpad.serving.served import RunOpening
 
     limits = Limits(
         host=host,

@@ -31,10 +31,9 @@ from unpad.proof.passes import line_of_numbers
 from unpad.proof.serving import HTTP
 from unpad.serving.limits import Limits
 from unpad.serving.patients import NoFormError, Tables, instances_of
-from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, opened
+from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, RunOpening, opened
 from unpad.serving.server import Listening, Server, bound, run
 from unpad.serving.service import Service
-from unpad.serving.start import RunOpening
 from unpad.terminal.table import number_of
 
 SECONDS = 600  # of a request
