@@ -74,7 +74,7 @@ def test_captions_and_questions_have_metrics_of_their_own_rows(finished: Finishe
     run = replace(run, recipe=run.recipe.model_copy(update={"generate": short}))
     evaluation = evaluate(run, Measuring(run.model, data, np.arange(len(data.table)), run.recipe.plan), 0)
     assert evaluation.rows is not None
-    of_rows, found = evaluation.rows(), evaluation.metrics
+    of_rows, found = evaluation.rows, evaluation.metrics
     names, columns = list(of_rows.columns), zip(*of_rows.columns.values(), strict=True)
     table = [dict(zip(names, values, strict=True)) for values in columns]
     of = {kind: [row for row in table if row["kind"] == kind] for kind in ("question", "caption")}

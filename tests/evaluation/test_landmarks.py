@@ -14,7 +14,7 @@ from unpad.data.measuring import Measuring
 from unpad.evaluation.binary import exact_auroc, exact_concordance
 from unpad.evaluation.metrics import Metric
 from unpad.evaluation.paired import paired
-from unpad.evaluation.patients import MEASURES, describe, held_out, summarise, summarise_competing
+from unpad.evaluation.patients import OF_OUTCOME, describe, held_out, outcome_rows
 from unpad.evaluation.rows import GROUP, ID, LANDMARK, PART, ExampleRows, objects
 from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.patients import PatientPredictions, predict
@@ -47,19 +47,21 @@ def bounds(metrics: dict[str, Metric]) -> dict[str, list[float]]:
 
 
 def test_intervals_of_patients_with_equal_examples_are_those_of_the_patients(once: PatientPredictions) -> None:
-    expected = summarise(once, True, True)
-    told = summarise(thrice(once), True, True)
+    expected = outcome_rows(once, True, True).metrics()
+    told = outcome_rows(thrice(once), True, True).metrics()
     for name, values in bounds(told).items():
         if name != "calibration_error":  # its bins are between other numbers
             assert values == pytest.approx(bounds(expected)[name], nan_ok=True), name
         assert told[name].num == TIMES * expected[name].num
         assert told[name].num_groups == expected[name].num
-    assert bounds(told) != bounds(summarise(apart(thrice(once)), True, True)), "as many patients as examples"
+    assert bounds(told) != bounds(outcome_rows(apart(thrice(once)), True, True).metrics()), (
+        "as many patients as examples"
+    )
 
 
 def test_what_does_not_exist_is_of_as_many_patients(once: PatientPredictions) -> None:
     nobody = replace(once, labels=np.minimum(once.labels, 0), cause=np.zeros(NUM, np.int64))
-    told = summarise(thrice(nobody), True, True)
+    told = outcome_rows(thrice(nobody), True, True).metrics()
     for name, num in (("auroc", int(once.known.sum())), ("concordance", NUM)):
         assert math.isnan(told[name].value)
         assert (told[name].num, told[name].num_groups) == (TIMES * num, num)
@@ -94,9 +96,12 @@ def test_exact_limits_of_equal_examples_are_those_of_the_patients(once: PatientP
     )
     competing = replace(outcome, cause=2 * came, competing=0.1 + 0.5 * came[:, None])
     for told, expected in (
-        (summarise(thrice(classed), True, False), summarise(classed, True, False)),
-        (summarise(thrice(outcome), True, True), summarise(outcome, True, True)),
-        (summarise_competing(thrice(competing), ["x"], 1.0), summarise_competing(competing, ["x"], 1.0)),
+        (outcome_rows(thrice(classed), True, False).metrics(), outcome_rows(classed, True, False).metrics()),
+        (outcome_rows(thrice(outcome), True, True).metrics(), outcome_rows(outcome, True, True).metrics()),
+        (
+            outcome_rows(thrice(competing), False, False, ("x",), 1.0).metrics(),
+            outcome_rows(competing, False, False, ("x",), 1.0).metrics(),
+        ),
     ):
         perfect = [name for name in told if name.startswith(("auroc", "concordance", "accuracy"))]
         assert {told[name].value for name in perfect} == {1.0}
@@ -135,7 +140,7 @@ def rows_of(ids: list[int], landmarks: list[float], loss: list[float], **columns
     num = len(ids)
     first = {ID: np.array(ids), LANDMARK: np.array(landmarks), GROUP: np.array(ids), PART: objects(["valid"] * num)}
     known = {"loss": np.array(loss), "num_targets": np.ones(num, np.int64)}
-    measures = {name: MEASURES[name] for name in ("loss", "auroc") if name == "loss" or "label" in columns}
+    measures = {name: OF_OUTCOME[name] for name in ("loss", "auroc") if name == "loss" or "label" in columns}
     return ExampleRows({**first, **known, **columns}, measures)
 
 
@@ -172,10 +177,10 @@ def test_intervals_of_several_classes_and_of_competing_events_are_over_patients(
     classed = replace(once, log_p=log_p, labels=rng.integers(0, 3, NUM), classes=("a", "b", "c"))
     competing = replace(once, competing=rng.random((NUM, 1)), cause=rng.integers(0, 3, NUM))
     for expected, told in (
-        (summarise(classed, True, False), summarise(thrice(classed), True, False)),
+        (outcome_rows(classed, True, False).metrics(), outcome_rows(thrice(classed), True, False).metrics()),
         (
-            summarise_competing(competing, ["other"], 500.0),
-            summarise_competing(thrice(competing), ["other"], 500.0),
+            outcome_rows(competing, False, False, ("other",), 500.0).metrics(),
+            outcome_rows(thrice(competing), False, False, ("other",), 500.0).metrics(),
         ),
     ):
         assert set(told) == set(expected) != set()

@@ -53,9 +53,9 @@ def of_patients() -> list[str]:
     of_classes = replace(found, classes=("loss", "home", "died"), log_p=log_p, labels=np.arange(num) % 3)
     competing = replace(found, competing=np.full((num, 1), 0.1), durations=np.ones(num), cause=np.arange(num) % 3)
     return [
-        *patients.summarise(found, True, True),
-        *patients.summarise(of_classes, True, True),
-        *patients.summarise_competing(competing, ["moved"], 2.0),
+        *patients.outcome_rows(found, True, True).metrics(),
+        *patients.outcome_rows(of_classes, True, True).metrics(),
+        *patients.outcome_rows(competing, False, False, ("moved",), 2.0).metrics(),
         *sets.summarise_sets(scores, CODES),
     ]
 

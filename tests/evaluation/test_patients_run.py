@@ -25,7 +25,7 @@ from unpad.data.family import open_data
 from unpad.data.measuring import Measuring
 from unpad.data.patients import EventData
 from unpad.errors import NOT_PROVED
-from unpad.evaluation.patients import summarise
+from unpad.evaluation.patients import outcome_rows
 from unpad.evaluation.sets import score_sets, summarise_sets
 from unpad.inference.patients import predict
 from unpad.models import model_config
@@ -137,7 +137,7 @@ def test_the_recipe_for_own_tables_reads_such_tables_and_every_measure_is_explai
     found = predict(Measuring(Guess(), draw(), np.arange(40), PlanSettings()))
     sets = score_sets(Measuring(Guess(), draw(), np.arange(40), PlanSettings()), True, True)
     measures = {
-        *summarise(found, True, True),
+        *outcome_rows(found, True, True).metrics(),
         *summarise_sets(sets, CODES),
         *SetSequence(model_config(MODEL), 3).weights,
     }

@@ -20,7 +20,7 @@ from tests.helpers.toy import quiet, write_toy
 from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.paired import paired
-from unpad.evaluation.patients import MEASURES, _measures_of
+from unpad.evaluation.patients import ALONE, OF_OUTCOME, _of_classes
 from unpad.evaluation.rows import ExampleRows, Ratio, objects
 from unpad.evaluation.run import evaluate_new, evaluate_run
 from unpad.training.loop import train
@@ -84,10 +84,13 @@ def of_questions(rows: Table) -> dict[str, float]:
 
 def of_patients(rows: Table) -> dict[str, float]:
     label, p = rows["label"].astype(int), rows["probability"]
-    found = {name: float(one.of(rows, None)) for name, one in MEASURES.items() if not isinstance(one, Ratio)}
-    return found | {
+    return {
         "loss": rows["loss"].sum() / rows["num_targets"].sum(),
         "auroc": float((p[label == 1][:, None] > p[label == 0]).mean()),
+        "average_precision": float(binary.average_precision(label, p)),
+        "brier": ((p - label) ** 2).mean(),
+        "accuracy": ((p > 0.5) == label).mean(),
+        "concordance": float(binary.concordance(rows["risk"], rows["duration"], rows["observed"].astype(bool))),
         "prevalence": label.mean(),
         "calibration_error": float(binary.calibration_error(label, p)),
         "calibration_slope": float(binary.calibration_slope(label, p)),
@@ -185,7 +188,7 @@ def rows_of(places: list[str], loss: list[float], targets: list[int], groups: li
             "where": objects(places), "group": np.array(groups), "part": objects(["valid"] * len(places)),
             "loss": np.array(loss), "num_targets": np.array(targets), **given,
         },
-        {"loss": Ratio("loss", "num_targets"), **({"auroc": MEASURES["auroc"]} if columns else {})},
+        {"loss": Ratio("loss", "num_targets"), **({"auroc": OF_OUTCOME["auroc"]} if columns else {})},
     )  # fmt: skip
 
 
@@ -250,7 +253,7 @@ def of_classes(labels: Sequence[str | None], classes: tuple[str, ...], best: lis
     p = {f"probability_{name}": [0.9 if name == one else 0.1 for one in best] for name in classes}
     right = [one == label for one, label in zip(best, labels, strict=True)]
     rows = rows_of([f"x:{i}" for i in range(num)], [1.0] * num, known, list(range(num)), label=labels, **p, right=right)
-    return replace(rows, measures=_measures_of(classes))
+    return replace(rows, measures={name: one for name, one in _of_classes(classes).items() if name not in ALONE})
 
 
 def test_runs_of_other_classes_are_compared_where_both_know_the_class() -> None:

@@ -59,7 +59,7 @@ def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Eval
         f"it is {data.classes[predictions.labels[i]]}"
         for i in wrong
     ]
-    return Evaluation(metrics, lines, describe(predictions, data.classes), lambda: rows(over, predictions))
+    return Evaluation(metrics, lines, describe(predictions, data.classes), rows(over, predictions))
 
 
 def check_new(data: ImageData, path: Path) -> NewFacts:

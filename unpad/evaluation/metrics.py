@@ -240,7 +240,7 @@ def ratio(total: np.ndarray, num: np.ndarray | None, weights: np.ndarray | None 
     """
     total = np.asarray(total, np.float64)
     weights = np.ones(len(total)) if weights is None else weights
-    return divided((weights * total).sum(-1), (weights if num is None else weights * num).sum(-1))
+    return divided(weights @ total, weights.sum(-1) if num is None else weights @ num)
 
 
 def divided(above: np.ndarray, below: np.ndarray) -> np.ndarray:

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -24,8 +23,9 @@ from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
-from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, exact_share, measured, ratio, refused
+from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, exact_share, ratio, refused
 from unpad.evaluation.rows import (
+    GROUP,
     ID,
     LANDMARK,
     Columns,
@@ -172,17 +172,17 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
 
 def _judged(known: PatientPredictions) -> HeldOut:
     """`held_out` by patients of known outcome."""
-    labels, loss = known.labels, float(known.nll.mean())
-    if known.classes:
-        values = {"accuracy": known.right.mean(), "auroc": binary.mean_auroc(labels, np.exp(known.log_p))}
-    else:
-        measures = {"auroc": binary.auroc, "average_precision": binary.average_precision, "brier": binary.brier}
-        values = {name: measure(labels, known.p) for name, measure in measures.items()}
-    found = {"loss": loss, **{name: float(value) for name, value in values.items()}}
-    why = {name: _why_missing(name, known) for name, value in found.items() if np.isnan(value)}
+    rows, loss, why = outcome_rows(known, True, False), float(known.nll.mean()), dict[str, str]()
+    values = {"loss": loss}
+    for name in ("accuracy", "auroc") if known.classes else ("auroc", "average_precision", "brier"):
+        measure = rows.measures[name]
+        value = float(measure.of(rows.columns, None))
+        if not np.isnan(value):
+            values[name] = value
+        elif isinstance(measure, Ranked) and measure.finish is not None:
+            why[name] = measure.finish(refused(len(known.labels), ""), rows.columns).note
     # Independent targets: their number says how far chance may move the loss.
-    num = len(np.unique(known.patient))
-    return HeldOut(loss, {name: value for name, value in found.items() if name not in why}, num, why)
+    return HeldOut(loss, values, len(np.unique(known.patient)), why)
 
 
 @torch.no_grad()
@@ -202,7 +202,7 @@ def _term_sums(over: Measuring[EventData]) -> dict[str, tuple[float, int]]:
 
 
 def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Evaluation:
-    """Measures of what the model was trained on: of the outcome (`summarise`), and of sets (`sets.summarise_sets`).
+    """Measures of what the model was trained on: of the outcome (`outcome_rows`), and of sets (`sets.summarise_sets`).
 
     No patient is named in what the page draws.
 
@@ -224,19 +224,18 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     if gives_probability(model) or trains(model, "hazard"):
         predictions = predict(over)
         classifies = gives_probability(model) and bool(predictions.known.any())
-        metrics |= summarise(predictions, classifies, classifies or trains(model, "hazard"))
-        own = _measures_of(predictions.classes) if predictions.classes else MEASURES
-        competing: Sequence[str] = ()
+        competing, horizon = tuple[str, ...](), 0.0
         if predictions.competing.shape[1]:
             assert run.recipe.events.labels is not None, "competing events are those of labels"
             assert data.horizon is not None, "their probabilities are up to a horizon"
-            competing = run.recipe.events.labels.competing
-            metrics |= summarise_competing(predictions, competing, data.horizon)
-            own = own | (_measures_of_causes(competing, data.horizon) if classifies else {})
+            competing, horizon = tuple(run.recipe.events.labels.competing), data.horizon
+        ranks = classifies or trains(model, "hazard")
+        of_outcome = outcome_rows(predictions, classifies, ranks, competing, horizon)
+        metrics |= of_outcome.metrics()
         drawn["counts"] |= count(predictions, data.labels is not None)
-        p = probabilities(run, predictions.log_p, predictions.competing) if classifies else {}
-        columns |= _columns(predictions, p, competing)
-        measures |= {name: measure for name, measure in own.items() if name in metrics}
+        columns |= of_outcome.columns
+        measures |= {"loss": LOSS} if classifies else {}
+        measures |= {name: one for name, one in of_outcome.measures.items() if name in metrics.keys() - ALONE}
         if classifies:
             lines = _surest_wrong(predictions, data, ids, num_shown)
             drawn |= describe(predictions)
@@ -250,16 +249,41 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
         measures |= {name: Ratio(name, f"num_{name}") for name in by_patient if f"num_{name}" in by_patient}
         drawn["counts"] |= {"sets": len(scores.patient)}
     shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
-    return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn, lambda: ExampleRows(columns, measures))
+    return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn, ExampleRows(columns, measures))
 
 
-def _columns(predictions: PatientPredictions, p: Columns, competing_events: Sequence[str] = ()) -> Columns:
+def outcome_rows(
+    predictions: PatientPredictions,
+    classifies: bool,
+    ranks: bool,
+    competing: tuple[str, ...] = (),
+    horizon: float = 0.0,
+) -> ExampleRows:
+    """Rows of patients with the measures of their outcome.
+
+    Args:
+        classifies: whether probabilities were trained and labels exist.
+        ranks: whether the risk was trained.
+        competing: names of the competing events; horizon: days from the landmark, of their probabilities.
+    """
+    measures: Measures = {}
+    if classifies:
+        measures = _of_classes(predictions.classes) if predictions.classes else OF_OUTCOME
+    if ranks and not predictions.classes:
+        measures = measures | {"concordance": _of_times("risk")}
+    for name in competing:
+        measures = measures | _of_cause(name, np.float32(horizon))  # durations are rounded so
+    columns = _columns(predictions, classifies or bool(competing), competing)
+    return ExampleRows(columns | {GROUP: predictions.patient}, measures)
+
+
+def _columns(predictions: PatientPredictions, predicts: bool, competing_events: Sequence[str] = ()) -> Columns:
     """Columns of the patients' rows: `risk`, `duration` and `observed`, whether it ended with the outcome; `competing`,
-    whether with another event, where any did, and `competing_event`, its name, where these have probabilities; with
-    probabilities `p`, these, `label` (0, 1 or None), `loss` in nats and `num_targets`, 1 where the outcome is known. Of
-    several classes in place of risk and times `prediction`, the likeliest, and `right`."""
+    whether with another event, where any did, and `competing_event`, its name, where these have probabilities; if it
+    `predicts` probabilities, these, `label` (0, 1 or None), `loss` in nats and `num_targets`, 1 where the outcome is
+    known. Of several classes in place of risk and times `prediction`, the likeliest, and `right`."""
     timed, known = ~np.isnan(predictions.durations), predictions.known
-    names = objects(predictions.classes)
+    names, p = objects(predictions.classes), np.exp(predictions.log_p)
     columns: Columns = {} if len(names) else {"risk": predictions.risk, "duration": predictions.durations}
     competing = predictions.cause >= FIRST_COMPETING
     if columns:
@@ -269,16 +293,19 @@ def _columns(predictions: PatientPredictions, p: Columns, competing_events: Sequ
     if competing_events:
         causes = objects([None, None, *competing_events])  # of censoring and the outcome
         columns[EVENT] = _known_only(causes[predictions.cause], competing)
-    if p:
-        columns["label"] = _known_only(names[predictions.labels] if len(names) else predictions.labels, known)
-        if len(names):
-            columns["prediction"] = names[predictions.chosen]
-            columns["right"] = np.where(known, predictions.right, np.nan)
-        columns |= p
-        columns["loss"] = np.full(len(known), np.nan)
-        columns["loss"][known] = predictions.nll
-        columns["num_targets"] = known.astype(np.int64)
-    return columns
+    if not predicts:
+        return columns
+    columns["label"] = _known_only(names[predictions.labels] if len(names) else predictions.labels, known)
+    if len(names):
+        columns["prediction"] = names[predictions.chosen]
+        columns["right"] = np.where(known, predictions.right, np.nan)
+        columns |= {f"probability_{name}": p[:, place] for place, name in enumerate(names)}
+    else:
+        columns["probability"] = p[:, 1]
+    columns |= {f"probability_{name}": predictions.competing[:, place] for place, name in enumerate(competing_events)}
+    columns["loss"] = np.full(len(known), np.nan)
+    columns["loss"][known] = predictions.nll
+    return columns | {"num_targets": known.astype(np.int64)}
 
 
 def _known_only(values: np.ndarray, known: np.ndarray) -> np.ndarray:
@@ -286,65 +313,139 @@ def _known_only(values: np.ndarray, known: np.ndarray) -> np.ndarray:
     return objects([value if one else None for value, one in zip(values.tolist(), known.tolist(), strict=True)])
 
 
-def _by_label(measure: Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]) -> Ranked:
-    return Ranked("label", lambda rows, w: measure(rows["label"].astype(np.int64), rows["probability"], w))
+# --------------------------------------------------------------------------- measures of the outcome
 
 
-def _concordance(rows: Columns, weights: np.ndarray | None, risk: str = "risk", event: str = "") -> np.ndarray:
-    """`binary.concordance` of a column of rows with the times to the outcome, or to a competing event; after another of
-    these it never comes."""
-    outcome = rows["observed"].astype(bool)
-    mine = rows[EVENT] == event if event else outcome
-    ended = outcome | rows["competing"].astype(bool) if "competing" in rows else outcome
-    return binary.concordance(rows[risk], np.where(ended & ~mine, np.inf, rows["duration"]), mine, weights)
+class _Over(NamedTuple):
+    """What measures take of the rows that have a column: calling it makes one.
+
+    Args:
+        inputs: arrays that the measure takes before the weights.
+        why: reason why a measure does not exist, given these.
+    """
+
+    needs: str
+    inputs: Callable[[Columns], tuple[np.ndarray, ...]]
+    why: Callable[..., str]
+
+    def __call__(
+        self, measure: Callable[..., np.ndarray], limit: Callable[..., Metric] | None = None, **how: bool
+    ) -> Ranked:
+        """A measure; `limit` gives its metric exact limits, from it, the patient of every row, and the inputs."""
+
+        def finish(metric: Metric, rows: Columns) -> Metric:
+            if np.isnan(metric.value):
+                return refused(metric.num, self.why(*self.inputs(rows)), metric.num_groups)
+            return metric if limit is None else limit(metric, rows[GROUP], *self.inputs(rows))
+
+        return Ranked(self.needs, lambda rows, weights: measure(*self.inputs(rows), weights), finish, **how)
 
 
-# Metrics of the prediction by the columns that they are of.
-MEASURES: Measures = {
-    "loss": Ratio("loss", "num_targets"),
-    "auroc": _by_label(binary.auroc),
-    "average_precision": _by_label(binary.average_precision),
-    "brier": _by_label(binary.brier),
-    "accuracy": _by_label(binary.accuracy),
-    "concordance": Ranked("observed", _concordance),
+def _outcome(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
+    return rows["label"].astype(np.int64), rows["probability"]
+
+
+def _why_no_outcome(labels: np.ndarray, p: np.ndarray, otherwise: str = "the fit does not converge") -> str:
+    if labels.all() or not labels.any():
+        return "all patients have the outcome" if labels.all() else "no patient has the outcome"
+    return otherwise
+
+
+def _why_no_slope(labels: np.ndarray, p: np.ndarray) -> str:
+    return _why_no_outcome(labels, p, binary.why_no_slope(labels, p) if 0 < labels.mean() < 1 else "")
+
+
+def _in_pairs(metric: Metric, patient: np.ndarray, labels: np.ndarray, p: np.ndarray) -> Metric:
+    return binary.exact_auroc(metric, labels, patient)
+
+
+LOSS = Ratio("loss", "num_targets")
+_OF_LABEL = _Over("label", _outcome, _why_no_outcome)
+OF_OUTCOME: Measures = {
+    "auroc": _OF_LABEL(binary.auroc, _in_pairs),
+    "average_precision": _OF_LABEL(binary.average_precision, lambda metric, *_: binary.one_sided_precision(metric)),
+    "prevalence": _OF_LABEL(lambda labels, p, weights: ratio(labels, None, weights), share=True),
+    "brier": _OF_LABEL(binary.brier, share=True),
+    "accuracy": _OF_LABEL(binary.accuracy, share=True),
+    "loss": LOSS,
+    "calibration_error": _OF_LABEL(binary.calibration_error, biased=True),
+    "calibration_slope": _OF_LABEL._replace(why=_why_no_slope)(binary.calibration_slope),
+    "calibration_intercept": _OF_LABEL(binary.calibration_intercept),
 }
+ONE_CLASS, NOBODY = "all have one class", "no patient has the class"
+# Of the rows of one run, which `unpad compare --rows` leaves out.
+ALONE = {"prevalence", "commonest_class", "calibration_error", "calibration_slope", "calibration_intercept"}
 
 
-def _measures_of_causes(names: Sequence[str], horizon: float) -> Measures:
-    """`MEASURES` of competing events; arguments as of `summarise_competing`."""
+def _of_classes(classes: Sequence[str]) -> Measures:
+    """`auroc`, the mean of `auroc_CLASS` of every class against the rest, `accuracy` beside that of always saying the
+    `commonest_class`, `brier`, `loss` and `calibration_error`, of patients of known class. A class that no patient has,
+    or all have, has no `auroc_CLASS`, and does not count in the mean."""
 
-    def of(name: str) -> Measures:
-        p = f"probability_{name}"
-
-        def came(rows: Columns) -> np.ndarray:
-            by_horizon: np.ndarray = (rows[EVENT] == name) & (rows["duration"] <= np.float32(horizon))
-            return by_horizon
-
-        return {
-            f"auroc_{name}": Ranked("label", lambda rows, w: binary.auroc(came(rows), rows[p], w)),
-            f"concordance_{name}": Ranked("observed", lambda rows, w: _concordance(rows, w, p, name)),
-            f"brier_{name}": Ranked("label", lambda rows, w: binary.brier(came(rows), rows[p], w)),
-        }
-
-    return {metric: measure for name in names for metric, measure in of(name).items()}
-
-
-def _measures_of(classes: Sequence[str]) -> Measures:
-    """`MEASURES` of several classes."""
-
-    def told(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
+    def inputs(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
         labels = np.array([classes.index(name) for name in rows["label"].tolist()], np.int64)
         return labels, np.stack([rows[f"probability_{name}"] for name in classes], 1)
 
-    def of_all(measure: Callable[[np.ndarray, np.ndarray, np.ndarray | None], np.ndarray]) -> Ranked:
-        return Ranked("label", lambda rows, w: measure(*told(rows), w))
+    def of_one(place: int) -> _Over:
+        def against_rest(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
+            labels, p = inputs(rows)
+            return labels == place, p[:, place]
 
-    def of_class(place: int) -> Ranked:
-        return of_all(lambda labels, p, w: binary.auroc(labels == place, p[:, place], w))
+        return _Over("label", against_rest, lambda mine, p: ONE_CLASS if mine.any() else NOBODY)
 
-    measures: Measures = {"loss": MEASURES["loss"], "accuracy": Ratio("right", "num_targets")}
-    measures |= {"auroc": of_all(binary.mean_auroc), "brier": of_all(binary.class_brier)}
-    return measures | {f"auroc_{name}": of_class(place) for place, name in enumerate(classes)}
+    def rarest(metric: Metric, patient: np.ndarray, labels: np.ndarray, p: np.ndarray) -> Metric:
+        pairs = [binary.num_pairs(labels == place, patient) for place in np.unique(labels)]
+        return exact_share(metric, min(pairs, default=0))
+
+    def commonest(labels: np.ndarray, p: np.ndarray, weights: np.ndarray) -> np.ndarray:
+        return ratio(labels == np.bincount(labels).argmax(), None, weights)
+
+    of_all = _Over("label", inputs, lambda labels, p: ONE_CLASS)
+    return {
+        "auroc": of_all(binary.mean_auroc, rarest),
+        "accuracy": Ratio("right", "num_targets", share=True),
+        "commonest_class": of_all(commonest, share=True),
+        "brier": of_all(binary.class_brier),
+        "loss": LOSS,
+        "calibration_error": of_all(binary.class_calibration_error, biased=True),
+        **{f"auroc_{name}": of_one(place)(binary.auroc, _in_pairs) for place, name in enumerate(classes)},
+    }
+
+
+def _of_times(risk: str, name: str = "outcome") -> Ranked:
+    """Concordance of a column of risks with the times to the outcome, or to the competing event `name`; after another
+    of these it never comes."""
+
+    def inputs(rows: Columns) -> tuple[np.ndarray, ...]:
+        outcome = rows["observed"].astype(bool)
+        mine = outcome if risk == "risk" else rows[EVENT] == name
+        ended = outcome | rows["competing"].astype(bool) if "competing" in rows else outcome
+        return rows[risk], np.where(ended & ~mine, np.inf, rows["duration"]), mine
+
+    def limit(metric: Metric, patient: np.ndarray, risk: np.ndarray, waits: np.ndarray, came: np.ndarray) -> Metric:
+        return binary.exact_concordance(metric, waits, came, patient)
+
+    why = f"no {name} came before another patient's observation ended"
+    return _Over("observed", inputs, lambda *_: why)(binary.concordance, limit)
+
+
+def _of_cause(name: str, horizon: np.float32) -> Measures:
+    """Measures of the probability of a competing event, as those of the outcome: after another event this one never
+    comes."""
+    p = f"probability_{name}"
+
+    def inputs(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
+        return (rows[EVENT] == name) & (rows["duration"] <= horizon), rows[p]
+
+    def why(came: np.ndarray, p: np.ndarray) -> str:
+        return f"{'all patients have' if came.all() else 'no patient has'} {name} by the horizon"
+
+    by_horizon = _Over("label", inputs, why)
+    return {
+        f"auroc_{name}": by_horizon(binary.auroc, _in_pairs),
+        f"concordance_{name}": _of_times(p, name),
+        f"brier_{name}": by_horizon(binary.brier, share=True),
+    }
 
 
 def check_new(data: EventData, path: Path) -> NewFacts:
@@ -375,128 +476,6 @@ def count(predictions: PatientPredictions, labelled: bool) -> dict[str, int]:
             counts["observed_until_a_competing_event"] = int((cause >= FIRST_COMPETING).sum())
         counts["censored"] = int((cause == 0).sum())
     return counts
-
-
-def summarise(predictions: PatientPredictions, classifies: bool, ranks: bool) -> dict[str, Metric]:
-    """Measures of the probabilities, `_of_outcome` or `_of_classes`, and `concordance` where times to the outcome are
-    known.
-
-    Args:
-        classifies: whether probabilities were trained and labels exist.
-        ranks: whether the risk was trained.
-    """
-    known, timed = predictions.only(predictions.known), predictions.only(~np.isnan(predictions.durations))
-    metrics: dict[str, Metric] = {}
-    if classifies:
-        metrics = _of_classes(known) if known.classes else _of_outcome(known)
-        metrics = {name: _or_refused(metric, _why_missing(name, known)) for name, metric in metrics.items()}
-    if ranks and len(timed.labels):
-        metrics["concordance"] = _ranks(timed, timed.risk, OUTCOME, "outcome")
-    return metrics
-
-
-def _measured(
-    over: PatientPredictions,
-    measure: Callable[..., np.ndarray],
-    *columns: np.ndarray,
-    biased: bool = False,
-    share: bool = False,
-) -> Metric:
-    """A measure of columns of these patients, each drawn with all of its examples, as of `metrics.measured`."""
-    of_weights = partial(measure, *columns)
-    return measured(of_weights, len(over.labels), over.patient, biased=biased, share=share)
-
-
-def _of_outcome(known: PatientPredictions) -> dict[str, Metric]:
-    """`auroc`, `average_precision` beside `prevalence`, `brier`, `accuracy`, `loss`, `calibration_error` with
-    `calibration_slope` and `calibration_intercept`, of patients of known outcome."""
-    labels, p = known.labels, known.p
-    area = _measured(known, binary.auroc, labels, p)
-    return {
-        "auroc": binary.exact_auroc(area, labels, known.patient),
-        "average_precision": binary.one_sided_precision(_measured(known, binary.average_precision, labels, p)),
-        "prevalence": _measured(known, _mean, labels, share=True),
-        "brier": _measured(known, binary.brier, labels, p, share=True),
-        "accuracy": _measured(known, binary.accuracy, labels, p, share=True),
-        "loss": _measured(known, _mean, known.nll),
-        "calibration_error": _measured(known, binary.calibration_error, labels, p, biased=True),
-        "calibration_slope": _measured(known, binary.calibration_slope, labels, p),
-        "calibration_intercept": _measured(known, binary.calibration_intercept, labels, p),
-    }
-
-
-def _of_classes(known: PatientPredictions) -> dict[str, Metric]:
-    """`auroc`, the mean of `auroc_CLASS` of every class against the rest, `accuracy` beside that of always saying the
-    `commonest_class`, `brier`, `loss` and `calibration_error`, of patients of known class. A class that no patient has,
-    or all have, has no `auroc_CLASS`, and does not count in the mean."""
-    labels, p, groups = known.labels, np.exp(known.log_p), known.patient
-    sizes = np.bincount(labels, minlength=p.shape[1])
-    rarest = min((binary.num_pairs(labels == place, groups) for place in np.flatnonzero(sizes).tolist()), default=0)
-    metrics = {
-        "auroc": exact_share(_measured(known, binary.mean_auroc, labels, p), rarest),  # as wide as of the rarest class
-        "accuracy": _measured(known, _mean, known.right, share=True),
-        "commonest_class": _measured(known, _mean, labels == sizes.argmax(), share=True),
-        "brier": _measured(known, binary.class_brier, labels, p),
-        "loss": _measured(known, _mean, known.nll),
-        "calibration_error": _measured(known, binary.class_calibration_error, labels, p, biased=True),
-    }
-    for place, name in enumerate(known.classes):
-        area = _measured(known, binary.auroc, labels == place, p[:, place])
-        metrics[f"auroc_{name}"] = binary.exact_auroc(area, labels == place, groups)
-    return metrics
-
-
-def summarise_competing(predictions: PatientPredictions, names: Sequence[str], horizon: float) -> dict[str, Metric]:
-    """`auroc_NAME`, `concordance_NAME` and `brier_NAME` of the probability of every competing event, as those of the
-    outcome: after another event this one never comes.
-
-    Args:
-        names: of the competing events; horizon: days from the landmark, of their probabilities.
-    """
-    metrics: dict[str, Metric] = {}
-    known, timed = predictions.only(predictions.known), predictions.only(~np.isnan(predictions.durations))
-    ended = known.durations <= np.float32(horizon)  # durations are rounded so
-    for place, name in enumerate(names):
-        cause = FIRST_COMPETING + place
-        came, p = ended & (known.cause == cause), known.competing[:, place]
-        if len(came):
-            area = binary.exact_auroc(_measured(known, binary.auroc, came, p), came, known.patient)
-            why = f"{'all patients have' if came.all() else 'no patient has'} {name} by the horizon"
-            metrics[f"auroc_{name}"] = _or_refused(area, why)
-        metrics[f"concordance_{name}"] = _ranks(timed, timed.competing[:, place], cause, name)
-        if len(came):
-            metrics[f"brier_{name}"] = _measured(known, binary.brier, came, p, share=True)
-    return metrics
-
-
-def _ranks(timed: PatientPredictions, risk: np.ndarray, cause: int, name: str) -> Metric:
-    """Concordance of a risk, (num_patients,), with the times to one cause, of which other causes are the end."""
-    waits, observed = timed.waits(cause), timed.cause == cause
-    found = _measured(timed, binary.concordance, risk, waits, observed)
-    if np.isnan(found.value):
-        return _or_refused(found, f"no {name} came before another patient's observation ended")
-    return binary.exact_concordance(found, waits, observed, timed.patient)
-
-
-def _or_refused(metric: Metric, why: str) -> Metric:
-    """A metric as it is, or the reason why it does not exist."""
-    return refused(metric.num, why, metric.num_groups) if np.isnan(metric.value) else metric
-
-
-def _mean(values: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    return ratio(values, None, weights)
-
-
-def _why_missing(name: str, known: PatientPredictions) -> str:
-    """Reason why a measure of the probability of patients of known outcome does not exist."""
-    labels = known.labels
-    if known.classes:
-        places = {f"auroc_{one}": place for place, one in enumerate(known.classes)}
-        nobody = name in places and not (labels == places[name]).any()
-        return "no patient has the class" if nobody else "all have one class"
-    if labels.all() or not labels.any():
-        return "all patients have the outcome" if labels.all() else "no patient has the outcome"
-    return binary.why_no_slope(labels, known.p) if name == "calibration_slope" else "the fit does not converge"
 
 
 def describe(predictions: PatientPredictions) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from unpad.data.family import Data
 from unpad.errors import RecipeError
-from unpad.evaluation.metrics import Metric, ratio
+from unpad.evaluation.metrics import Metric, measured, ratio
 from unpad.storage import disk_errors, finite, write_atomic
 from unpad.storage.parquet import write_parquet
 from unpad.storage.paths import refuse_format
@@ -32,12 +33,14 @@ class Ratio(NamedTuple):
         num: column of the numbers that are summed; None counts every row once.
         kind: of the rows, in data of several kinds; None for all.
         scale: of the result.
+        share: as that of `metrics.measured`.
     """
 
     total: str
     num: str | None = None
     kind: str | None = None
     scale: float = 1.0
+    share: bool = False
 
     def has(self, rows: Columns) -> np.ndarray:
         """Rows that count, (num_rows,) bool."""
@@ -53,23 +56,39 @@ class Ratio(NamedTuple):
         """The metric of rows that count, with weights as those of `metrics.ratio`."""
         return self.scale * ratio(rows[self.total], self.counts(rows), weights)
 
+    def metric(self, rows: Columns) -> Metric:
+        """The metric of rows that count."""
+        return measured(partial(self.of, rows), len(rows[GROUP]), rows[GROUP], share=self.share)
+
 
 class Ranked(NamedTuple):
     """A metric of all rows together that have a column, groups of which are independent of each other.
 
     Args:
-        of: takes the columns, and weights as those of `binary.py`.
+        of: takes the columns, and weights as those of `metrics.ratio`.
+        finish: takes the metric and the columns, and returns it with the reason where it does not exist, or with exact
+            limits; None leaves it as it is.
+        biased, share: as those of `metrics.measured`.
     """
 
     needs: str
     of: Callable[[Columns, np.ndarray | None], np.ndarray]
+    finish: Callable[[Metric, Columns], Metric] | None = None
+    biased: bool = False
+    share: bool = False
 
     def has(self, rows: Columns) -> np.ndarray:
         """Rows that count, (num_rows,) bool."""
-        return np.array([value is not None for value in rows[self.needs]])
+        return np.array([value is not None for value in rows[self.needs]], np.bool_)
+
+    def metric(self, rows: Columns) -> Metric:
+        """The metric of rows that count."""
+        of_rows, groups = partial(self.of, rows), rows[GROUP]
+        metric = measured(of_rows, len(groups), groups, biased=self.biased, share=self.share)
+        return metric if self.finish is None else self.finish(metric, rows)
 
 
-Measures = dict[str, Ratio | Ranked]  # metrics that can be compared row by row, by name
+Measures = dict[str, Ratio | Ranked]  # by name
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,6 +104,15 @@ class ExampleRows:
 
     def __len__(self) -> int:
         return len(self.columns[GROUP])
+
+    def metrics(self) -> dict[str, Metric]:
+        """The measures of the rows that have them, with intervals over groups; those that no row has are left out."""
+        metrics: dict[str, Metric] = {}
+        for name, measure in self.measures.items():
+            mine = self.only(measure.has(self.columns))
+            if len(mine):
+                metrics[name] = measure.metric(mine.columns)
+        return metrics
 
     def only(self, chosen: np.ndarray) -> ExampleRows:
         """Some of the rows, by a mask or by their numbers."""
@@ -104,13 +132,13 @@ class Evaluation:
         lines: examples, as text.
         metrics: those of the part that was measured have no `part`, which `evaluate_run` fills in.
         drawn: `evaluation.json` for the run's page; None leaves the run as it is.
-        rows: makes the rows that were measured, when they are asked for; None for a family without them.
+        rows: the rows that were measured; None for a family without them.
     """
 
     metrics: dict[str, Metric]
     lines: list[str]
     drawn: dict[str, object] | None = None
-    rows: Callable[[], ExampleRows] | None = None
+    rows: ExampleRows | None = None
 
 
 def objects(values: Sequence[object]) -> np.ndarray:

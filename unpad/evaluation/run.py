@@ -170,7 +170,7 @@ def rows_of(evaluation: Evaluation, data: Data, part: str) -> ExampleRows:
     if evaluation.rows is None:
         fix = f"give the Evaluation of unpad/evaluation/{data.family}.py its rows"
         raise RecipeError(f"the family {data.family} has no rows of an evaluation", where="--rows", fix=fix)
-    return evaluation.rows().of_part(part)
+    return evaluation.rows.of_part(part)
 
 
 def _write(out: Path | None, data: Data, evaluation: Evaluation, part: str) -> list[str]:

@@ -225,7 +225,7 @@ def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evalu
             for pick in np.random.default_rng(run.recipe.train.seed).permutation(len(replies))[:num_shown]:
                 chosen = replies[pick]
                 lines += [f"{label + ' question':<18}{chosen.question}", f"{'reply':<18}{chosen.reply}"]
-    return Evaluation(metrics, lines, rows=lambda: _rows(data, measured_kinds, asked, metrics))
+    return Evaluation(metrics, lines, rows=_rows(data, measured_kinds, asked, metrics))
 
 
 _Kind = tuple[str, str, np.ndarray, Columns]  # kind, prefix of its metrics, sequences, and columns of these

@@ -167,7 +167,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         measures |= {} if of_captions is None else of_captions.measures(CAPTION)
         return ExampleRows(columns, measures | {f"accuracy_{mode}": Ratio(f"right_{mode}") for mode in by_mode})
 
-    return Evaluation(metrics, lines, drawn, rows)
+    return Evaluation(metrics, lines, drawn, rows())
 
 
 def _kinds(data: VqaData, seq_ids: np.ndarray) -> dict[str, np.ndarray]:

@@ -149,7 +149,7 @@ def _row(example: object) -> TrainerRow:
     return TrainerRow(example, ids, labels, slice(shown[0], shown[-1] + 1) if shown else slice(0, 0))
 
 
-def _shifted_back(rows: list[TrainerRow]) -> list[Row]:
+def _shifted_back(rows: list[TrainerRow]) -> list[TrainerRow]:
     """Rows with the tokens themselves for labels, also where the data have the next token in their place."""
     trios = [
         (label, token, following)
