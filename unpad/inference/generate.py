@@ -53,6 +53,82 @@ class Completion:
     finished: Finished
 
 
+@dataclass(frozen=True)
+class Continuing:
+    """A way to continue prompts.
+
+    Args:
+        stops: tokens that end a sequence and are not part of it.
+        banned: ids that are never generated.
+    """
+
+    model: Generates
+    settings: GenerateSettings
+    stops: Sequence[int]
+    banned: Sequence[int] = ()
+    precision: Precision = "fp32"
+
+    @staticmethod
+    def of(
+        model: Generates, tokenizer: Tokenizer, settings: GenerateSettings, precision: Precision = "fp32"
+    ) -> Continuing:
+        """As a tokenizer has it: up to its stop tokens, without control tokens."""
+        return Continuing(model, settings, sorted(tokenizer.stop_ids), banned_ids(model, tokenizer), precision)
+
+    def request(self, prompt: Sequence[int] | RaggedBatch, seed: int | None = None) -> Request:
+        settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
+        return Request(prompt, settings, self.stops, self.banned)
+
+    def all(self, prompts: Prompts, seeds: Sequence[int] | None = None) -> list[tuple[list[int], Finished]]:
+        """The tokens of every continuation, and why it ended; arguments and errors as of `generate`."""
+        texts = token_lists(prompts)
+        check(self.model, texts, self.settings)
+        if self.settings.beams > 1 and len(texts):
+            with running(self.model, self.precision):
+                best = dict(beam_search(self.model, prompts, self.settings, self.stops, self.banned))
+            limits = token_limits(self.model, texts, self.settings).tolist()
+            return [(best[place], self._why(len(best[place]), limit)) for place, limit in enumerate(limits)]
+        seeds = [self.settings.seed] * len(texts) if seeds is None else seeds
+        requests = [self.request(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+        answers = [Collected() for _ in requests]
+        engine = Engine(self.model, precision=self.precision, piece=PIECE, rows=ROWS, keeps=False)
+        if isinstance(prompts, RaggedBatch):
+            engine.submit_together(prompts, requests, answers)
+        else:
+            for request, answer in zip(requests, answers, strict=True):
+                engine.submit(request, answer)
+        engine.run()
+        return [(answer.tokens(), answer.finished()) for answer in answers]
+
+    def tokens(self, prompt: Sequence[int], seed: int | None = None, engine: Engine | None = None) -> Iterator[int]:
+        """Yield the tokens of a continuation as they are made; those of beams at the end."""
+        if self.settings.beams > 1:
+            yield from self.all([prompt])[0][0]
+            return
+        engine = engine or Engine(self.model, precision=self.precision, piece=PIECE, keeps=False)
+        answer = Collected()
+        ticket = engine.submit(self.request(prompt, seed), answer)
+        num_yielded = 0
+        try:
+            going = True
+            while going:
+                going = engine.turn()  # between turns the caller has its own modes
+                new = answer.steps[0][num_yielded:]
+                yield from (step.token for step in new)
+                num_yielded += len(new)
+            answer.tokens()  # raises the error of an answer that failed
+        finally:  # the caller may leave
+            if ticket.open:
+                ticket.cancel()
+                engine.turn()
+
+    def _why(self, num_ids: int, limit: int) -> Finished:
+        """The reason of the end of a text that beams found."""
+        if num_ids < limit:
+            return "eos"
+        return "length" if limit == self.settings.max_new_tokens else "context"
+
+
 def complete(
     model: Generates,
     tokenizer: Tokenizer,
@@ -62,9 +138,8 @@ def complete(
     seeds: Sequence[int] | None = None,
 ) -> list[Completion]:
     """Continue every prompt. Raises as `generate` does."""
-    stops, banned = sorted(tokenizer.stop_ids), banned_ids(model, tokenizer)
-    found = _continued(model, prompts, settings, stops, banned, precision, seeds)
-    return [Completion(ids, tokenizer.decode(ids), finished) for ids, finished in found]
+    made = Continuing.of(model, tokenizer, settings, precision).all(prompts, seeds)
+    return [Completion(ids, tokenizer.decode(ids), finished) for ids, finished in made]
 
 
 def generate(
@@ -92,40 +167,7 @@ def generate(
         NonFiniteError: the model's scores are NaN or infinite.
     """
     stops = [eos_id] if isinstance(eos_id, int) else eos_id
-    return [ids for ids, _ in _continued(model, prompts, settings, stops, banned, precision, seeds)]
-
-
-def _continued(
-    model: Generates,
-    prompts: Prompts,
-    settings: GenerateSettings,
-    stops: Sequence[int],
-    banned: Sequence[int],
-    precision: Precision,
-    seeds: Sequence[int] | None,
-) -> list[tuple[list[int], Finished]]:
-    """The tokens of every continuation, and why it ended."""
-    texts = token_lists(prompts)
-    check(model, texts, settings)
-    if settings.beams > 1 and len(texts):
-        with running(model, precision):
-            found = dict(beam_search(model, prompts, settings, stops, banned))
-        limits = token_limits(model, texts, settings).tolist()
-        return [(found[place], _why_finished(len(found[place]), limit, settings)) for place, limit in enumerate(limits)]
-    seeds = [settings.seed] * len(texts) if seeds is None else seeds
-    requests = [
-        Request(text, settings.model_copy(update={"seed": seed}), stops, banned)
-        for text, seed in zip(texts, seeds, strict=True)
-    ]
-    heard = [Collected() for _ in requests]
-    engine = Engine(model, precision=precision, piece=PIECE, rows=ROWS, keeps=False)
-    if isinstance(prompts, RaggedBatch):
-        engine.submit_together(prompts, requests, heard)
-    else:
-        for request, listener in zip(requests, heard, strict=True):
-            engine.submit(request, listener)
-    engine.run()
-    return [(listener.tokens(), listener.finished()) for listener in heard]
+    return [ids for ids, _ in Continuing(model, settings, stops, banned, precision).all(prompts, seeds)]
 
 
 def stream(
@@ -143,53 +185,12 @@ def stream(
         seed: of the draws; default settings.seed.
         engine: of this model and precision, with nothing to do; it may keep the beginnings of earlier prompts.
     """
-    stops, banned = sorted(tokenizer.stop_ids), banned_ids(model, tokenizer)
     decoder = DecodeStream(tokenizer)
-    for token in _tokens(model, prompt_ids, settings, stops, banned, precision, seed, engine):
+    for token in Continuing.of(model, tokenizer, settings, precision).tokens(prompt_ids, seed, engine):
         if text := decoder.push(token):
             yield text
     if text := decoder.flush():
         yield text
-
-
-def _tokens(
-    model: Generates,
-    prompt: Sequence[int],
-    settings: GenerateSettings,
-    stops: Sequence[int],
-    banned: Sequence[int],
-    precision: Precision,
-    seed: int | None,
-    engine: Engine | None,
-) -> Iterator[int]:
-    """Yield the tokens of a continuation as they are made; those of beams at the end."""
-    if settings.beams > 1:
-        yield from generate(model, [prompt], settings, eos_id=stops, banned=banned, precision=precision)[0]
-        return
-    if seed is not None:
-        settings = settings.model_copy(update={"seed": seed})
-    engine, heard = engine or Engine(model, precision=precision, piece=PIECE, keeps=False), Collected()
-    ticket = engine.submit(Request(prompt, settings, stops, banned), heard)
-    said = 0
-    try:
-        going = True
-        while going:
-            going = engine.turn()  # between turns the caller has its own modes
-            new = heard.steps[0][said:]
-            yield from (step.token for step in new)
-            said += len(new)
-        heard.tokens()  # raises the error of an answer that failed
-    finally:  # the caller may leave
-        if ticket.open:
-            ticket.cancel()
-            engine.turn()
-
-
-def _why_finished(num_ids: int, limit: int, settings: GenerateSettings) -> Finished:
-    """The reason of a text that beams found."""
-    if num_ids < limit:
-        return "eos"
-    return "length" if limit == settings.max_new_tokens else "context"
 
 
 # --------------------------------------------------------------------------- texts that end an answer
