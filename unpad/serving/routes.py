@@ -56,7 +56,7 @@ ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
 
 def routes(service: Service, *, page: bool) -> list[Route]:
     """All routes of a server; `page`: whether `/` is one."""
-    found = [
+    every = [
         Route("/health", partial(_health, service)),
         Route("/metrics", partial(_metrics, service)),
         Route("/v1/models", partial(_models, service)),
@@ -70,8 +70,8 @@ def routes(service: Service, *, page: bool) -> list[Route]:
         Route("/v1/responses", partial(_responses, service), methods=["POST"]),
     ]
     if page:
-        found.append(Route("/", _page))
-    return [_noting(route) for route in found]
+        every.append(Route("/", _page))
+    return [_noting(route) for route in every]
 
 
 def _noting(route: Route) -> Route:
@@ -334,8 +334,8 @@ async def _numbers(
     run = service.ready().run
     made = await service.prepare(partial(batches, run, data, np.arange(len(data.table))))
     work = service.once(kind, [batch for _, batch in made], partial(computed, run, kind))
-    found = await while_listening(http.receive, work)
-    return [(places, one) for (places, _), one in zip(made, found, strict=True)]
+    numbers = await while_listening(http.receive, work)
+    return [(places, numbers_of) for (places, _), numbers_of in zip(made, numbers, strict=True)]
 
 
 # --------------------------------------------------------------------------- the page
