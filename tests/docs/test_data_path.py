@@ -1,4 +1,4 @@
-"""docs/internals/data_path.md names what exists, and the calls of all sections but the last are those of a run on texts."""
+"""docs/internals/data_path.md names what exists; calls of all sections but the last are those of a run on texts."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_the_calls_of_the_path_are_those_of_a_run(run: tuple[Stacks, Callers]) -
         ("4  training/stage_loop.run_stage ", "", "the way to training/optim.update is"),
         ("`data/sources/split.assign`", "`data/sources/split.assign_by_hash`", "split.assign_by_hash is not called"),
         ("`training/step.train_step` calls", "`training/loop.train` calls", "loop.train does not call training/"),
-        ("`data/sources/files.expand`", "`batching/plan.plan`", "rows.read_file runs before batching/plan.plan"),
+        ("`data/sources/files.expand`", "`batching/plan.plan`", "reader.read_file runs before batching/plan.plan"),
     ],
 )  # fmt: skip
 def test_a_wrong_line_of_the_path_is_found(line: str, wrong: str, told: str, run: tuple[Stacks, Callers]) -> None:
