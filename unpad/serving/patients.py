@@ -85,7 +85,7 @@ class Tables:
 
         Raises:
             RequestError: a row has an unknown column, or is of no table, or a patient lacks its landmark.
-            SourceError: as `unpad embed --data`: a value cannot be used, or no code of a table is present.
+            SourceError: as `unpad embed --data`: a value cannot be used, or no code of a table is known.
         """
         tables = {form.name: self._table(form, instances) for form in self.forms}
         recipe = self.run.recipe
