@@ -18,6 +18,7 @@ import torch
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.measuring import Measuring, once_each
+from unpad.data.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.data.patients import EventData
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
@@ -39,7 +40,6 @@ from unpad.evaluation.rows import (
 )
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
-from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.inference.patients import (
     COURSE,
     UNKNOWN,

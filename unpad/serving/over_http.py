@@ -150,10 +150,10 @@ def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers])
 
     pairs = list(zip(given, truth, strict=True))
     results = _all_at_once(loaded, lambda port, pair: work(port, *pair), pairs)
-    answered = [
-        (one, expected) for one, expected in zip(results, truth, strict=True) if not isinstance(one, NotTakenError)
-    ]
-    line = line_of_numbers(name, f"{len(results)} requests", [one for one, _ in answered], [one for _, one in answered])
+    answered = [place for place, result in enumerate(results) if not isinstance(result, NotTakenError)]
+    line = line_of_numbers(
+        name, f"{len(results)} requests", [results[place] for place in answered], [truth[place] for place in answered]
+    )
     return line.unless(_refusals(results) or passes.few(subject))
 
 
@@ -176,9 +176,8 @@ def _patient(port: int, given: tuple[Mapping[str, Any], float | str | None], exp
             f"{COURSE}{name}": values for name, values in course.items() if name not in ("id", "landmark", "days")
         }
         gathered["attention"] = course["attention"]
-    return {
-        name: np.atleast_1d(np.array(gathered[name], expected[name].dtype)) for name in expected if name in gathered
-    }
+    kept = [name for name in expected if name in gathered]
+    return {name: np.atleast_1d(np.array(gathered[name], expected[name].dtype)) for name in kept}
 
 
 def _base64(content: bytes) -> str:

@@ -21,13 +21,13 @@ from unpad.data.family import open_data
 from unpad.data.histories.cohort import read_cohort
 from unpad.data.histories.event_files import AUTO, find_files
 from unpad.data.histories.tables import Table
+from unpad.data.patient_marks import mark_patients, refuse_unknown
 from unpad.data.patients import EventData
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.split import Wanted
 from unpad.errors import SourceError, UnpadError, nearest
 from unpad.inference.embed import named_predictions, predicts, with_tables
 from unpad.inference.loaded import LoadedRun
-from unpad.inference.patient_marks import mark_patients, refuse_unknown
 from unpad.inference.patients import by_class, class_names
 from unpad.models.contract import PredictsSets
 from unpad.recipes.data import EventLabels, EventSource
@@ -85,7 +85,7 @@ class Tables:
 
         Raises:
             RequestError: a row has an unknown column, or is of no table, or a patient lacks its landmark.
-            SourceError: as `unpad embed --data`: a value cannot be used, or no code of a table is present.
+            SourceError: as `unpad embed --data`: a value cannot be used, or no code of a table is known.
         """
         tables = {form.name: self._table(form, instances) for form in self.forms}
         recipe = self.run.recipe
