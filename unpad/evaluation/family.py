@@ -70,14 +70,7 @@ class TrainedModel(Generic[DataType]):
 
 
 class FamilyMeasures(Protocol):
-    """Members of a module such as `evaluation/text.py`; see also `check_new` and `keepsakes`, which it may have.
-
-    Attributes:
-        HIGHER_IS_BETTER: for metrics, by name pattern (fnmatch), whether more is better; None where neither more nor
-            less is.
-    """
-
-    HIGHER_IS_BETTER: dict[str, bool | None]
+    """Members of a module such as `evaluation/text.py`; see also `check_new` and `keepsakes`, which it may have."""
 
     def held_out(self, over: Measuring[Any]) -> HeldOut:
         """Measure a model in training; processes that share the work return the same."""

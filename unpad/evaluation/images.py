@@ -27,15 +27,6 @@ from unpad.inference.loaded import LoadedRun
 from unpad.run.report.attention import has_attention, keep_attention
 
 NUM_BINS = 10  # of confidence, in the calibration error and its picture
-HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "loss": False,
-    "accuracy": True,
-    "commonest_class": None,
-    "accuracy_*": True,
-    "top5_accuracy": True,
-    "balanced_accuracy": True,
-    "calibration_error": False,
-}
 
 
 def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Evaluation:

@@ -133,17 +133,6 @@ def sample_replies(model: Generates, data: TextData, recipe: Recipe, kinds: tupl
     return [(tokenizer.decode(prompt), reply.text) for prompt, reply in zip(prompts, replies, strict=True)]
 
 
-HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "*loss": False,
-    "*perplexity": False,
-    "*bits_per_char": False,
-    "*bits_per_byte": False,
-    "keywords_*": True,
-    "*accuracy": True,
-    "*margin": True,
-}
-
-
 @dataclass(frozen=True)
 class DocumentSums:
     """Per document: nats, targets, and the characters and UTF-8 bytes the targets spell; each (num_docs,).

@@ -71,21 +71,6 @@ def vqa_accuracy(given: str, answers: Sequence[str]) -> float:
 
 MAX_QUESTIONS = 12  # different questions with an accuracy of their own
 NUM_PICTURES = 3  # held-out images with their kept patches on the run's page
-HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "loss": False,
-    "perplexity": False,
-    "accuracy": True,
-    "accuracy: *": True,
-    "caption_accuracy": True,
-    **captions.HIGHER_IS_BETTER,
-    "question_loss": False,
-    "caption_loss": False,
-    "accuracy_*": True,
-    "soft_to_hard_gap": None,
-    "visual_tokens": None,
-    "kept_*": None,
-    "keep_ratio_*": None,
-}
 
 
 QUESTION, CAPTION = "question", "caption"  # kinds of rows

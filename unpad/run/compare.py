@@ -33,7 +33,8 @@ from unpad.run.folder import (
 )
 from unpad.run.report import svg
 from unpad.run.report.history import METRICS, RunHistory, metric_fault, parse_row, read_history, read_log, run_state
-from unpad.run.report.samples import newest_evaluation, old_notes
+from unpad.run.report.samples import newest_evaluation, old_notes, written
+from unpad.run.report.section import Section, table
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.storage import write_atomic
 from unpad.storage.reading import opened, read_lines, read_shaped
@@ -235,11 +236,6 @@ def _differences(recipes: list[Recipe]) -> dict[str, list[str]]:
     return table
 
 
-def _number(value: Any) -> str:
-    """A measured value; "-" for one that the data does not allow."""
-    return "-" if value is None else f"{float(value):.4f}"
-
-
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -266,11 +262,11 @@ def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
     }
     if best is not None:
         column |= {"held-out loss, best check": f"{float(best['loss']):.4f}", "at step": f"{best['step']:,}"}
-        column |= {f"{name.replace('_', ' ')} there": _number(value) for name, value in best["values"].items()}
+        column |= {f"{name.replace('_', ' ')} there": written(value) for name, value in best["values"].items()}
     evaluation = newest_evaluation(folder)
     for name, metric in (evaluation or {"metrics": {}})["metrics"].items():
         part = f" ({metric['part']})" if metric["part"] else ""
-        column[f"eval {name}{part}"] = _number(metric["value"])
+        column[f"eval {name}{part}"] = written(metric["value"])
     if busy:
         column |= {
             "tokens per second": short(float(np.median(timing["tokens_per_second"]))),
@@ -375,11 +371,6 @@ def _page(comparison: Comparison, histories: list[RunHistory]) -> str:
 """
 
 
-def _table(title: str, names: list[str], table: dict[str, list[str]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        f"<tr><td class=l>{escape(name)}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for name, row in table.items()
-    )
-    body = body or "<tr><td class=l>in no field</td></tr>"
-    return f"<h2>{title}</h2><div class=box><table><tr><th class=l></th>{head}</tr>{body}</table></div>"
+def _table(title: str, names: list[str], rows: dict[str, list[str]]) -> str:
+    cells = [(name, *row) for name, row in rows.items()] or [("in no field", *("" for _ in names))]
+    return Section(title, table=table(("", *names), cells)).html()

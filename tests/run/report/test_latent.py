@@ -107,14 +107,14 @@ def test_a_run_without_readings_shows_none_and_one_without_a_log_is_an_error(tmp
 
 def test_thresholds_that_are_not_known_are_not_drawn() -> None:
     rows = [{"step": step, "values": values(step)} for step in (50, 100)]
-    assert 'class="limit"' not in report.section(rows, None)
-    assert 'class="limit"' in report.section(rows, parse_recipe({}))
+    assert 'class="limit"' not in report.section(rows, None).html()
+    assert 'class="limit"' in report.section(rows, parse_recipe({})).html()
 
 
 @pytest.mark.parametrize(("latent", "readings"), [(1, 1), (2, 3), (200, 300)])
 def test_latents_and_runs_of_any_size_are_drawn(latent: int, readings: int) -> None:
     rows = [{"step": 10 * i, "values": values(10 * i, latent)} for i in range(1, readings + 1)]
-    shown = report.section(rows, None)
+    shown = report.section(rows, None).html()
     assert shown.count("<svg") == shown.count("</svg>") == 9  # the wide one twice
     assert len(shown) < 400_000
     assert ("64 of 200 dimensions" in shown) == (latent == 200)
@@ -124,7 +124,7 @@ def test_a_latent_of_zeros_or_not_numbers_is_drawn() -> None:
     dead = values(10) | {"kl": [0.0] * 4, "variance": [0.0] * 4, "probe_gap": 0.0, "active_share": 0.0}
     broken = values(20) | {"kl": ["nan"] * 4, "variance": ["nan"] * 4, "probe_gap": "nan", "reconstruction": "inf"}
     for rows in ([dead], [broken], [dead, broken], [broken, dead]):
-        shown = report.section([{"step": 10 * (i + 1), "values": row} for i, row in enumerate(rows)], None)
+        shown = report.section([{"step": 10 * (i + 1), "values": row} for i, row in enumerate(rows)], None).html()
         assert "nan" not in shown.lower()
 
 

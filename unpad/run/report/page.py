@@ -23,7 +23,15 @@ from unpad.recipes.recipe import Recipe
 from unpad.run import upgrade
 from unpad.run.report import attention, samples, svg
 from unpad.run.report.history import Array, RunHistory, read_history, run_state
-from unpad.run.report.section import NO_SECTION, FamilySection, family_section, part_note, readings_section
+from unpad.run.report.section import (
+    NO_SECTION,
+    FamilySection,
+    Section,
+    family_section,
+    part_note,
+    readings_section,
+    table,
+)
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.run.timers import covered_steps
 from unpad.storage.reading import read_shaped
@@ -190,34 +198,17 @@ def _plots(run: RunHistory, limit: float | None, family: FamilySection) -> str:
     return f"<div class=plots>{''.join(figures)}</div>"
 
 
-def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> str:
-    """Lay out a table with text in the first `text` columns; with too many rows it keeps the newest and says so."""
-    if not rows:
-        return ""
-    note = f" <small>the newest {MAX_ROWS} of {len(rows):,}</small>" if len(rows) > MAX_ROWS else ""
-    css = [" class=l" if column < text else "" for column in range(len(heads))]
-    head = "".join(f"<th{c}>{escape(name)}</th>" for c, name in zip(css, heads, strict=True))
-    body = "".join(
-        f"<tr{' class=best' if row[-1] == '★' else ''}>"
-        + "".join(f"<td{c}>{escape(cell)}</td>" for c, cell in zip(css, row, strict=True))
-        + "</tr>"
-        for row in rows[-MAX_ROWS:]
-    )
-    return f"<h2>{escape(title)}{note}</h2><div class=box><table><tr>{head}</tr>{body}</table></div>"
+def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> list[Section]:
+    """A table with text in the first `text` columns; with too many rows it keeps the newest and says so."""
+    note = f"the newest {MAX_ROWS} of {len(rows):,}" if len(rows) > MAX_ROWS else ""
+    return [Section(title, note, table=table(heads, rows[-MAX_ROWS:], range(text)))] if rows else []
 
 
-def _evaluations(run: RunHistory, perplexity: bool) -> str:
+def _evaluations(run: RunHistory, perplexity: bool) -> list[Section]:
     names = list(dict.fromkeys(name for row in run.evaluations for name in row["values"]))
     newest_best = {row["stage"]: index for index, row in enumerate(run.evaluations) if row["best"]}
     measures = ["loss", "perplexity"] if perplexity else ["loss"]
-    heads = [
-        "Stage",
-        "Step",
-        "Epoch",
-        *map(_column, [*measures, *names]),
-        "Targets",
-        "Best",
-    ]
+    heads = ["Stage", "Step", "Epoch", *map(_column, [*measures, *names]), "Targets", "Best"]
     rows = [
         [
             row["stage"],
@@ -238,31 +229,30 @@ def _column(name: str) -> str:
     return words.upper() if words == "auroc" else words[:1].upper() + words[1:]
 
 
-def _evaluation(folder: Path, section: FamilySection) -> str:
+def _evaluation(folder: Path, family: FamilySection) -> list[Section]:
     """Draw the evaluation of a run, or describe what `unpad eval` would add."""
     try:
         evaluation = upgrade.evaluation(read_shaped(folder / EVALUATION, dict[str, Any]))
-        return section.draw(evaluation) + part_note(evaluation)
+        *sections, last = family.draw(evaluation)
+        return [*sections, replace(last, text=part_note(evaluation))]
     except (UnpadError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         # It is missing, damaged, or lacks what is drawn today, which the next evaluation writes.
-        if not section.adds:
-            return ""
-        hint = f"unpad eval {folder.resolve().name} adds {section.adds}."
-        return f"<h2>{escape(section.title)}</h2><p class=none>{escape(hint)}</p>"
+        hint = f"unpad eval {folder.resolve().name} adds {family.adds}."
+        return [Section(family.title, text=hint)] if family.adds else []
 
 
-def _log(run: RunHistory) -> str:
+def _log(run: RunHistory) -> list[Section]:
     """Tables of time per activity, the environment, and all other events."""
     known = {entry["kind"]: entry for entry in run.log}
     timed = known.get("timers", {"rows": [], "after_step": None})
     timers = [[row["name"], f"{row['seconds']:,.1f}", f"{row['share']:.1%}"] for row in timed["rows"]]
     log = [entry for entry in run.log if entry["kind"] not in ("environment", "timers")]
     rows = [[_clock(entry["time"]), entry["kind"].replace("_", " "), _details(entry)] for entry in log]
-    return (
-        _table("Where the time went" + _timed_part(timed, run), ["Part", "Seconds", "Share"], timers, 1)
-        + _table("Log", ["Time", "Entry", "Details"], rows, 3)
-        + _table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2)
-    )
+    return [
+        *_table("Where the time went" + _timed_part(timed, run), ["Part", "Seconds", "Share"], timers, 1),
+        *_table("Log", ["Time", "Entry", "Details"], rows, 3),
+        *_table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2),
+    ]
 
 
 def _timed_part(timed: dict[str, Any], run: RunHistory) -> str:
@@ -310,7 +300,14 @@ def write_report(folder: Path) -> Path:
     run = read_history(folder)
     family = _family(run.recipe)
     limit = None if run.recipe is None else run.recipe.train.grad_norm_warning
-    readings = "".join(readings_section(kind, rows, run.recipe) for kind, rows in run.readings.items())
+    sections = [
+        *(section for kind, rows in run.readings.items() for section in readings_section(kind, rows, run.recipe)),
+        *_evaluations(run, family.perplexity),
+        *_evaluation(folder, family),
+        *samples.draw(folder),
+        *attention.draw(folder),
+        *_log(run),
+    ]
     name, state = escape(folder.resolve().name), run_state(folder, run.log)
     stages = " → ".join(escape(stage) for stage, _ in run.stage_starts)
     written = f"written {datetime.now():%Y-%m-%d %H:%M:%S}"
@@ -324,12 +321,7 @@ def write_report(folder: Path) -> Path:
 {"".join(f"<p class=gap>{escape(gap)}</p>" for gap in (*run.gaps, *samples.old_notes(folder)))}
 <div class=tiles>{_tiles(run, family, samples.newest_evaluation(folder))}</div>
 {_plots(run, limit, family)}
-{readings}
-{_evaluations(run, family.perplexity)}
-{_evaluation(folder, family)}
-{samples.draw(folder)}
-{attention.draw(folder)}
-{_log(run)}
+{"".join(section.html() for section in sections)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 </main></html>
 """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
@@ -38,11 +38,56 @@ class Performance:
 
 
 @dataclass(frozen=True)
+class Section:
+    """Part of a page: a heading, and what stands below it, in this order.
+
+    Args:
+        note: beside the title, smaller.
+        figures: HTML of each, as of `svg.py`.
+        css: class of the grid of figures.
+        table: as of `table`.
+        text: below all.
+    """
+
+    title: str
+    note: str = ""
+    figures: Sequence[str] = ()
+    css: str = "plots"
+    table: str = ""
+    text: str = ""
+
+    def html(self) -> str:
+        """The section; empty with nothing below its heading but a note."""
+        head = escape(self.title) + (f" <small>{escape(self.note)}</small>" if self.note else "")
+        figures = f'<div class="{self.css}">{"".join(self.figures)}</div>' if self.figures else ""
+        text = f"<p class=none>{escape(self.text)}</p>" if self.text else ""
+        return f"<h2>{head}</h2>{figures}{self.table}{text}"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,), css: str = "") -> str:
+    """HTML of a table.
+
+    Args:
+        text: places of the columns of text; others are of numbers, at the right.
+        css: class of the table.
+    """
+    sides = [" class=l" if place in text else "" for place in range(len(heads))]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        best = " class=best" if cells[-1] == "★" else ""
+        shown = (f"<{tag}{side}>{escape(cell)}</{tag}>" for side, cell in zip(sides, cells, strict=True))
+        return f"<tr{best}>{''.join(shown)}</tr>"
+
+    body = line("th", heads) + "".join(line("td", row) for row in rows)
+    return f"<div class=box><table{f' class={css}' if css else ''}>{body}</table></div>"
+
+
+@dataclass(frozen=True)
 class FamilySection:
     """Part of the page of a family: `SECTION` of `report/<family>.py`.
 
     Args:
-        draw: HTML of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn.
+        draw: sections of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn.
         style: CSS of it.
         perplexity: whether exp of the loss is meaningful.
         title, adds: heading and contents announced on the page before `unpad eval` has run; empty announces nothing.
@@ -52,7 +97,7 @@ class FamilySection:
             loading its libraries.
     """
 
-    draw: Callable[[dict[str, Any]], str]
+    draw: Callable[[dict[str, Any]], list[Section]]
     style: str = ""
     perplexity: bool = True
     title: str = ""
@@ -62,7 +107,7 @@ class FamilySection:
     length_unit: str = "tokens"
 
 
-NO_SECTION = FamilySection(lambda found: "")
+NO_SECTION = FamilySection(lambda evaluation: [])
 
 
 def family_section(family: str) -> FamilySection:
@@ -74,7 +119,7 @@ def family_section(family: str) -> FamilySection:
 
 
 def part_note(evaluation: dict[str, Any]) -> str:
-    """HTML that names the part of the data that `evaluation.json` measures; empty if it does not say."""
+    """The part of the data that `evaluation.json` measures; empty if it does not say."""
     if evaluation["part"] is None:
         return ""
     note = f"These figures are of the part {evaluation['part']}"
@@ -82,11 +127,11 @@ def part_note(evaluation: dict[str, Any]) -> str:
         note += (
             f", by which the weights were chosen: they are the best of {evaluation['best_of']} checks of the same rows"
         )
-    return f"<p class=none>{escape(note)}.</p>"
+    return f"{note}."
 
 
-def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> str:
-    """HTML of the readings of a watch, by `section(rows, recipe)` of `report/<kind>.py`; empty without that file.
+def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> list[Section]:
+    """The readings of a watch, by `section(rows, recipe)` of `report/<kind>.py`; nothing without that file.
 
     Args:
         rows: of `metrics.jsonl`, at least one, in the order of the file.
@@ -95,14 +140,14 @@ def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> s
         SourceError: the values of a row do not match the file's READING; names step and field.
     """
     if kind not in {path.stem for path in Path(__file__).parent.glob("*.py")}:
-        return ""
+        return []
     module = import_module(f"unpad.run.report.{kind}")
     shape = getattr(module, "READING", None)
     if shape is None:  # a file here that draws something else
-        return ""
+        return []
     for row in rows:
         if fault := misfit(row["values"], shape):
             fix = "correct the line of this step from a backup, or delete it"
             raise SourceError(f"metrics.jsonl: values.{fault}", where=f"row {kind} of step {row['step']}", fix=fix)
-    section: Callable[[list[Reading], Recipe | None], str] = module.section
-    return section(rows, recipe)
+    section: Callable[[list[Reading], Recipe | None], Section] = module.section
+    return [section(rows, recipe)]

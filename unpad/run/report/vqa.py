@@ -22,8 +22,8 @@ from rich.cells import cell_len
 
 from unpad import storage
 from unpad.errors import RecipeError
-from unpad.run.report.section import FamilySection, Performance
-from unpad.run.report.svg import WIDE, Axes, Curve, plot
+from unpad.run.report.section import FamilySection, Performance, Section
+from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, plot
 from unpad.terminal.table import wrapped
 
 SUFFIXES = (".png", ".svg")
@@ -337,19 +337,17 @@ def picture_from_json(values: dict[str, Any]) -> Kept:
     return Kept(pixels, values["patch"], stays, values["question"], values["answer"])
 
 
-def section(evaluation: dict[str, Any]) -> str:
+def section(evaluation: dict[str, Any]) -> list[Section]:
     """Draw how many visual tokens are left, and the accuracy by mode.
 
     Args:
         evaluation: `evaluation.json`, as `to_json` returns it.
     """
-    figures = [
-        *([_kept(np.array(evaluation["kept"], float), evaluation.get("patches"))] if evaluation["kept"] else []),
-        *([_accuracies(evaluation["accuracy"])] if evaluation["accuracy"] else []),
-    ]
-    drawn = f"<h2>Held-out questions</h2><div class=plots>{''.join(figures)}</div>" if figures else ""
-    pictures = "".join(_picture(picture) for picture in evaluation["pictures"])
-    return drawn + (f"<h2>Patches that stayed</h2><div class=kept>{pictures}</div>" if pictures else "")
+    figures = [_kept(np.array(evaluation["kept"], float), evaluation.get("patches"))] if evaluation["kept"] else []
+    figures += [_accuracies(evaluation["accuracy"])] if evaluation["accuracy"] else []
+    pictures = [_picture(picture) for picture in evaluation["pictures"]]
+    sections = (Section("Held-out questions", "", figures), Section("Patches that stayed", "", pictures, "kept"))
+    return [one for one in sections if one.figures]
 
 
 def _kept(counts: np.ndarray, patches: float | None) -> str:
@@ -385,11 +383,8 @@ def _accuracies(accuracy: dict[str, list[float | None]]) -> str:
         body += f'<path class=bar d="M{LEFT} {y:.1f}H{at:.1f}"><title>{title}</title></path>'
         body += f'<path class=interval d="M{left:.1f} {y:.1f}H{right:.1f}"/>'
         body += f"<text x={max(at, right) + 8:.1f} y={y + 4:.1f}>{value:.1%}</text>"
-    head = (
-        "<figcaption><b>Accuracy</b><small>by what happens to visual tokens, with 95 % intervals</small></figcaption>"
-    )
-    frame = f'viewBox="0 0 {WIDTH} {ROW * len(accuracy) + 30}" role=img aria-label="Accuracy"'
-    return f"<figure>{head}<svg {frame}>{body}</svg></figure>"
+    unit = "by what happens to visual tokens, with 95 % intervals"
+    return framed("Accuracy", unit, drawn("Accuracy", body, (WIDTH, ROW * len(accuracy) + 30)))
 
 
 def _picture(values: dict[str, Any]) -> str:
