@@ -130,7 +130,7 @@ def stand_ins(folder: Path, say: Callable[[str], None]) -> None:
         ["train", "zh_chat", "data.chat=my.jsonl", *small, "--out", "runs/zh_chat-1"],
         ["train", "chat", "data.chat=[my.jsonl, data/chat.jsonl]", *small, "--out", "runs/mine"],
         *(["train", "chat", f"data.chat={file}.jsonl", *small, "--out", f"runs/{run}"]
-          for run, file in (("one", "data/chat"), ("many", "data/chat"))),
+          for run, file in (("one", "data/chat"), ("many", "data/chat"), ("first", "data/chat"))),
         ["train", "small", "data.text=base.jsonl", *small, "--out", "runs/small-1"],
         ["train", "llm", "data.text=base.jsonl", *small, "--out", "runs/base"],
         ["train", *pictures, "--out", "runs/images-1"], ["train", *pictures, "--out", "runs/photos"],

@@ -16,7 +16,6 @@ from tests.helpers.toy import write_toy
 from tests.helpers.verbs import VERBS
 from unpad.batching.ledger import Ledger
 from unpad.data.check_report import FileCheck
-from unpad.doctor.examine import fact_lines
 from unpad.doctor.machine import RunNeeds, check_memory
 from unpad.doctor.trials import Overfit, Sweep, lr_high
 from unpad.evaluation.metrics import EXTREMES, Metric, metric_lines
@@ -24,7 +23,7 @@ from unpad.machine.memory import MemoryLimit
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.screen import open_console
 from unpad.terminal.progress import progress
-from unpad.terminal.table import WIDTH, cells
+from unpad.terminal.table import WIDTH, cells, described
 from unpad.training.loop import train
 from unpad.training.rehearsal import StepCost
 from unpad.trials.preview import StagePreview, _table, _with_places, trial_line
@@ -47,9 +46,7 @@ def test_the_plan_of_a_large_corpus_fits() -> None:
     ledger = Ledger()
     numbers = {"real_tokens": 10**12, "padded_tokens": 2 * 10**12, "steps": 123_456_789, "micros": 10**9}
     numbers |= {"attention_cells_needed": 10**12, "attention_cells_computed": 123 * 10**12}
-    rows = [
-        StrategyRow(name, pad_share=0.999, length_correlation=-0.123, ledger=ledger, **numbers) for name in STRATEGIES
-    ]
+    rows = [StrategyRow(name, length_correlation=-0.123, ledger=ledger, **numbers) for name in STRATEGIES]
     rows[0] = StrategyRow(STRATEGIES[0], refused="a sequence of 512 tokens does not fit")
     trials = {name: StepCost(10**6, 1e5, 10**6, 123 << 30, 1 << 30) for name in STRATEGIES}
     for units, attends in ((Units(), True), (Units("questions about images", "visual tokens"), False)):
@@ -114,7 +111,7 @@ def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.Monke
         *lack.lines(1, "en"),
         *trouble.lines(1, "en"),
         *trouble.lines(1, "zh"),
-        *fact_lines([("threads", "one word and another " * 9)]),
+        *described(["threads"], ["one word and another " * 9]),
         *FileCheck(Path("my.jsonl"), "text", 30_000, 20_000, 10_000, 5000, np.array([9])).line().splitlines(),
         *_with_places("  dropped   long   1,000", "a.jsonl:1, " * 30),
     ]

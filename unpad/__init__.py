@@ -23,10 +23,10 @@ __all__ = [
 if TYPE_CHECKING:
     from unpad.api import batches, plan, train, train_monitored, train_monitored_batch, train_texts
     from unpad.batching.batch import RaggedBatch
+    from unpad.hf.update import prove_trainer
     from unpad.inference.loaded import load
     from unpad.proof.certificate import prove
     from unpad.proof.foreign.pairs import prove_callable
-    from unpad.proof.foreign.trainer import prove_trainer
 
     __version__: str
 else:
@@ -35,7 +35,7 @@ else:
         "load": "inference.loaded",
         "prove": "proof.certificate",
         "prove_callable": "proof.foreign.pairs",
-        "prove_trainer": "proof.foreign.trainer",
+        "prove_trainer": "hf.update",
     }
 
     def __getattr__(name):

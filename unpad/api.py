@@ -26,7 +26,7 @@ from unpad.nn.native import library
 from unpad.processes.group import joined
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
-from unpad.run.folder import Resumed, free_folder, run_to_resume
+from unpad.run.folder import Start, free_folder
 from unpad.storage.paths import new_path
 from unpad.terminal.progress import held
 from unpad.terminal.table import number_of
@@ -48,16 +48,11 @@ def train(
         resume: continue the run that `recipe` names, or the one in `out`.
         quiet: show no progress.
     """
-    place = new_path(out) if out is not None else None
-    if resume:
-        goes_on = run_to_resume(recipe, overrides, place)
-    else:
-        goes_on = Resumed(recipe, place or free_folder(recipe, resume=False), list(overrides))
+    start = Start.of(recipe, overrides, new_path(out) if out is not None else None, resume=resume)
+    silent = Console(quiet=True)
     with joined() as group, held() if quiet else nullcontext():
-        run_training(
-            goes_on.recipe, goes_on.folder, goes_on.overrides, resume=resume, console=Console(quiet=True), group=group
-        )
-    return load(goes_on.folder)
+        run_training(start.recipe, start.folder, start.overrides, resume=resume, console=silent, group=group)
+    return load(start.folder)
 
 
 def plan(

@@ -27,7 +27,7 @@ from unpad.errors import CollapseError, SourceError
 from unpad.models.decoder import Decoder
 from unpad.run.monitor import Monitor
 from unpad.storage import disk
-from unpad.training import alike
+from unpad.training import consistency
 from unpad.training.watches.watch import Verdict
 
 SETUP = import_module("unpad.training.setup")
@@ -352,7 +352,7 @@ ENDINGS = [
 def _other_code(rank: int, size: int) -> None:
     if last(rank, size):
         happen()
-        alike.code_hash = lambda: "of another version"
+        consistency.code_hash = lambda: "of another version"
 
 
 def _other_weights(rank: int, size: int) -> None:

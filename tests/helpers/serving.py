@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pyarrow.parquet as pq
 import pytest
 
 from unpad.serving.limits import Limits
@@ -99,6 +100,16 @@ class Running:
         self.server.should_exit = True
         self.thread.join(PATIENCE)
         assert not self.thread.is_alive()
+
+
+def instances(folder: Path, number: int = 9) -> list[dict[str, Any]]:
+    """The first patients of tables of a folder, as a client sends them."""
+    tests, people = (pq.read_table(folder / f"{name}.parquet").to_pylist() for name in ("tests", "people"))
+    rows = {person["id"]: [{"age": person["age"]}] for person in people[:number]}
+    for row in tests:
+        if row["id"] in rows:
+            rows[row["id"]].append({name: row[name] for name in ("days", "test", "value")})
+    return [{"id": id, "events": events} for id, events in rows.items()]
 
 
 def received(connection: socket.socket) -> bytes:

@@ -282,7 +282,7 @@ def drawn_anew(folder: Path) -> None:
 
     long = alone(make_sequences(16, seed=6, low=18, high=30)).with_transform(crop)
     collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-    named(plain(folder, long, collator, remove_unused_columns=False), "draw a row anew")
+    named(plain(folder, long, collator, remove_unused_columns=False), "a row is drawn anew")
 
 
 def changes_the_data(folder: Path) -> None:
@@ -313,7 +313,7 @@ def random_collator(folder: Path) -> None:
         keep = [[IGNORED if random.random() < 0.3 else token for token in row["input_ids"]] for row in rows]
         return pad([{"input_ids": row["input_ids"], "labels": own} for row, own in zip(rows, keep, strict=True)])
 
-    named(plain(folder, alone(SEQUENCES), drawn), "drawn draws random numbers")
+    named(plain(folder, alone(SEQUENCES), drawn), "a row is drawn anew each time .* the collator .*drawn")
 
 
 def other_in_batches(folder: Path) -> None:
@@ -357,7 +357,7 @@ def no_ids(folder: Path) -> None:
 
 
 def changes_rows(folder: Path) -> None:
-    """Also the data stay as they were, and a change of rows that are made anew is none of the data."""
+    """The data stay as they were."""
 
     def growing(rows: list[dict[str, Any]]) -> Any:
         for row in rows:
@@ -365,9 +365,9 @@ def changes_rows(folder: Path) -> None:
         return pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
 
     rows = [{"input_ids": list(one)} for one in SEQUENCES]
-    named(plain(folder, rows, growing), "growing changes the rows that it is given, and the data hold them")
+    for given in (rows, alone(SEQUENCES)):
+        kept(plain(folder, given, growing), whole([[*one, 2] for one in SEQUENCES]))
     assert rows == [{"input_ids": list(one)} for one in SEQUENCES]
-    kept(plain(folder, alone(SEQUENCES), growing), whole([[*one, 2] for one in SEQUENCES]))
 
 
 # --------------------------------------------------------------------------- columns and losses
@@ -413,7 +413,13 @@ class ByWeights(Weighted):
 
 
 def own_divisors(folder: Path) -> None:
-    refused(plain(folder, alone(SEQUENCES), weigh("tokens"), ByWeights), "ByWeights._get_num_items_in_batch")
+    named(plain(folder, alone(SEQUENCES), weigh("tokens"), ByWeights), "ByWeights._get_num_items_in_batch chooses")
+    named(plain(folder, alone(SEQUENCES), masking, OwnMicros), "OwnMicros.get_batch_samples chooses micro-batches")
+
+
+class OwnMicros(Trainer):
+    def get_batch_samples(self, *args):
+        return super().get_batch_samples(*args)
 
 
 class Fading(Trainer):
@@ -681,7 +687,7 @@ def label_smoothing(folder: Path) -> None:
 
 
 def own_batches(folder: Path) -> None:
-    for name in ("get_train_dataloader", "_get_train_sampler", "get_batch_samples", "_get_dataloader"):
+    for name in ("get_train_dataloader", "_get_train_sampler", "_get_dataloader"):
 
         def own(self: Trainer, *args: Any, name: str = name, **kwargs: Any) -> Any:
             return getattr(Trainer, name)(self, *args, **kwargs)
@@ -967,10 +973,6 @@ def metrics_over_padding(folder: Path) -> None:
     def accuracy(given: Any) -> dict[str, float]:
         return {"accuracy": float((given.predictions[:, :-1] == given.label_ids[:, 1:]).mean())}
 
-    def of_targets(given: Any) -> dict[str, float]:
-        right, labels = given.predictions[:, :-1] == given.label_ids[:, 1:], given.label_ids[:, 1:]
-        return {"accuracy": float(right[labels != IGNORED].mean())}
-
     options = {
         "eval_dataset": data(make_rows(HELD_OUT)),
         "preprocess_logits_for_metrics": lambda logits, labels: logits.argmax(-1),
@@ -978,15 +980,12 @@ def metrics_over_padding(folder: Path) -> None:
     }
     trainer = plain(folder, data(ROWS), compute_metrics=accuracy, **options)
     before = trainer.evaluate()["eval_accuracy"]
-    attach(trainer, tokens_per_micro=64)
-    with pytest.warns(UserWarning, match=r"accuracy\) counts padding: accuracy is .*Leave out the places whose labels"):
-        assert trainer.evaluate()["eval_accuracy"] == before
-    with warnings.catch_warnings():
-        warnings.filterwarnings("error", "compute_metrics")  # once is enough, and a sound one is not accused
-        trainer.evaluate()
-        assert trainer.predict(trainer.eval_dataset).metrics["test_accuracy"] == before
-        trainer.compute_metrics = of_targets
-        trainer.evaluate()
+    with pytest.warns(
+        UserWarning, match="compute_metrics still reads the trainer's own batches, padded: leave out the"
+    ):
+        attach(trainer, tokens_per_micro=64)
+    assert trainer.evaluate()["eval_accuracy"] == before
+    assert trainer.predict(trainer.eval_dataset).metrics["test_accuracy"] == before
 
 
 def predicts(folder: Path) -> None:
@@ -1116,9 +1115,8 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a collator or data whose `attention_mask` hides the end of a sequence": (hides_the_end,),
     "rows that are packed": (packed,),
     "`with_transform`, `set_transform`": (transformed,),
-    "rows that are drawn anew each time that they are read": (drawn_anew,),
+    "rows that are drawn anew each time that they are read, by the data or the collator": (drawn_anew, random_collator),
     "a callback that changes the lengths of rows": (changes_the_data,),
-    "a collator that draws random numbers": (random_collator,),
     "a collator that gives a row other targets in a batch than alone": (other_in_batches,),
     "a collator that fails on a single row, or gives no labels or `input_ids`": (no_single_rows, no_ids),
     "a collator that changes the rows of the data": (changes_rows,),
@@ -1126,7 +1124,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a column that the collator gives, of another shape": (columns_of_rows,),
     "a loss of one's own that reads rows": (reads_rows,),
     "`compute_loss`, `compute_loss_func`, label smoothing": (right_losses, label_smoothing),
-    "`_get_num_items_in_batch`": (own_divisors,),
+    "`_get_num_items_in_batch`, `get_batch_samples`": (own_divisors,),
     "a loss that reads how far the training is": (reads_the_state,),
     "a loss that reads attention weights, or `args.gradient_accumulation_steps`": (reads_attention,),
     "a custom model class with further terms in its loss": (second_head,),
@@ -1134,7 +1132,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a loss of one's own that is no mean over the targets of an update": (no_mean_over_targets, ignores_the_count),
     "a loss of one's own that forgets the shift": (forgets_the_shift,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
-    "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`, `get_batch_samples`": (own_batches,),
+    "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`": (own_batches,),
     "`train_sampling_strategy`": (sorts,),
     "a streamed dataset": (streams,),
     "a streamed dataset to evaluate": (evaluates_streams,),
@@ -1144,7 +1142,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "`compute_metrics`, `preprocess_logits_for_metrics`, `batch_eval_metrics`, `include_for_metrics`": (
         metrics,
     ),
-    "`compute_metrics` that counts padding": (metrics_over_padding,),
+    "`compute_metrics` that may count padding": (metrics_over_padding,),
     "`predict`": (predicts,),
     "`neftune_noise_alpha`": (noise,),
     "another collator, loss or accumulation after `attach`": (changed_later,),

@@ -16,7 +16,7 @@ from unpad.data.tokens.encode import encode_examples, encode_prompt, template_te
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.data.tokens.words import train_words
 from unpad.errors import RecipeError, SourceError
-from unpad.inference.chat import Conversation, chat, fit, prompt_ids
+from unpad.inference.chat import Conversation, Terminal, fit
 from unpad.inference.engine import control_ids
 from unpad.inference.generate import generate, until
 from unpad.models import build_model, model_config
@@ -72,6 +72,7 @@ def run(
     interactive: bool,
     write: Callable[[str], None] | None = None,
     settings: GenerateSettings = SETTINGS,
+    advance_seed: bool = True,
     **more: Any,
 ) -> str:
     """What a chat writes for these lines of input; an exception class is raised where it stands."""
@@ -90,7 +91,8 @@ def run(
         if write is not None:
             write(text)
 
-    chat(*trained, TEMPLATE, settings, read_line=read_line, write=collect, interactive=interactive, **more)
+    conversation = Conversation(*trained, TEMPLATE, settings, advance_seed=advance_seed)
+    Terminal(conversation, read_line, collect, interactive, **more).run()
     return "".join(shown)
 
 
@@ -101,7 +103,7 @@ def test_a_prompt_is_the_beginning_of_the_training_example(trained: Trained) -> 
     talk = turns(("system", "简短。"), *TALKS[1])
     ids, loss, *_ = encode_examples([Example("x", tuple(talk))], trained[1], TEMPLATE)
     for num_turns in (2, 4):
-        prompt = prompt_ids(talk[:num_turns], TEMPLATE, trained[1], longest=64, reserve=8)
+        prompt, _ = fit(talk[:num_turns], TEMPLATE, trained[1], longest=64, reserve=8)
         assert ids[: len(prompt)].tolist() == prompt
         assert loss[len(prompt)]  # the next token is the first of a reply
         assert not loss[len(prompt) - 1]
@@ -110,7 +112,7 @@ def test_a_prompt_is_the_beginning_of_the_training_example(trained: Trained) -> 
 def test_history_is_trimmed_from_the_oldest_exchange_and_the_system_turn_stays(trained: Trained) -> None:
     system = turns(("system", "简短。"))
     talk = turns(*TALKS[1], *TALKS[0], ("user", "你好"))
-    whole = prompt_ids([*system, *talk], TEMPLATE, trained[1], longest=1000, reserve=8)
+    whole, _ = fit([*system, *talk], TEMPLATE, trained[1], longest=1000, reserve=8)
     assert whole == encode_prompt([*system, *talk], trained[1], TEMPLATE)
     seen = set()
     for longest in range(len(whole) + 8, 20, -1):
@@ -127,16 +129,16 @@ def test_history_is_trimmed_from_the_oldest_exchange_and_the_system_turn_stays(t
 def test_a_last_message_may_use_the_reserve_but_not_exceed_the_context(trained: Trained) -> None:
     talk = turns(*TALKS[0], ("user", "你好" * 10))
     alone = encode_prompt(talk[2:], trained[1], TEMPLATE)
-    assert prompt_ids(talk, TEMPLATE, trained[1], longest=len(alone), reserve=8) == alone
+    assert fit(talk, TEMPLATE, trained[1], longest=len(alone), reserve=8) == (alone, 2)
     with pytest.raises(RecipeError, match=rf"{len(alone)} tokens.*context is {len(alone) - 1}"):
-        prompt_ids(talk, TEMPLATE, trained[1], longest=len(alone) - 1, reserve=8)
+        fit(talk, TEMPLATE, trained[1], longest=len(alone) - 1, reserve=8)
 
 
 def test_role_prefixes_in_a_message_stay_ordinary_text(trained: Trained) -> None:
     tokenizer = trained[1]
     marker = tokenizer.encode_batch([TEMPLATE.assistant])[0]
     assert len(marker) == 1
-    ids = prompt_ids(turns(("user", "你好\n助手：好<|eos|>")), TEMPLATE, tokenizer, 64, 8)
+    ids, _ = fit(turns(("user", "你好\n助手：好<|eos|>")), TEMPLATE, tokenizer, 64, 8)
     assert ids.count(marker[0]) == 1
     assert ids[-1] == marker[0]
     assert tokenizer.eos_id not in ids
@@ -153,11 +155,8 @@ def test_a_conversation_answers_what_it_learned_and_remembers_the_turns(trained:
     talk.clear()
     assert talk.history == []
     assert "".join(talk.reply("你好")) == "你好，我在。"
-
-
-def test_a_reply_ends_where_the_model_speaks_for_the_user(trained: Trained) -> None:
-    talk = Conversation(*trained, TEMPLATE, SETTINGS)
-    assert "".join(talk.reply("继续")) == "好的。"
+    talk.clear()
+    assert "".join(talk.reply("继续")) == "好的。", "a reply ends where the model speaks for the user"
     assert talk.history[-1] == Turn("assistant", "好的。")
 
 
@@ -181,14 +180,9 @@ def test_a_long_conversation_keeps_going(trained: Trained) -> None:
         next(talk.reply("你好" * 80))
 
 
-def test_a_system_turn_outlives_clear(trained: Trained) -> None:
-    talk = Conversation(*trained, TEMPLATE, SETTINGS, system="简短。")
-    "".join(talk.reply("你好"))
-    talk.clear()
-    assert talk.history == turns(("system", "简短。"))
-
-
-def test_a_saved_conversation_is_a_line_that_training_reads(trained: Trained, tmp_path: Path) -> None:
+def test_a_saved_conversation_is_a_line_that_training_reads_and_replaces_no_other_file(
+    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     talk, path = Conversation(*trained, TEMPLATE, SETTINGS), tmp_path / "对话.jsonl"
     with pytest.raises(RecipeError, match="nothing"):
         talk.save(path)
@@ -198,27 +192,12 @@ def test_a_saved_conversation_is_a_line_that_training_reads(trained: Trained, tm
     talk.save(path)  # its own file may be replaced
     (line,) = path.read_text(encoding="utf-8").splitlines()
     assert json.loads(line) == {"messages": [{"role": role, "content": content} for role, content in TALKS[1]]}
-
-
-def test_a_conversation_may_be_saved_again_by_another_spelling_of_the_path(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
     monkeypatch.chdir(tmp_path)
-    talk = Conversation(*trained, TEMPLATE, SETTINGS)
-    "".join(talk.reply("你好"))
-    for path in (Path("talk.jsonl"), Path("talk.jsonl"), tmp_path / "talk.jsonl", Path("./talk.jsonl")):
-        talk.save(path)
-    assert [path.name for path in tmp_path.iterdir()] == ["talk.jsonl"]
-
-
-def test_saving_never_replaces_a_file_of_something_else(trained: Trained, tmp_path: Path) -> None:
-    path = tmp_path / "data.jsonl"
-    path.write_text("precious")
-    talk = Conversation(*trained, TEMPLATE, SETTINGS)
-    "".join(talk.reply("你好"))
+    talk.save(Path("./对话.jsonl"))
+    Path("data.jsonl").write_text("precious")
     with pytest.raises(RecipeError, match="exists"):
-        talk.save(path)
-    assert path.read_text() == "precious"
+        talk.save(Path("data.jsonl"))
+    assert Path("data.jsonl").read_text() == "precious"
 
 
 # --------------------------------------------------------------------------- where a reply stops
@@ -324,14 +303,6 @@ def test_commands_set_and_remove_the_system_text(trained: Trained) -> None:
     ids = encode_prompt(turns(("system", "简短。"), ("user", "你好")), trained[1], TEMPLATE)
     expected = generate(trained[0], [ids], SETTINGS, eos_id=trained[1].eos_id, banned=control_ids(trained[1]))
     assert quiet.strip("\n") == trained[1].decode(expected[0]).partition(TEMPLATE.user)[0].strip("\n")
-
-
-def test_a_system_text_is_read_before_the_message(trained: Trained) -> None:
-    conversation = Conversation(*trained, TEMPLATE, SETTINGS, system="简短。")
-    reply = "".join(conversation.reply("你好"))
-    ids = encode_prompt(turns(("system", "简短。"), ("user", "你好")), trained[1], TEMPLATE)
-    expected = generate(trained[0], [ids], SETTINGS, eos_id=trained[1].eos_id, banned=control_ids(trained[1]))
-    assert trained[1].decode(expected[0]).startswith(reply)
 
 
 def test_a_refused_system_text_is_shown_and_changes_nothing(trained: Trained) -> None:

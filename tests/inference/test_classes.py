@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.families import PatientsRun, patients_run
-from tests.helpers.serving import running
+from tests.helpers.serving import instances, running
 from tests.helpers.shell import Shell
 from unpad.inference.embed import embed_file
 from unpad.inference.loaded import load
@@ -73,8 +73,7 @@ def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Patien
     loaded = load(made.run)
     certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
     assert [line for line in certificate.lines if line.passed is not True] == []
-    tables = {name: pq.read_table(made.recipe.parent / "tables" / f"{name}.parquet").to_pylist() for name in TABLES}
-    asked = [{"id": person["id"], "events": events_of(person, tables["tests"])} for person in tables["people"][:9]]
+    asked = instances(made.recipe.parent / "tables")
     embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
     wanted = {row["id"]: row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
     with running(made.run, name="events") as server:
@@ -86,15 +85,6 @@ def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Patien
         assert "probability" not in course
         lasts = [course[name][-1] for name in NAMES]
         assert lasts == pytest.approx([one[name] for name in NAMES], abs=1e-6), "the record ends with its last set"
-
-
-TABLES = ("tests", "people")
-
-
-def events_of(person: dict[str, Any], rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of a request on a person."""
-    own = [{key: row[key] for key in ("days", "test", "value")} for row in rows if row["id"] == person["id"]]
-    return [{"age": person["age"]}, *own]
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tests.helpers.families import PatientsRun, patients_run
 from tests.helpers.patients import SET_SEQUENCES, random_patients, tiny_patients_model
-from tests.helpers.serving import running
+from tests.helpers.serving import instances, running
 from tests.helpers.shell import Shell
 from unpad.batching.batch import RaggedBatch
 from unpad.inference.embed import embed_file
@@ -28,7 +28,6 @@ from unpad.serving.over_http import numbers, streams
 
 pytestmark = pytest.mark.promise("patients.competing")
 OTHERS = ["discharged", "moved"]
-TABLES = ("tests", "people")
 NAMES = [f"probability_{name}" for name in OTHERS]
 
 
@@ -78,19 +77,7 @@ def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Patien
     loaded = load(made.run)
     certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
     assert [line for line in certificate.lines if line.passed is False] == []
-    rows = {name: pq.read_table(made.recipe.parent / "tables" / f"{name}.parquet").to_pylist() for name in TABLES}
-    asked = [
-        {
-            "id": person["id"],
-            "events": [{"age": person["age"]}]
-            + [
-                {key: row[key] for key in ("days", "test", "value")}
-                for row in rows["tests"]
-                if row["id"] == person["id"]
-            ],
-        }
-        for person in rows["people"][:9]
-    ]
+    asked = instances(made.recipe.parent / "tables")
     embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
     wanted = {row["id"]: row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
     with running(made.run, name="events") as server:

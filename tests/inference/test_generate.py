@@ -144,23 +144,6 @@ def test_the_cache_of_grouped_heads_is_smaller_by_their_ratio() -> None:
     assert sizes == [sizes[0], sizes[0] // 2, sizes[0] // 4]
 
 
-# --------------------------------------------------------------------------- batch = alone
-
-
-@pytest.mark.promise("llm.generation")
-@pytest.mark.parametrize("order", [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0], [2, 4, 0, 3, 1]])
-def test_a_draw_depends_on_the_prompt_and_its_seed_and_not_on_its_place(order: list[int]) -> None:
-    model, prompts, seeds = tiny_model(), random_sequences([7, 1, 20, 3, 7]), [5, 0, 0, 9, 5]
-    settings = generate_settings(temperature=2.0, seed=3)
-    alone = [generate(model, [p], settings, eos_id=4)[0] for p in prompts]
-    assert generate(model, [prompts[i] for i in order], settings, eos_id=4) == [alone[i] for i in order]
-    seeded = [generate(model, [p], generate_settings(temperature=2.0, seed=s), eos_id=4)[0]
-              for p, s in zip(prompts, seeds, strict=True)]  # fmt: skip
-    chosen = [seeds[i] for i in order]
-    assert generate(model, [prompts[i] for i in order], settings, eos_id=4, seeds=chosen) == [seeded[i] for i in order]
-    assert alone != seeded
-
-
 # --------------------------------------------------------------------------- choosing a token
 
 
@@ -228,12 +211,14 @@ class Huge(Decoder):
         return super().logits(hidden).abs() + 5e36
 
 
-@pytest.mark.parametrize("how", [{"temperature": 1.0}, {"beams": 2}])
-def test_scores_that_the_penalty_makes_infinite_are_said_to_be_so(how: dict[str, float]) -> None:
-    model = tiny_model().eval().float()
-    model.__class__ = Huge
-    with pytest.raises(NonFiniteError, match="not finite"):
-        generate(model, [[3, 1, 4]], generate_settings(repetition_penalty=0.01, **how), eos_id=NO_EOS)
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"beams": 2}])
+def test_scores_that_are_not_finite_or_made_infinite_by_the_penalty_stop_generation(fields: dict[str, float]) -> None:
+    huge, broken = tiny_model().eval().float(), tiny_model()
+    huge.__class__ = Huge
+    broken.norm.weight.data[0] = math.nan
+    for model, penalty in ((huge, 0.01), (broken, 1.0)):
+        with pytest.raises(NonFiniteError, match="not finite"):
+            generate(model, [[3, 1, 4]], generate_settings(repetition_penalty=penalty, **fields), eos_id=NO_EOS)
 
 
 def test_the_repetition_penalty_lowers_negative_scores() -> None:
@@ -342,11 +327,6 @@ def test_beams_are_the_same_alone_and_in_a_batch_and_never_worse_than_greedy() -
     assert max(better) > 0
 
 
-def test_beams_with_a_temperature_are_refused() -> None:
-    with pytest.raises(RecipeError, match="beams=2"):
-        generate(tiny_model(), [[1]], generate_settings(beams=2, temperature=0.5), eos_id=NO_EOS)
-
-
 # --------------------------------------------------------------------------- context and bad input
 
 
@@ -403,27 +383,19 @@ def test_ntk_generates_at_four_times_the_trained_context_and_none_refuses() -> N
         generate(tiny_model(context=16), long, generate_settings(), eos_id=NO_EOS)
 
 
-@pytest.mark.parametrize("prompt", [[], [1, VOCAB], [-1]])
-def test_a_prompt_without_tokens_or_with_unknown_ones_is_refused(prompt: list[int]) -> None:
-    with pytest.raises(RecipeError):
-        generate(tiny_model(), [[1], prompt], generate_settings(), eos_id=NO_EOS)
-
-
-def test_no_prompts_give_no_texts() -> None:
-    assert generate(tiny_model(), [], generate_settings(), eos_id=NO_EOS) == []
-
-
-def test_a_model_that_is_not_causal_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("prompt", "fields", "said"),
+    [
+        ([], {}, "no tokens"), ([1, VOCAB], {}, "the model knows"), ([-1], {}, "the model knows"),
+        ([1], {"beams": 2, "temperature": 0.5}, "beams=2"),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_cannot_be_continued_is_refused(prompt: list[int], fields: dict[str, float], said: str) -> None:
+    with pytest.raises(RecipeError, match=said):
+        generate(tiny_model(), [[1], prompt], generate_settings(**fields), eos_id=NO_EOS)
     with pytest.raises(RecipeError, match="causal"):
         generate(tiny_model(causal=False), [[1]], generate_settings(), eos_id=NO_EOS)
-
-
-@pytest.mark.parametrize("fields", [{}, {"temperature": 1.0}, {"beams": 2}])
-def test_scores_that_are_not_finite_stop_generation(fields: dict[str, float]) -> None:
-    model = tiny_model()
-    model.norm.weight.data[0] = math.nan
-    with pytest.raises(NonFiniteError):
-        generate(model, [[1]], generate_settings(**fields), eos_id=NO_EOS)
+    assert generate(tiny_model(), [], generate_settings(), eos_id=NO_EOS) == []
 
 
 # --------------------------------------------------------------------------- text, streaming, and what is left behind

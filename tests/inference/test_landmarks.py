@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.families import PatientsRun, patients_run
-from tests.helpers.serving import running
+from tests.helpers.serving import instances, running
 from tests.helpers.shell import Shell
 from unpad.data.family import open_data
 from unpad.data.measuring import Measuring
@@ -149,22 +149,7 @@ def test_the_server_answers_at_every_landmark_with_the_numbers_of_the_files(made
     loaded = load(made.run)
     certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
     assert [line for line in certificate.lines if line.passed is False] == []
-    rows = {
-        name: pq.read_table(made.recipe.parent / "tables" / f"{name}.parquet").to_pylist()
-        for name in ("tests", "people")
-    }
-    asked = [
-        {
-            "id": f"p{person['id']}",
-            "events": [{"age": person["age"]}]
-            + [
-                {key: row[key] for key in ("days", "test", "value")}
-                for row in rows["tests"]
-                if row["id"] == person["id"]
-            ],
-        }
-        for person in reversed(rows["people"][:9])
-    ]
+    asked = [{**one, "id": f"p{one['id']}"} for one in reversed(instances(made.recipe.parent / "tables"))]
     embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
     wanted = {(f"p{row['id']}", row["landmark"]): row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
     with running(made.run, name="events") as server:

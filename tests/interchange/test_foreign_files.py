@@ -8,13 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
-from tests.conftest import tiny_model
-from tests.helpers.chat_folder import CHATML, byte_level
+from tests.interchange.theirs import tiny_folder
 from unpad.errors import UnpadError
-from unpad.interchange.families import FAMILIES
-from unpad.interchange.folder import CONFIG, INDEX, JSON_FILES, MOST_CONTEXT, WEIGHTS, save_model
+from unpad.interchange.folder import CONFIG, INDEX, JSON_FILES, MOST_CONTEXT, WEIGHTS
 from unpad.interchange.runs import import_folder
 
 NAMES = (*JSON_FILES, "chat_template.jinja", WEIGHTS, INDEX, "tokenizer.model", "merges.txt")
@@ -22,14 +19,7 @@ NAMES = (*JSON_FILES, "chat_template.jinja", WEIGHTS, INDEX, "tokenizer.model", 
 
 @pytest.fixture
 def theirs(tmp_path: Path) -> Path:
-    library = byte_level(["what is one", "it is two"])
-    model = tiny_model(torch.float32, context=32, vocab_size=library.get_vocab_size())
-    files = {
-        "tokenizer.json": json.loads(library.to_str()),
-        "tokenizer_config.json": {"eos_token": "<|im_end|>", "chat_template": CHATML},
-    }
-    save_model(model, tmp_path / "theirs", FAMILIES["llama"], files)
-    return tmp_path / "theirs"
+    return tiny_folder(tmp_path / "theirs")
 
 
 def pipe(path: Path) -> None:

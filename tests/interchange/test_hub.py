@@ -14,15 +14,14 @@ import torch
 import yaml
 from rich.console import Console
 
-from tests.conftest import tiny_model
-from tests.helpers.chat_folder import CHATML, byte_level
 from tests.helpers.hub_server import COMMIT, HubServer, hub_server
+from tests.interchange.theirs import tiny_folder
 from unpad.cli.early import check_recipe
 from unpad.errors import CheckpointError, DiskError, Interrupted, RecipeError, SourceError, UnpadError
 from unpad.inference.loaded import load
 from unpad.interchange import folder as folders
 from unpad.interchange.families import FAMILIES
-from unpad.interchange.folder import INDEX, load_model, save_model
+from unpad.interchange.folder import INDEX, load_model
 from unpad.interchange.hub import download_config
 from unpad.interchange.origin import open_recipe
 from unpad.interchange.runs import import_folder
@@ -35,14 +34,9 @@ hub_library = pytest.importorskip("huggingface_hub")
 @pytest.fixture(scope="module")
 def contents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Files of a repository: a tiny Llama in several weight files, code, and pickled weights besides."""
-    library = byte_level(["what is one", "it is two"])
-    model = tiny_model(torch.float32, context=32, vocab_size=library.get_vocab_size())
-    about = {"eos_token": "<|im_end|>", "chat_template": CHATML}
-    folder = tmp_path_factory.mktemp("made") / "llama"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(folders, "SHARD_BYTES", 20_000)
-        files = {"tokenizer.json": json.loads(library.to_str()), "tokenizer_config.json": about}
-        save_model(model, folder, FAMILIES["llama"], files)
+        folder = tiny_folder(tmp_path_factory.mktemp("made") / "llama")
     found = {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "MANIFEST.json"}
     assert INDEX in found
     others = {"README.md": b"#", "modeling_mine.py": b"raise SystemExit(99)", "pytorch_model.bin": b"pickled"}

@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from tests.helpers.vision import IMAGE, ROWS, VOCAB, Row, prepare
+from tests.interchange.theirs import largest_error
 from unpad.batching.batch import RaggedBatch
 from unpad.data.preprocess import Preprocessed
 from unpad.errors import CheckpointError
@@ -96,12 +97,6 @@ def our_logits(model: VisionLanguage, batch: RaggedBatch) -> list[Tensor]:
     return list(model.logits(model(batch)).split(batch.layout.lengths().tolist()))
 
 
-def error(found: Sequence[Tensor], expected: Sequence[Tensor]) -> float:
-    """Largest relative error of a row, by norm."""
-    pairs = zip(found, expected, strict=True)
-    return max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
-
-
 @pytest.fixture(params=KINDS)
 def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, Path]:
     model = make_theirs(request.param)
@@ -119,7 +114,7 @@ def test_logits_equal_those_of_transformers_row_by_row(saved: tuple[nn.Module, P
     ours, _ = load_llava(folder)
     assert (ours.decoder.head is None) == theirs.config.tie_word_embeddings
     batch = samples(theirs).batch
-    assert error(our_logits(ours, batch), their_logits(theirs, batch)) < 1e-5
+    assert largest_error(our_logits(ours, batch), their_logits(theirs, batch)) < 1e-5
 
 
 @torch.no_grad()
@@ -132,7 +127,7 @@ def test_logits_and_loss_equal_those_of_transformers_padded_right(saved: tuple[n
     images = pixels(theirs, batch.media)
     out = theirs(input_ids=padded.input_ids.view(mask.shape), attention_mask=mask.long(), pixel_values=images)
     expected = [row[: int(n)] for row, n in zip(out.logits, mask.sum(1), strict=True)]
-    assert error(our_logits(ours, batch), expected) < 1e-5
+    assert largest_error(our_logits(ours, batch), expected) < 1e-5
     loss = nn.functional.cross_entropy(torch.cat(expected)[batch.loss_mask], batch.labels[batch.loss_mask])
     total, count = ours.losses(batch)["nll"]
     assert float(total) / count == pytest.approx(float(loss), rel=1e-5)
@@ -154,7 +149,7 @@ def test_what_is_written_back_gives_the_same_logits_in_transformers(
     )
     assert not any(info[part] for part in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     batch = samples(theirs).batch
-    assert error(their_logits(again.eval(), batch), their_logits(theirs, batch)) < 1e-6
+    assert largest_error(their_logits(again.eval(), batch), their_logits(theirs, batch)) < 1e-6
     twice, _ = load_llava(tmp_path / "ours")
     assert twice.config == ours.config
     for name, value in twice.state_dict().items():
@@ -185,10 +180,7 @@ def test_a_model_made_here_runs_in_transformers(tmp_path: Path) -> None:
     }  # fmt: skip
     theirs = transformers.LlavaForConditionalGeneration.from_pretrained(tmp_path / "ours").eval()
     batch = samples(theirs).batch
-    assert error(our_logits(ours, batch), their_logits(theirs, batch)) < 1e-5
-
-
-# --------------------------------------------------------------------------- layouts and files
+    assert largest_error(our_logits(ours, batch), their_logits(theirs, batch)) < 1e-5
 
 
 # --------------------------------------------------------------------------- refusals

@@ -12,10 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from tests.conftest import random_sequences
+from tests.conftest import random_sequences, tiny_model
+from tests.helpers.chat_folder import CHATML, byte_level
 from unpad.batching.batch import from_sequences
-from unpad.interchange.families import family_of
-from unpad.interchange.folder import CONFIG, load_model
+from unpad.interchange.families import FAMILIES, family_of
+from unpad.interchange.folder import CONFIG, load_model, save_model
 from unpad.models.decoder import Decoder
 
 transformers = pytest.importorskip("transformers")
@@ -31,6 +32,16 @@ OWN_SIZES: dict[str, dict[str, Any]] = {
     "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 4, "n_positions": 64},
     "opt": {"ffn_dim": 24, "word_embed_proj_dim": 16},
 }
+
+
+def tiny_folder(folder: Path) -> Path:
+    """A folder of a tiny Llama of ours, with its tokenizer and a chat template."""
+    library = byte_level(["what is one", "it is two"])
+    about = {"eos_token": "<|im_end|>", "chat_template": CHATML}
+    files = {"tokenizer.json": json.loads(library.to_str()), "tokenizer_config.json": about}
+    model = tiny_model(torch.float32, context=32, vocab_size=library.get_vocab_size())
+    save_model(model, folder, FAMILIES["llama"], files)
+    return folder
 
 
 class InFp64(TorchFunctionMode):

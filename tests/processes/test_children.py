@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.helpers.sleeping import MODULES, sleeps, together
+from tests.helpers.sleeping import together
 from unpad import errors
 from unpad.errors import DiskError, LostProcessError, RecipeError, UnpadError
-from unpad.processes import children
-from unpad.processes.children import Child, run_all
-
-started = partial(children.started, modules=MODULES)
 
 
 def fails(where: str) -> None:
@@ -71,25 +65,13 @@ def wait_until_gone(pid: int) -> None:
     assert not is_there(pid)
 
 
-def said(told: Path, one: Child | None = None) -> list[str]:
+def said(told: Path) -> list[str]:
     """Words of `sleeps`, once it has told them."""
+    until = time.monotonic() + 60
     while not (told.is_file() and len(told.read_text().split()) == 4):
-        assert one is None or one.wait(0.0) is None, one.last_words()
+        assert time.monotonic() < until
         time.sleep(0.02)
     return told.read_text().split()
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_process_is_ended_with_all_that_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OF_THE_PARENT", "yes")
-    with started(sleeps, tmp_path / "told", output=tmp_path / "output") as one:
-        pid, folder, variable, leads = said(tmp_path / "told", one)
-        assert (folder, variable, leads) == (str(tmp_path), "yes", "True")
-    assert one.exit_code == -signal.SIGKILL
-    wait_until_gone(int(pid))
-    assert [path.name for path in tmp_path.iterdir()] == ["told"]
-    assert "OF_THE_CHILD" not in os.environ
 
 
 PARENT = """
@@ -98,7 +80,7 @@ from pathlib import Path
 from tests.helpers.sleeping import sleeps, together
 if __name__ == "__main__":
     try:
-        list(together(sleeps, [(Path(sys.argv[1]),)]))
+        together(sleeps, [(Path(sys.argv[1]),)])
     except KeyboardInterrupt:
         print("stopped")
 """
@@ -117,14 +99,15 @@ def test_processes_end_without_a_word_when_their_parent_is_stopped_or_killed(
     parent = subprocess.Popen(
         command, env=variables, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
-    grandchild = int(said(tmp_path / "told")[0])
+    grandchild, *others = said(tmp_path / "told")
+    assert others == [str(tmp_path), "yes", "True"], "its folder and environment, and a group that it leads"
     if number == signal.SIGINT:
         os.killpg(parent.pid, number)  # as a terminal does
     else:
         parent.kill()
     out, err = parent.communicate(timeout=60)
     assert (out.decode(), err.decode()) == ("stopped\n" if number == signal.SIGINT else "", "")
-    wait_until_gone(grandchild)
+    wait_until_gone(int(grandchild))
 
 
 IMPORTS = """
@@ -139,7 +122,7 @@ import sys
 from unpad.processes.children import run_all
 if __name__ == "__main__":
     try:
-        list(run_all(print, [()], modules=["slow_to_import"]))
+        run_all(print, [()], modules=["slow_to_import"])
     except KeyboardInterrupt:
         print("stopped")
 """
@@ -164,40 +147,21 @@ def test_a_stop_while_the_modules_are_imported_shows_no_traceback(tmp_path: Path
     assert (out.decode(), err.decode()) == ("stopped\n", "")
 
 
-def test_an_error_of_a_user_comes_back_as_it_was(tmp_path: Path) -> None:
-    with started(fails, "/data", output=tmp_path / "output") as one:
-        assert one.wait(60) == DiskError.exit_code
-        error = one.user_error()
-        assert isinstance(error, DiskError)
-        assert (error.what, error.where, error.fix) == ("no room\na\nb", "/data", "free some")
-        assert one.last_words() == "DiskError: no room\na\nb"
-
-
-@pytest.mark.parametrize("at_once", [None, 1, 2])
-def test_results_come_in_the_order_of_the_calls(at_once: int | None) -> None:
-    assert list(together(squared, [(3,), (1,), (2,)], at_once=at_once)) == [9, 1, 4]
-    assert list(together(ends, [("x" * 1_000_000,)])) == ["x" * 1_000_000], "more than a pipe holds"
-
-
-@pytest.mark.parametrize("first", [0, 1])
-def test_a_process_that_ends_between_two_looks_at_it_has_its_result(
-    monkeypatch: pytest.MonkeyPatch, first: int
-) -> None:
-    looks = itertools.count(first)
-    monkeypatch.setattr(Child, "exit_code", property(lambda child: child.process.exitcode if next(looks) % 2 else None))
-    assert list(together(squared, [(3,)])) == [9]
-
-
-def start_of_this_process() -> int:
-    """Process that started this one."""
-    return os.getppid()
+def test_results_come_in_the_order_of_the_calls() -> None:
+    assert together(squared, [(3,), (1,), (2,)]) == [9, 1, 4]
+    assert together(ends, [("x" * 1_000_000,)]) == ["x" * 1_000_000], "more than a pipe holds"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others start new processes alone")
-def test_a_process_without_modules_is_new_and_with_some_is_forked_from_one_that_has_them() -> None:
-    assert list(run_all(start_of_this_process, [()])) == [os.getpid()]
-    one, other = together(start_of_this_process, [(), ()])
+def test_processes_are_forked_from_one_that_has_the_modules() -> None:
+    one, other = together(os.getppid, [(), ()])
     assert one == other != os.getpid()
+
+
+@pytest.mark.promise("cli.children")
+def test_a_killed_process_is_named_and_not_one_that_lost_it() -> None:
+    with pytest.raises(LostProcessError, match=f"process 1 ended with exit code {-signal.SIGKILL}"):
+        together(ends, [("lost",), ("killed",)], grace=60.0)
 
 
 @pytest.mark.promise("cli.children")
@@ -205,19 +169,19 @@ def test_the_error_of_the_first_call_that_has_one_is_raised_and_not_what_it_caus
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with pytest.raises(DiskError, match="no room") as caught:
-        list(together(ends, [("lost",), ("fine",), ("fails",), ("asks",)], grace=60.0))
+        together(ends, [("lost",), ("fine",), ("fails",), ("asks",)], grace=60.0)
     assert (caught.value.where, caught.value.details) == ("/data", ("a", "b"))
     with pytest.raises(RecipeError, match="no such field"):
-        list(together(ends, [("sleeps",), ("asks",)]))
+        together(ends, [("sleeps",), ("asks",)])
     assert capfd.readouterr() == ("", "")
 
 
 def test_an_unforeseen_exception_is_raised_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(MemoryError) as caught:
-        list(together(ends, [("lost",), ("lacks memory",)], grace=60.0))
+        together(ends, [("lost",), ("lacks memory",)], grace=60.0)
     assert "in ends\n    raise MemoryError" in caught.value.__notes__[0]
     with pytest.raises(RuntimeError, match="OddError: 1 and 2"):
-        list(together(ends, [("odd",)]))
+        together(ends, [("odd",)])
     assert capfd.readouterr() == ("", "")
 
 

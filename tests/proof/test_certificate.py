@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -17,10 +13,8 @@ from tests.helpers.models import Own
 from tests.helpers.paths import NATIVE_PRECISION
 from unpad.batching import batch as batch_module
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.decoder import Decoder
 from unpad.nn import attention, block, losses
-from unpad.nn.attention import reference_attention
 from unpad.nn.losses import Terms
 from unpad.nn.native import library
 from unpad.proof.certificate import prove
@@ -76,27 +70,6 @@ def test_a_module_without_our_base_class_is_proved() -> None:
     assert [line.name for line in certificate.lines] == [line.name for line in ours.lines]
 
 
-@pytest.mark.promise("certificate.faults")
-def test_a_mask_that_lets_one_key_across_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def leak(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, causal: bool, **options: Any) -> Tensor:
-        out = attention.self_attention(qkv, layout, heads, causal, **options)
-        if isinstance(layout, PaddedLayout) or layout.num_seqs < 2:
-            return out
-        out, kv_heads = out.clone(), (qkv.shape[1] - heads) // 2
-        q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
-        start = int(layout.cu_seqlens[1])
-        pair = build_layout(np.array([2]))
-        across = slice(start - 1, start + 1)
-        out[start : start + 1] = reference_attention(q[across], k[across], v[across], pair, causal)[1:]
-        return out
-
-    monkeypatch.setattr(block, "self_attention", leak)
-    names = failed(prove(tiny_model(torch.float32), random_batch(LENGTHS)))
-    assert "packed = alone" in names
-    assert "no gradient crosses between sequences" in names
-    assert "fp32 sequences are isolated, bit for bit" in names
-
-
 @pytest.mark.promise("speed.model")
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
 @pytest.mark.parametrize("scale", [1.001, 1.05])
@@ -121,82 +94,6 @@ def test_targets_that_are_wrongly_left_out_are_caught(share: float, monkeypatch:
     name = "bf16 gradient error over that of all targets"
     assert (name in failed(certificate)) == (share == 1.0)
     assert (name in [line.name for line in certificate.lines]) == (share == 1.0), "none is left out by a new model"
-
-
-@pytest.mark.promise("certificate.faults")
-def test_positions_that_are_not_reset_are_caught() -> None:
-    good = random_batch(LENGTHS)
-    bad = replace(good, position_ids=torch.arange(good.total_tokens))
-    assert "packed = alone" in failed(prove(tiny_model(torch.float32, positions="learned"), bad))
-
-
-@pytest.mark.promise("certificate.faults")
-def test_a_label_across_a_boundary_is_caught() -> None:
-    good = random_batch(LENGTHS, share=1.0)
-    assert good.input_ids is not None
-    bad = replace(good, labels=torch.cat([good.input_ids[1:], good.labels[-1:]]))
-    assert "labels stay within their sequence" in failed(prove(tiny_model(torch.float32), bad))
-
-
-@pytest.mark.promise("certificate.faults")
-def test_padding_that_counts_in_the_loss_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = RaggedBatch.pad
-
-    def counts_padding(self: RaggedBatch, *args: Any, **kwargs: Any) -> RaggedBatch:
-        padded = right(self, *args, **kwargs)
-        everywhere = torch.ones_like(padded.loss_mask)
-        return replace(padded, loss_mask=everywhere, target_index=everywhere.nonzero().flatten())
-
-    monkeypatch.setattr(batch_module.RaggedBatch, "pad", counts_padding)
-    names = failed(prove(tiny_model(torch.float32), random_batch(LENGTHS, share=1.0)))
-    assert {"padded right = alone", "padded left = alone", "padded further = alone"} <= set(names)
-
-
-@pytest.mark.promise("certificate.faults")
-def test_a_mean_of_micro_batch_means_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mean_of_means(
-        model: Any, micros: Sequence[RaggedBatch], weights: Any, precision: str, scale: float = 1.0
-    ) -> tuple[dict[str, Tensor], dict[str, int]]:
-        sums: dict[str, Tensor] = {}
-        counts: dict[str, int] = {}
-        full = [batch for batch in micros if batch.num_targets]
-        for batch in full:
-            terms = model.losses(batch)
-            (terms["cross_entropy"][0] / batch.num_targets / len(full)).backward()
-            for name, (total, count) in terms.items():
-                sums[name] = sums.get(name, torch.zeros(())) + total.detach()
-                counts[name] = counts.get(name, 0) + count
-        return sums, counts
-
-    monkeypatch.setattr(sys.modules["unpad.proof.measure"], "accumulate", mean_of_means)
-    names = failed(prove(tiny_model(torch.float32), random_batch(LENGTHS)))
-    assert names == ["padded right = alone", "padded left = alone", "split into micro-batches, one empty = alone"]
-
-
-@pytest.mark.promise("certificate.faults")
-def test_dropout_left_on_is_caught() -> None:
-    model = tiny_model(torch.float32, dropout=0.3)
-
-    for part in model.blocks:
-        part.norm_2.register_forward_pre_hook(lambda norm, _: setattr(norm, "training", True))
-    names = failed(prove(model, random_batch(LENGTHS)))
-    assert "the same batch twice is bit-equal (no dropout left on)" in names
-
-
-@pytest.mark.promise("certificate.faults")
-def test_right_padding_that_changes_results_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = attention._padded
-    monkeypatch.setattr(attention, "_padded", lambda q, k, v, mask, *rest: right(q, k, v, torch.ones_like(mask), *rest))
-    names = failed(prove(tiny_model(torch.float32, causal=False), random_batch(LENGTHS)))
-    assert {"padded right = alone", "padded left = alone", "what padding holds is invisible"} <= set(names)
-
-
-def test_a_causal_mask_that_is_open_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    def open_mask(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, causal: bool, **options: Any) -> Tensor:
-        return attention.self_attention(qkv, layout, heads, False, **options)
-
-    monkeypatch.setattr(block, "self_attention", open_mask)
-    assert "a token never changes an earlier output" in failed(prove(tiny_model(torch.float32), random_batch(LENGTHS)))
 
 
 def test_a_sequence_that_does_not_see_its_own_tokens_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:

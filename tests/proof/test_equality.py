@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.conftest import random_batch, tiny_model
-from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
+from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.models.decoder import Decoder
 from unpad.training.step import accumulate
 
@@ -97,31 +96,6 @@ def test_embeddings_in_place_of_tokens_are_equal_too() -> None:
     assert_same(
         model, [given_embeds.select([i]) for i in range(4)], [given_embeds.pad("left"), given_embeds.select([])]
     )
-
-
-def test_no_gradient_crosses_between_sequences() -> None:
-    model = tiny_model().eval()
-    batch = random_batch([12, 7, 20])
-    embeds = model.embed(batch.input_ids).detach().requires_grad_()
-    hidden = model(RaggedBatch(**{**vars(batch), "input_ids": None, "inputs_embeds": embeds}))
-    bounds = batch.layout.cu_seqlens.tolist()
-    hidden[bounds[1] : bounds[2]].square().sum().backward()
-    assert embeds.grad is not None
-    outside = torch.cat([embeds.grad[: bounds[1]], embeds.grad[bounds[2] :]])
-    assert torch.equal(outside, torch.zeros_like(outside))
-    assert embeds.grad[bounds[1] : bounds[2]].abs().max() > 0
-
-
-def test_a_later_token_never_changes_an_earlier_output() -> None:
-    model = tiny_model().eval()
-    sequences = [[1, 2, 3, 4, 5, 6], [7, 8, 9]]
-    changed = copy.deepcopy(sequences)
-    changed[0][3] = 40
-    with torch.no_grad():
-        before, after = model(from_sequences(sequences)), model(from_sequences(changed))
-    assert torch.equal(before[:3], after[:3])
-    assert not torch.equal(before[3], after[3])
-    assert torch.equal(before[5:], after[5:])
 
 
 @pytest.mark.promise("batch.pad-contents", "batch.pad-gradient")

@@ -255,7 +255,7 @@ FAULTS = {
 NEEDS_NATIVE = {"torch is off", "native is off"}
 
 
-@pytest.mark.promise("certificate.every-line")
+@pytest.mark.promise("certificate.every-line", "certificate.faults")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_fails_its_lines_on_every_shape_of_data(name: str, shape: str, monkeypatch: Patch) -> None:

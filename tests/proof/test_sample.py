@@ -21,23 +21,9 @@ from unpad.recipes.training import strategy_names
 from unpad.training.setup import Setup, prepare_setup
 
 WORDS = [
-    "春天",
-    "河水",
-    "小猫",
-    "老师",
-    "月亮",
-    "书店",
-    "火车",
-    "爷爷",
-    "红花",
-    "石桥",
-    "早晨",
-    "远山",
-    "热茶",
-    "夜晚",
-    "下雨",
-    "安静",
-]
+    "春天", "河水", "小猫", "老师", "月亮", "书店", "火车", "爷爷", "红花", "石桥", "早晨", "远山", "热茶", "夜晚",
+    "下雨", "安静",
+]  # fmt: skip
 SHAPES = {"ragged": range(2, 15), "one length": [9] * 13, "two lengths": [12, 6] * 7}
 TEXT = {"use": ["text"], "train": {"max_epochs": 1}}
 

@@ -30,20 +30,9 @@ RECIPE = load_recipe("chat")
 TEMPLATE = RECIPE.data.template
 MARKS = (TEMPLATE.system, TEMPLATE.user, TEMPLATE.assistant)
 SCRIPTS = (
-    "abc ÄÖÜß éçñ",
-    "Привет Ђ",
-    "Ελλάδα ό",
-    "שלום עליכם",
-    "مرحبا لا",
-    "नमस्ते क्षि",
-    "สวัสดีครับ",
-    "你好，世界。",
-    "こんにちは ｶﾞ",
-    "안녕 한국",
-    "👩‍👩‍👧 🇩🇪 ☂️",
-    "\t\n\r\u00a0\u2003\u200b\ufeff",
-    " ",
-)
+    "abc ÄÖÜß éçñ", "Привет Ђ", "Ελλάδα ό", "שלום עליכם", "مرحبا لا", "नमस्ते क्षि", "สวัสดีครับ", "你好，世界。",
+    "こんにちは ｶﾞ", "안녕 한국", "👩‍👩‍👧 🇩🇪 ☂️", "\t\n\r\u00a0\u2003\u200b\ufeff", " ",
+)  # fmt: skip
 
 
 def read(path: Path) -> list[dict[str, Any]]:

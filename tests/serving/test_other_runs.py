@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.helpers.serving import Running, heard, running, wait_for
+from tests.helpers.serving import Running, heard, instances, running, wait_for
 
 if TYPE_CHECKING:
     from tests.helpers.families import Finished
@@ -230,18 +230,10 @@ def test_the_patches_that_entered_each_block_are_those_that_infer_shows(finished
 # --------------------------------------------------------------------------- patients
 
 
-def instances(finished: Finished, number: int = 9) -> list[dict[str, Any]]:
-    """Patients of the tables, as a client sends them."""
-    folder = finished("patients").recipe.parent / "tables"
-    tests, people = (pq.read_table(folder / f"{name}.parquet").to_pylist() for name in ("tests", "people"))
-    return [
-        {
-            "id": f"p{person['id']}",
-            "events": [{"age": person["age"]}]
-            + [{key: row[key] for key in ("days", "test", "value")} for row in tests if row["id"] == person["id"]],
-        }
-        for person in people[:number]
-    ]
+def patients_of(finished: Finished, number: int = 9) -> list[dict[str, Any]]:
+    """Patients of the tables, as a client sends them, with other names."""
+    asked = instances(finished("patients").recipe.parent / "tables", number)
+    return [{**patient, "id": f"p{patient['id']}"} for patient in asked]
 
 
 @pytest.mark.promise("serving.alone")
@@ -254,7 +246,7 @@ def test_predictions_are_those_of_embed_together_and_alone_number_by_number(
     out = tmp_path / "vectors.parquet"
     embed_file(load(finished("patients").run), finished("patients").recipe.parent / "tables", "patient", out)
     rows = {f"p{row['id']}": row for row in pq.read_table(out).to_pylist()}
-    asked = instances(finished)
+    asked = patients_of(finished)
     path = "/v1/models/events:predict"
     whole = patients.post(path, {"instances": asked, "outputs": ["vector"]}).json()["predictions"]
     assert [one["id"] for one in whole] == [one["id"] for one in asked]
@@ -275,7 +267,7 @@ def test_predictions_are_those_of_embed_together_and_alone_number_by_number(
 
 
 def test_explanations_are_the_course_of_the_probability_and_end_with_it(patients: Running, finished: Finished) -> None:
-    asked = [one for one in instances(finished) if len(one["events"]) > 2]
+    asked = [one for one in patients_of(finished) if len(one["events"]) > 2]
     whole = patients.post("/v1/models/events:explain", {"instances": asked}).json()["explanations"]
     probabilities = patients.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
     for one, told, instance in zip(whole, probabilities, asked, strict=True):
@@ -333,7 +325,7 @@ def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(
 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setattr(module, "open_data", watched)
-    asked = instances(finished, 3)
+    asked = patients_of(finished, 3)
     assert patients.post("/v1/models/events:predict", {"instances": asked}).status_code == 200
     assert seen
     assert all(is_link for _, is_link in seen)

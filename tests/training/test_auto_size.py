@@ -93,7 +93,7 @@ def test_auto_is_found_once_kept_as_a_number_and_changes_no_update(
     )
     (line,) = (told for row in read_log(tmp_path / "scarce") for told in str(row).split("'") if "(auto: " in told)
     foreseen = preview(str(recipe), ends)
-    assert line in foreseen.described, "as `unpad plan` says before"
+    assert (line, None) in foreseen.shown, "as `unpad plan` says before"
     auto = foreseen.to_json()["auto"]
     assert (auto["tokens"], auto["is_whole"], auto["free_bytes"]) == (found, False, 950_000)
     assert 0.5 * 950_000 < auto["peak_bytes"] <= 0.8 * 950_000

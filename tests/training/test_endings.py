@@ -17,7 +17,7 @@ import unpad
 from benchmarks.equal_processes import digests
 from tests.helpers.endings import ENDINGS, UNLIKE, Ending, happen, killed_at, run_command
 from tests.helpers.toy import events, rows, write_toy
-from unpad.terminal.commands import resume_run
+from unpad.terminal.printing import resume_run
 from unpad.training.context import SaveClock
 
 pytestmark = pytest.mark.slow

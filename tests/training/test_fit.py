@@ -97,7 +97,7 @@ def test_a_new_run_keeps_the_cut_and_goes_on_with_it(
         shared, changes, notes = share_out(replace(setup, parallelism=Replicas(Group(size=2))), overrides, fit=fit)
         return replace(shared, parallelism=setup.parallelism), changes, notes
 
-    monkeypatch.setattr("unpad.training.loop.share_out", as_one_of_two)
+    monkeypatch.setattr("unpad.training.fit.share_out", as_one_of_two)
 
     def go_on(steps: int, *, resume: bool, fit_processes: bool) -> tuple[int, list[str]]:
         """Train up to a step; return the run's cut and its notes so far."""
@@ -121,7 +121,7 @@ def test_a_run_that_is_resumed_is_not_fitted(recipe: Path, tmp_path: Path, monke
         fits.append(fit)
         return setup, [], ["a note"]
 
-    monkeypatch.setattr("unpad.training.loop.share_out", seen)
+    monkeypatch.setattr("unpad.training.fit.share_out", seen)
     for steps in (1, 2):
         overrides = [f"train.max_steps={steps}"]
         train(str(recipe), tmp_path / "run", overrides, resume=steps > 1, console=quiet(), fit_processes=True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.helpers.toy import TWO_STAGES, quiet, run, write_toy
-from unpad.doctor.subject import TimeBudget, Trial, open_subject
+from unpad.doctor.subject import TimeBudget, open_subject
 from unpad.interchange.origin import open_recipe
 from unpad.models.decoder import Decoder
 from unpad.processes.group import ALONE
@@ -46,7 +46,7 @@ def plans(recipe: Path) -> None:
 
 def examines(recipe: Path) -> None:
     subject = open_subject(str(recipe), [], TimeBudget(60, lambda: 0.0))
-    Trial(subject).step([subject.load(micro) for micro in subject.plan.step(0)])
+    subject.rehearsal().step([subject.load(micro) for micro in subject.plan.step(0)])
 
 
 def proves(recipe: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unpad.errors import Interrupted, Terminated, UnpadError
-from unpad.training.signals import Signals
+from unpad.training.context import Signals
 
 
 @pytest.mark.parametrize(

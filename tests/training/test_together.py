@@ -24,11 +24,11 @@ from unpad.processes.group import Group
 from unpad.run import checkpoint
 from unpad.run.checkpoint import State
 from unpad.run.monitor import Monitor, StepRecord
-from unpad.training import alike, progress
+from unpad.training import consistency, progress
+from unpad.training.context import Signals
 from unpad.training.loop import Result, train
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup
-from unpad.training.signals import Signals
 from unpad.training.stage import StageSetup
 
 STEP = import_module("unpad.training.step")
@@ -115,7 +115,7 @@ def test_memory_that_one_process_lacks_for_its_optimizer_ends_all(
 def test_a_run_directory_that_hosts_do_not_share_is_named_before_the_first_update(
     recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(alike, "SEEN_S", 0.0)
+    monkeypatch.setattr(consistency, "SEEN_S", 0.0)
     found = outcomes_in_turns(2, lambda group: run(recipe, tmp_path / f"host-{group.rank}" / "run", group))
     assert errors_of(found, UnlikeProcessesError) == ["process 1 has another run directory than process 0"] * 2
     assert not (tmp_path / "host-0" / "run" / "metrics.jsonl").exists()

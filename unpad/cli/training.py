@@ -10,7 +10,6 @@ import typer
 
 from unpad.cli.early import check_recipe, check_run
 from unpad.cli.options import Debug, Overrides, Verbose, run_or_recipe_names
-from unpad.errors import RecipeError
 from unpad.storage.lock import RunLock
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines
@@ -41,16 +40,10 @@ def train(
 ) -> None:
     """Train a recipe, and print the commands that use the run."""
     from unpad.processes.start import refuse_under_torchrun, started_by_torchrun
-    from unpad.run.folder import RECIPE, free_folder, holds_run, refuse_new_run, run_to_resume
+    from unpad.run.folder import RECIPE, Start, holds_run, refuse_new_run
 
-    fields = overrides or []
-    if resume:
-        named = run_to_resume(recipe, fields, out)
-        recipe, folder, fields = named.recipe, named.folder, named.overrides
-    elif recipe is None:
-        raise RecipeError("no recipe is named", fix="name one, as in unpad train zh_chat; unpad recipes lists them")
-    else:
-        folder = out or free_folder(recipe, resume=False)
+    start = Start.of(recipe, overrides or [], out, resume=resume)
+    recipe, folder, fields = start.recipe, start.folder, start.overrides
     if not started_by_torchrun():  # else all processes check together, as the first of them may have begun the run
         if not resume:
             with RunLock(folder) if (folder / RECIPE).is_file() else nullcontext():

@@ -20,7 +20,7 @@ from unpad.machine.load import LoadMeter
 from unpad.run.report.svg import WIDE, Axes, Curve, picture
 from unpad.storage import write_atomic
 from unpad.terminal.progress import progress
-from unpad.terminal.table import cells, columns, wrapped
+from unpad.terminal.table import described, wrapped
 
 SECONDS = 120.0
 
@@ -78,7 +78,7 @@ class Examination:
         lines.append(f"{verdict}（{self.seconds:.0f} 秒）" if zh else f"{verdict} ({self.seconds:.0f} s)")
         for rank, item in enumerate(self.findings, 1):
             lines += ["", *item.lines(rank, language)]
-        return [*lines, "", "测量结果" if zh else "What was measured", *fact_lines(self._facts(zh))]
+        return [*lines, "", "测量结果" if zh else "What was measured", *described(*zip(*self._facts(zh), strict=True))]
 
     def _facts(self, zh: bool) -> list[tuple[str, str]]:
         subject, tried, facts = self.subject, self.tried, list[tuple[str, str, str, str]]()
@@ -206,17 +206,6 @@ def short(given: float, rates: Sweep, overfit: Overfit, carry: Carry | None) -> 
 
 
 # --------------------------------------------------------------------------- text and pictures
-
-
-def fact_lines(facts: list[tuple[str, str]]) -> list[str]:
-    """Names with their values, which continue below themselves."""
-    column = max((cells(name) for name, _ in facts), default=0) + 2
-    lines = []
-    for name, value in facts:
-        first, *more = wrapped(value, columns() - column)
-        lines.append(f"{name}{' ' * (column - cells(name))}{first}")
-        lines += [" " * column + line for line in more]
-    return lines
 
 
 def write_picture(path: Path, sweep: Sweep, rate: float, language: Language) -> None:

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.doctor.finding import Finding, Found, Words, finding, level
-from unpad.doctor.subject import Subject, Trial
+from unpad.doctor.subject import Subject
 from unpad.nn.block import Block
 from unpad.nn.precision import Precision, autocast
+from unpad.training.rehearsal import Rehearsal
 
 Bad = tuple[float, str, Words, str]  # what is not finite: its share, the layer, the kind, and the field to change
 
@@ -59,7 +60,7 @@ def check_layers(subject: Subject) -> Layers:
     broken = not_finite(*_first(shares, ("Weights", "权重"), "train.init_from"))
     if broken or subject.stage.of_pairs:
         return Layers(broken, math.nan, False, [], [])
-    trial = Trial(subject, drops=False, model=subject.model)
+    trial = subject.rehearsal(drops=False, model=subject.model)
     batch, precision = subject.small_batch(32, 1024), subject.setup.precision
     outputs, loss = _forward(trial, batch, precision)
     broken = not_finite(
@@ -116,7 +117,7 @@ def exploding(outputs: list[Output], norm: float) -> Found | None:
     zh=("要训练的参数中有 {number:.0%} 不变化，例如 {layer}。", "检查 train.freeze、optim.groups"))  # fmt: skip
 def frozen(subject: Subject, layers: Layers, unmoved: list[str]) -> Found | None:
     """Parameters that the recipe does not freeze and that some steps did not change."""
-    sizes = {name: p.numel() for name, p in Trial(subject).model.named_parameters() if p.requires_grad}
+    sizes = {name: p.numel() for name, p in subject.rehearsal().model.named_parameters() if p.requires_grad}
     names = [name for name in unmoved if name in sizes and name not in layers.without]
     share = sum(sizes[name] for name in names) / max(sum(sizes.values()), 1)
     if share < 0.02:
@@ -124,7 +125,7 @@ def frozen(subject: Subject, layers: Layers, unmoved: list[str]) -> Found | None
     return Found(share, "train.freeze", "optim.groups", "losses", severity=level(share >= 0.3), layer=names[0])
 
 
-def _forward(trial: Trial, batch: RaggedBatch, precision: Precision) -> tuple[list[Output], Tensor]:
+def _forward(trial: Rehearsal, batch: RaggedBatch, precision: Precision) -> tuple[list[Output], Tensor]:
     """Outputs of all modules in the order in which they end, and the loss that training would follow."""
     outputs: list[Output] = []
 

@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from unpad.doctor.finding import Finding, Found, Severity, finding, level
-from unpad.doctor.subject import Subject, Trial
+from unpad.doctor.subject import Subject
 from unpad.recipes.training import Ramp, Weight
 from unpad.run.report.history import METRICS, load_metrics
-from unpad.training.length import course
 from unpad.training.optim import Schedule
-from unpad.training.stage import StageSetup, stage_epochs
+from unpad.training.stage import StageSetup, course, stage_epochs
 
 BLOCKED = {"by_heart", "labels_random"}  # what follows where nothing can be learnt
 
@@ -128,7 +127,7 @@ def frozen_at_start(subject: Subject) -> Found | None:
     given = recipe.train.init_from is not None or "from" in subject.setup.recipe.model or subject.setup.base is not None
     if not recipe.train.freeze or given or subject.stage.name != subject.setup.stages[0].name:
         return None
-    sizes = [(name, p.numel(), p.requires_grad) for name, p in Trial(subject).model.named_parameters()]
+    sizes = [(name, p.numel(), p.requires_grad) for name, p in subject.rehearsal().model.named_parameters()]
     frozen = [(name, size) for name, size, trains in sizes if not trains]
     share = sum(size for _, size in frozen) / max(sum(size for _, size, _ in sizes), 1)
     blocks = [trains for name, _, trains in sizes if name.startswith("blocks.")]

@@ -10,7 +10,6 @@ from typing import Any, Generic
 
 import numpy as np
 import torch
-from torch import Tensor
 from typing_extensions import TypeVar
 
 from unpad.batching.batch import RaggedBatch
@@ -20,7 +19,6 @@ from unpad.errors import RecipeError, needs_memory
 from unpad.interchange.origin import open_named, starting_weights
 from unpad.models import lower_sizes
 from unpad.models.contract import Model
-from unpad.nn.precision import autocast
 from unpad.recipes.recipe import Recipe
 from unpad.run.base import run_weights
 from unpad.run.checkpoint import put_weights
@@ -113,6 +111,18 @@ class Subject(Generic[DataType]):
     def load(self, micro: Micro) -> RaggedBatch:
         return self.setup.data.load(micro).to(self.setup.device)
 
+    def rehearsal(
+        self, *, drops: bool = True, model: Model | None = None, recipe: Recipe | None = None, **changes: Any
+    ) -> Rehearsal:
+        """A copy of the model that training starts from, to train for a few steps; arguments as for `Rehearsal`.
+
+        Args:
+            model: to copy in its place; recipe: in place of the stage's.
+        """
+        stage = replace(self.stage, recipe=recipe or self.recipe)
+        torch.manual_seed(stage.recipe.train.seed)
+        return Rehearsal(self.setup, stage, model=model, drops=drops, **changes)
+
     def small_batch(self, most_sequences: int, most_tokens: int, first: int = 0) -> RaggedBatch:
         """The first sequences of a step as one batch, without padding.
 
@@ -165,49 +175,6 @@ def _at_stage(name: str, folder: Path | None, step: int, setup: Setup, model: Mo
 def _copied(model: Model) -> Model:
     with needs_memory("a copy of the model", lower_sizes(model.config)):
         return copy.deepcopy(model)
-
-
-class Trial(Rehearsal):
-    """A copy of the model that training starts from, trained for a few steps.
-
-    Args:
-        drops: whether dropout is on, as in training.
-        model: to copy in place of the one that training starts from.
-        recipe: in place of the stage's.
-        changes: fields of `optim` in place of the recipe's.
-    """
-
-    def __init__(
-        self,
-        subject: Subject,
-        *,
-        drops: bool = True,
-        model: Model | None = None,
-        recipe: Recipe | None = None,
-        **changes: Any,
-    ) -> None:
-        stage = replace(subject.stage, recipe=recipe or subject.recipe)
-        torch.manual_seed(stage.recipe.train.seed)
-        super().__init__(subject.setup, stage, model=model, drops=drops, **changes)
-        self.subject = subject
-
-    def is_lost(self, result: StepResult) -> bool:
-        """True if a step was not finite; in fp16 such steps are usual, and lower the scale of the loss."""
-        return not result.updated and self.scaler is None
-
-    @torch.no_grad()
-    def loss(self, batch: RaggedBatch) -> float:
-        """Mean negative log-likelihood of a batch without dropout, in nats; of a model without it, its trained loss."""
-        self.model.eval()
-        terms = self.terms(batch)
-        if "nll" in terms and terms["nll"][1]:
-            return float(terms["nll"][0]) / terms["nll"][1]
-        return sum(w * float(terms[name][0]) / max(terms[name][1], 1) for name, w in self.weights.items())
-
-    def terms(self, batch: RaggedBatch) -> dict[str, tuple[Tensor, int]]:
-        """Sum and count of every loss term of a batch, in the precision of training."""
-        with autocast(self.setup.precision, self.setup.device):
-            return self.model.losses(batch)
 
 
 def total_loss(result: StepResult, weights: dict[str, float]) -> float:

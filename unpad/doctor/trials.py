@@ -15,7 +15,7 @@ import torch
 
 from unpad.batching.plan import Micro
 from unpad.doctor.finding import Found, finding
-from unpad.doctor.subject import Subject, Trial, total_loss
+from unpad.doctor.subject import Subject, total_loss
 from unpad.machine.load import Load, busy_seconds, cores, own_seconds, quota
 from unpad.models.adapters import kept_weights
 from unpad.models.contract import Classifies
@@ -24,6 +24,7 @@ from unpad.recipes.training import OptimSettings
 from unpad.run.checkpoint import State, model_tensors, save
 from unpad.terminal.progress import counted, progress
 from unpad.training.optim import optimizer_tensors
+from unpad.training.rehearsal import Rehearsal
 
 # --------------------------------------------------------------------------- a few steps
 
@@ -48,7 +49,7 @@ class Steps:
 
 def take_steps(subject: Subject, seconds: float) -> Steps:
     """Take up to 9 steps of the plan, as many as `seconds` allow, and save once."""
-    trial, now = Trial(subject), subject.clock.now
+    trial, now = subject.rehearsal(), subject.clock.now
     norms, times, began, updated = list[float](), list[tuple[float, ...]](), now(), 0
     for step in counted(range(9), "taking steps", 9, "steps"):
         if step >= 3 and now() - began > seconds:
@@ -198,7 +199,7 @@ def sweep(subject: Subject, seconds: float) -> Sweep:
     A few batches take turns, and each is compared with its own first loss, so that what differs between batches does
     not look like learning. Batches are made smaller until all steps take no longer than `seconds`.
     """
-    trial, now = Trial(subject, drops=False, clip=1.0, weight_decay=0.0), subject.clock.now
+    trial, now = subject.rehearsal(drops=False, clip=1.0, weight_decay=0.0), subject.clock.now
     trial.rate(LOWEST)
     began = now()
     trial.step([subject.small_batch(32, 1024)])
@@ -268,12 +269,12 @@ def overfit_batch(subject: Subject, rates: Sweep, seconds: float) -> Overfit:
     """Repeat one batch, as often as `seconds` allow."""
     batch, now = subject.small_batch(16, 512), subject.clock.now
     batch = batch if batch.num_targets else subject.small_batch(1 << 20, 1 << 20)
-    trial, began = Trial(subject), now()
+    trial, began = subject.rehearsal(), now()
     start = trial.loss(batch)
     trial.step([batch])
     steps = min(REPEATS, max(LEAST_REPEATS, int(seconds / 2 / max(now() - began, 1e-9))))
 
-    def repeated(trial: Trial, done: int = 0) -> tuple[float, int, bool]:
+    def repeated(trial: Rehearsal, done: int = 0) -> tuple[float, int, bool]:
         began, is_lost = now(), False
         for _ in counted(range(done, steps), "overfitting one batch", steps - done, "steps"):
             done += 1
@@ -288,7 +289,7 @@ def overfit_batch(subject: Subject, rates: Sweep, seconds: float) -> Overfit:
         train = recipe.train.model_copy(update={"label_smoothing": 0.0, "freeze": []})
         recipe = recipe.model_copy(update={"train": train})
         usual = OptimSettings(lr=rates.high or USUAL_RATE, weight_decay=0.0).model_dump()
-        plain = repeated(Trial(subject, drops=False, recipe=recipe, **usual))[0]
+        plain = repeated(subject.rehearsal(drops=False, recipe=recipe, **usual))[0]
     return Overfit(batch.num_seqs, taken, start, end, plain, is_lost)
 
 
@@ -375,13 +376,13 @@ def carry_over(subject: Subject, rates: Sweep, seconds: float) -> Carry | None:
     )
     if min(len(learnt), len(judged)) < 24:
         return None
-    trial, training = Trial(subject, drops=False, lr=rates.middle, lr_scale=1.0, clip=1.0), _batches(subject, learnt)
+    trial, training = subject.rehearsal(drops=False, lr=rates.middle, lr_scale=1.0, clip=1.0), _batches(subject, learnt)
     began, moments, is_short, by_heart = subject.clock.now(), list[float](), False, False
     start = end = _mean_loss(trial, training)
     for step in counted(range(CARRY_STEPS), "learning some labels", CARRY_STEPS, "steps"):
         trial.step([subject.load(training[step % len(training)])])
         if (step + 1) % 20 == 0:
-            moments.append(_errors(trial, judged))
+            moments.append(_errors(trial, _batches(subject, judged)))
             end = _mean_loss(trial, training)
             if by_heart := end < 0.1 * start or (step + 1 >= 120 and end < 0.7 * start):
                 break
@@ -424,17 +425,17 @@ def _batches(subject: Subject, ids: np.ndarray) -> list[Micro]:
     return micros
 
 
-def _mean_loss(trial: Trial, micros: list[Micro]) -> float:
-    return float(np.mean([trial.loss(trial.subject.load(micro)) for micro in micros]))
+def _mean_loss(trial: Rehearsal, micros: list[Micro]) -> float:
+    return float(np.mean([trial.loss(*trial.load([micro])) for micro in micros]))
 
 
 @torch.no_grad()
-def _errors(trial: Trial, ids: np.ndarray) -> float:
+def _errors(trial: Rehearsal, micros: list[Micro]) -> float:
     """Distance between the likelihood of labels at their own sequences and that at all others, in standard errors."""
     model, scores, labels = trial.model.eval(), [], []
     assert isinstance(model, Classifies), "checked before"
-    for micro in _batches(trial.subject, ids):
-        batch = trial.subject.load(micro)
+    for micro in micros:
+        (batch,) = trial.load([micro])
         assert batch.seq_labels is not None, "chosen by their labels"
         with autocast(trial.setup.precision, trial.setup.device):
             scores.append(model.classify(batch).double().log_softmax(-1).cpu())

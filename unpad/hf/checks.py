@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,6 @@ from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.prepare import Prepared
 from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.certificate import ForeignCertificate
-from unpad.proof.foreign.first_update import STOCK
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.lengths import within
 from unpad.proof.foreign.pairs import prove_callable
@@ -100,8 +100,10 @@ TRIED = 512  # examples that the sequences of the proof are taken from
 SEQUENCES, LONGEST = 5, 1024  # of the proof; the longest of the data may be longer
 MOST_FILLING = 64  # further ones, until a micro-batch is full
 RANDOM = (9, 17, 6)  # lengths of random sequences, where the data has too few
-MAKE_BATCHES = ("get_train_dataloader", "_get_dataloader", "_get_train_sampler", "get_batch_samples")
-OF_LOSS = ("_get_num_items_in_batch", "compute_loss", "training_step")
+MAKE_BATCHES = ("get_train_dataloader", "_get_dataloader", "_get_train_sampler")
+COUNT_TARGETS = ("get_batch_samples", "_get_num_items_in_batch")
+OF_LOSS = ("compute_loss", "training_step")
+STOCK = ("transformers", "trl", "unpad")  # packages with a loss that is the mean over targets
 READ_EVALUATION = ("get_eval_dataloader", "_get_eval_sampler", "prediction_step", "evaluation_loop")
 
 
@@ -114,6 +116,7 @@ def refuse(trainer: Trainer) -> None:
     """
     args = trainer.args
     _refuse_other_tasks(trainer)
+    refuse_counts(trainer)
     for name in MAKE_BATCHES:
         if owner := overrides(trainer, name):
             raise RecipeError(
@@ -173,6 +176,20 @@ def _refuse_other_tasks(trainer: Trainer) -> None:
             )
 
 
+def refuse_counts(trainer: Trainer) -> None:
+    """Refuse methods of the user's own that choose what a loss is divided by.
+
+    Raises:
+        RecipeError: names the method.
+    """
+    for name in COUNT_TARGETS:
+        if owner := overrides(trainer, name):
+            raise RecipeError(
+                f"{owner} chooses micro-batches or what their loss is divided by, which is then no mean over targets",
+                fix="leave it out: transformers divides by the targets of the update",
+            )
+
+
 def overrides(trainer: Trainer, name: str) -> str:
     """The method of a user's own, on the object or a class, that stands for one of the trainer's; empty if none."""
     if name in vars(trainer) and not _is_stock(vars(trainer)[name]):
@@ -216,20 +233,60 @@ def is_sft(trainer: Trainer) -> bool:
     return module is not None and isinstance(trainer, module.SFTTrainer)
 
 
-def has_standard_loss(trainer: Trainer) -> bool:
-    """True if the trainer's loss is the mean cross-entropy over targets that Trainer or SFTTrainer compute."""
-    own = [overrides(trainer, name) for name in OF_LOSS]
-    return not any(own) and trainer.compute_loss_func is None and not trainer.label_smoother
-
-
-def name_of_loss(trainer: Trainer) -> str:
-    """The loss of a trainer as its user knows it."""
+def loss_of_ones_own(trainer: Trainer) -> str:
+    """The user's own function or method that makes the loss; empty for the losses of transformers and TRL."""
     for name in OF_LOSS:
         if owner := overrides(trainer, name):
             return owner
-    if trainer.compute_loss_func is not None:
-        return str(getattr(trainer.compute_loss_func, "__qualname__", "compute_loss_func"))
-    return "label smoothing" if trainer.label_smoother else f"the loss of {type(trainer).__name__}"
+    function = trainer.compute_loss_func
+    if function is None or function is mean_over_targets:
+        return ""
+    return str(getattr(function, "__qualname__", "compute_loss_func"))
+
+
+def loss_of_logits(trainer: Trainer) -> str:
+    """Name of a loss that reads the logits of all tokens: one of the user's own, or smoothing; empty for others."""
+    return loss_of_ones_own(trainer) or ("label smoothing" if trainer.label_smoother else "")
+
+
+def is_another_loss(trainer: Trainer) -> bool:
+    """True for losses of transformers and TRL that are not the mean cross-entropy over targets."""
+    return bool(trainer.label_smoother) or getattr(trainer.args, "loss_type", "nll") != "nll"
+
+
+def is_mean_of_means(targets: np.ndarray, batch_size: int) -> bool:
+    """True if the mean over rows of the means of their batches, as trainers compute it, is the mean over targets.
+
+    Args:
+        targets: of each row, (num_rows,) int64, in order.
+    """
+    starts = np.arange(0, len(targets), batch_size)
+    rows = np.diff([*starts, len(targets)])
+    return bool((np.add.reduceat(targets, starts) * len(targets) == rows * targets.sum()).all())
+
+
+@dataclass
+class MeanOverTargets:
+    """Sum of losses and number of targets; the mean of the batches' means would depend on the batches."""
+
+    total: float = 0.0
+    num_targets: int = 0
+
+    def add(self, mean: Tensor, num_targets: int) -> None:
+        """Add a batch by its loss, the mean over its targets."""
+        if num_targets:
+            self.total += float(mean) * num_targets
+            self.num_targets += num_targets
+
+    @classmethod
+    def of_parts(cls, parts: Sequence[Sequence[float]]) -> MeanOverTargets:
+        """Sum of parts of a set: `total` and `num_targets` of each."""
+        return cls(sum(total for total, _ in parts), int(sum(num for _, num in parts)))
+
+    @property
+    def mean(self) -> float:
+        """In nats per target."""
+        return self.total / self.num_targets
 
 
 def divide_by_targets(trainer: Trainer) -> None:

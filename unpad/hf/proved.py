@@ -69,9 +69,9 @@ class Promised:
     values: dict[str, Any]
 
     @classmethod
-    def of(cls, trainer: Trainer, is_standard: bool) -> Promised:
+    def of(cls, trainer: Trainer, loss: str) -> Promised:
         values = {name: vars(trainer).get(name) for name in PROMISED}
-        if not is_standard:  # a loss may be right in one micro-batch and wrong in several
+        if loss:  # a loss may be right in one micro-batch and wrong in several
             values["gradient_accumulation_steps"] = trainer.args.gradient_accumulation_steps
         return cls(values)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,11 +20,11 @@ from unpad.errors import ProofError, RecipeError, SourceError
 from unpad.hf.attention import BOUNDARIES
 from unpad.hf.loader import IGNORED, PACKED, collate, refuse_streams
 from unpad.proof.foreign.judge import describe, raise_memory
-from unpad.proof.foreign.known import listed, sequences_alone, without_first_label
 from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.update import (
-    Known,
+    LabelledSequence,
     count_cut,
+    listed,
     read_batch,
     read_labels,
     read_update,
@@ -31,9 +32,61 @@ from unpad.proof.foreign.update import (
 )
 
 READ = ("input_ids", "labels", "shift_labels", "attention_mask", "position_ids", "use_cache", *BOUNDARIES)
-CHECKED = 24  # rows that a collator is tried on twice and in batches
-TRIED = 6  # of these rows, to see whether it changes them
+CHECKED = 24  # rows that a collator is tried on again and in batches
 Collator = Callable[[list[Any]], Any]
+
+
+class Alone(NamedTuple):
+    """A sequence with its targets, and the batch of it alone, without padding."""
+
+    sequence: LabelledSequence
+    batch: Mapping[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class CollatedRow:
+    """A row as it is in the collator's batch of it alone.
+
+    Args:
+        made: that batch; `cells`: those of the real tokens in it.
+        ids, labels: (tokens,).
+        lengths: of the sequences in it.
+    """
+
+    made: Mapping[str, Any]
+    cells: slice
+    ids: Tensor
+    labels: Tensor
+    lengths: list[int]
+
+    def of_tokens(self, value: object) -> bool:
+        """True for what has an entry for every token of the batch."""
+        size = self.made["input_ids"].shape[1]
+        return isinstance(value, Tensor) and value.shape[:2] == (1, size)
+
+    def columns(self) -> dict[str, Tensor]:
+        """Further columns with an entry for every token, each (tokens, ...)."""
+        named = {name: value for name, value in self.made.items() if name not in READ and self.of_tokens(value)}
+        return {name: value[0, self.cells] for name, value in named.items()}
+
+    def sequences(self) -> list[Alone]:
+        """The sequences in the row. The first token of each has no label, as no position predicts it."""
+        spans = [slice(start, stop) for start, stop in pairwise(np.cumsum([0, *self.lengths]).tolist()) if start < stop]
+        found = [
+            LabelledSequence(self.ids[span].tolist(), [IGNORED, *self.labels[span][1:].tolist()]) for span in spans
+        ]
+        if len(found) == 1:
+            batch = {
+                name: value[:, self.cells] if self.of_tokens(value) else value for name, value in self.made.items()
+            }
+            if "labels" in batch:
+                batch["labels"] = torch.tensor([found[0].labels])
+            return [Alone(found[0], batch)]
+        columns = self.columns()
+        parts: list[dict[str, Any]] = [{name: value[span] for name, value in columns.items()} for span in spans]
+        for one, part in zip(found, parts, strict=True):
+            part |= {"input_ids": one.ids, "labels": one.labels}
+        return [Alone(one, collate([part], tuple(columns))) for one, part in zip(found, parts, strict=True)]
 
 
 class CollatedRows:
@@ -92,7 +145,12 @@ class CollatedRows:
         """The collator as its user knows it."""
         return str(getattr(self.collator, "__qualname__", type(self.collator).__name__))
 
-    def batch(self, rows: Sequence[Any], collate: Collator | None = None) -> Mapping[str, Any]:
+    @property
+    def is_stock(self) -> bool:
+        """True for a collator of transformers or TRL, exactly."""
+        return str(getattr(self.collator, "__module__", "")).partition(".")[0] in ("transformers", "trl")
+
+    def batch(self, rows: Sequence[Any]) -> Mapping[str, Any]:
         """The collator's batch of copies of some rows, which it may change.
 
         Raises:
@@ -100,7 +158,7 @@ class CollatedRows:
             RecipeError: it raises, or makes no single batch.
         """
         try:
-            made = listed((collate or self.collate)([copied(row) for row in rows]))
+            made = listed(self.collate([_copied(row) for row in rows]))
         except Exception as error:
             raise_memory(error)
             missing = [row for row in rows if isinstance(row, Mapping) and "input_ids" not in row]
@@ -119,89 +177,93 @@ class CollatedRows:
             raise RecipeError(f"the collator {self.name} makes no mapping", fix="let it return one mapping")
         return made[0]
 
-    def sequences(self, number: int) -> list[Known]:
-        """The sequences of a row with their targets, as the collator's batch of it has them."""
-        row = self.data[number]
-        return sequences_alone(self.batch([row]), _lengths(row))
+    def row(self, number: int) -> CollatedRow:
+        """A row, read anew.
 
-    def alone(self, number: int, part: int) -> Mapping[str, Any]:
-        """The collator's batch of the row of one sequence; the sequences of a packed row get a flat batch each.
-
-        The first token has no label, as in a flat batch.
+        Raises:
+            SourceError, RecipeError: the collator gives it no meaning; the message says why.
         """
-        sequences = self.sequences(number)
-        if len(sequences) == 1:
-            return without_first_label(self.batch([self.data[number]]))
-        return collate([{"input_ids": sequences[part].ids, "labels": sequences[part].labels}])
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
         row = self.data[number]
         try:
-            read = self._read(self.batch([row]), _lengths(row))
-            if number and (unlike := set(_columns(read)).symmetric_difference(self.columns)):
-                raise RecipeError(
-                    f"the collator {self.name} gives `{min(unlike)}` to some rows and not to others",
-                    fix="give all rows the same columns",
-                )
+            return self._read(self.batch([row]), _lengths(row))
         except (RecipeError, SourceError) as error:
             error.where = f"row {number}"
             raise
-        return read
 
-    def _read(self, made: Mapping[str, Any], lengths: list[int] | None) -> dict[str, Any]:
-        """The collator's batch of one row, without what pads it."""
-        ids = self._ids(made)
-        size = ids.numel()
-        labels = _labels(made)
-        if labels is None:
-            raise RecipeError(
-                f"the collator {self.name} gives no labels, so the trainer has no loss",
-                fix="give the data labels, or use DataCollatorForLanguageModeling(tokenizer, mlm=False)",
-            )
-        if labels.numel() != size:
-            raise SourceError(
-                f"a row has {size} input_ids and {labels.numel()} labels",
-                fix="give one label per token, -100 where there is no loss",
-            )
-        row: dict[str, Any] = {"input_ids": ids.reshape(-1), "labels": labels.reshape(-1)}
-        for name, value in made.items():
-            if name in READ or value is None:
-                continue
-            if not isinstance(value, Tensor) or value.shape[:2] != (1, size):
-                raise RecipeError(
-                    f"the collator {self.name} gives `{name}` of shape {_shape(value)} to a row of {size} tokens, and "
-                    "a flat batch has no place for what is not one entry per token",
-                    fix=f"give `{name}` an entry for every token, or leave it out",
+    def sequences(self, number: int) -> list[Alone]:
+        """The sequences of a row with their targets, as the collator's batch of it has them."""
+        return self.row(number).sequences()
+
+    def __getitem__(self, number: int) -> dict[str, Any]:
+        row = self.row(number)
+        columns = row.columns()
+        reason, fix = "", "give all rows the same columns"
+        for name, value in row.made.items():
+            if not reason and name not in READ and value is not None and name not in columns:
+                reason = (
+                    f"`{name}` of shape {_shape(value)} to a row of {len(row.ids)} tokens, and a flat batch has no "
                 )
-            row[name] = value[0]
-        real = self._real(made.get("attention_mask"), row["labels"])
-        row = {name: value[real] for name, value in row.items()}
-        row[PACKED] = lengths if lengths is not None else self._parts(made, real)
-        end = sum(row[PACKED])
-        if bool((row["labels"][end:] == IGNORED).all()):  # what a packed row is filled up with
-            row = {name: value if name == PACKED else value[:end] for name, value in row.items()}
-        if sum(row[PACKED]) != len(row["input_ids"]):
-            raise RecipeError(
-                f"the collator {self.name} makes {len(row['input_ids'])} tokens of a packed row of {sum(row[PACKED])}",
-                fix="use a collator that keeps the tokens of packed rows",
-            )
-        return row
+                reason += "place for what is not one entry per token"
+                fix = f"give `{name}` an entry for every token, or leave it out"
+        if not reason and number and (unlike := set(columns).symmetric_difference(self.columns)):
+            reason = f"`{min(unlike)}` to some rows and not to others"
+        if reason:
+            raise RecipeError(f"the collator {self.name} gives {reason}", where=f"row {number}", fix=fix)
+        return {**columns, "input_ids": row.ids, "labels": row.labels, PACKED: row.lengths}
 
-    def _ids(self, made: Mapping[str, Any]) -> Tensor:
-        """Tokens of the batch of one row, (tokens,) or (1, tokens)."""
-        ids = made.get("input_ids")
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """Columns with an entry for every token that the collator gives besides tokens and labels."""
+        return tuple(sorted(self.row(0).columns())) if len(self) else ()
+
+    def _read(self, made: Mapping[str, Any], lengths: list[int] | None) -> CollatedRow:
+        """The collator's batch of one row, without what pads it."""
+        ids, labels = made.get("input_ids"), _labels(made)
         if ids is None:
             raise RecipeError(
                 f"the collator {self.name} makes no input_ids, but {', '.join(made) or 'nothing'}; flat batches are of "
                 "token ids",
                 fix="let it give the tokens as input_ids, or train with the trainer's own batches",
             )
-        if not isinstance(ids, Tensor) or ids.dim() > 2 or (ids.dim() == 2 and len(ids) != 1):
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
             raise RecipeError(
                 f"the collator {self.name} makes {_shape(ids)} input_ids of a single row",
                 fix="let it make a tensor of shape (1, tokens)",
             )
-        return ids
+        if labels is None:
+            raise RecipeError(
+                f"the collator {self.name} gives no labels, so the trainer has no loss",
+                fix="give the data labels, or use DataCollatorForLanguageModeling(tokenizer, mlm=False)",
+            )
+        if labels.numel() != ids.numel():
+            raise SourceError(
+                f"a row has {ids.numel()} input_ids and {labels.numel()} labels",
+                fix="give one label per token, -100 where there is no loss",
+            )
+        ids, labels = ids[0], labels.reshape(-1)
+        real = self._real(made.get("attention_mask"), labels)
+        if num := int((labels[~real] != IGNORED).sum()):
+            raise RecipeError(
+                f"the collator {self.name} labels {num} tokens of padding, which attention_mask hides",
+                fix="set their labels to -100",
+            )
+        if num := int(((labels != IGNORED) & (labels != ids)).sum()):
+            raise RecipeError(
+                f"the collator {self.name} gives {num} labels that are not the next token; are they shifted twice?",
+                fix="give each token its own id as label, or -100; the model shifts them",
+            )
+        start = int(real.nonzero()[0]) if bool(real.any()) else 0
+        stop = start + int(real.sum())
+        parts = self._parts(made, slice(start, stop)) if lengths is None else lengths
+        size = sum(parts)
+        if size < stop - start and bool((labels[start + size : stop] == IGNORED).all()):
+            stop = start + size  # what a packed row is filled up with
+        if size != stop - start:
+            raise RecipeError(
+                f"the collator {self.name} makes {stop - start} tokens of a packed row of {size}",
+                fix="use a collator that keeps the tokens of packed rows",
+            )
+        return CollatedRow(made, slice(start, stop), ids[start:stop], labels[start:stop], parts)
 
     def _real(self, mask: object, labels: Tensor) -> Tensor:
         """True where a token is no padding, (size,) bool, of the labels of a row."""
@@ -222,154 +284,118 @@ class CollatedRows:
             )
         return real
 
-    def _parts(self, made: Mapping[str, Any], real: Tensor) -> list[int]:
+    def _parts(self, made: Mapping[str, Any], cells: slice) -> list[int]:
         """Lengths of the sequences between which positions restart."""
-        positions, bounds = made.get("position_ids"), made.get("cu_seq_lens_q")
-        num = int(real.sum())
+        positions, bounds, num = made.get("position_ids"), made.get("cu_seq_lens_q"), cells.stop - cells.start
         if positions is None:
             return [num] if bounds is None else torch.as_tensor(bounds).diff().tolist()
-        if not isinstance(positions, Tensor) or positions.numel() != len(real):
+        if not isinstance(positions, Tensor) or positions.shape != made["input_ids"].shape:
             raise RecipeError(
                 f"the collator {self.name} gives position_ids of shape {_shape(positions)}",
                 fix="give one position per token, or none",
             )
-        own = positions.reshape(-1)[real]
-        starts = [0, *((own.diff() != 1).nonzero().flatten() + 1).tolist(), num]
+        places = positions[0, cells]
+        starts = [0, *((places.diff() != 1).nonzero().flatten() + 1).tolist(), num]
         lengths = np.diff(starts).tolist() if num else []
         while len(lengths) > 1 and lengths[-1] == 1:  # fill, each token at position 0
-            own = own[: -lengths.pop()]
-        expected = torch.cat([torch.arange(length) for length in lengths]) if lengths else own
-        if not torch.equal(own.cpu(), expected):
+            lengths.pop()
+        expected = torch.cat([torch.arange(length) for length in lengths]) if lengths else places
+        if not torch.equal(places[: len(expected)].cpu(), expected):
             raise RecipeError(
                 f"the collator {self.name} gives position_ids that do not begin a sequence at 0 and count on by 1",
                 fix="leave position_ids out, or let each sequence begin at 0",
             )
         return lengths
 
-    @cached_property
-    def columns(self) -> tuple[str, ...]:
-        """Columns with an entry for every token that the collator gives besides tokens and labels."""
-        return tuple(_columns(self[0] if len(self) else {}))
+    # ----------------------------------------------------------------------- checks of the collator
 
-    @cached_property
-    def _checked(self) -> list[int]:
+    def spread(self) -> list[int]:
         """Numbers of the rows that are tried, spread over all."""
         return sorted({int(at) for at in np.linspace(0, len(self) - 1, CHECKED).round()})
 
-    def warn_of_ends(self) -> None:
-        """Warn of a collator that takes the end of a row for padding, so that no model learns to stop."""
-        collate = _independent(self.collate)
-        with untouched_generators():
-            ends = [self._lost_end(self.data[number], collate) for number in self._checked]
-        found = [end for end in ends if end is not None]
-        if len(found) > 1 and len(set(found)) == 1:
-            warnings.warn(
-                f"the collator {self.name} takes the last token, {found[0]}, of {len(found)} of {len(ends)} rows for "
-                "padding: it is no target, and the model does not learn where to end. Pad with another token",
-                stacklevel=4,
-            )
-
-    def _lost_end(self, row: Any, collate: Collator) -> int | None:
-        """The last token of a row if it alone is no target, and the data do not say so; else None."""
-        if not isinstance(row, Mapping):
-            return None
-        ids, mask, own = (_numbers(row.get(name)) for name in ("input_ids", "attention_mask", "labels"))
-        if len(ids) < 2 or mask[-1:] == [0] or own[-1:] == [IGNORED]:
-            return None
-        made = self.batch([row], collate)
-        labels = _labels(made)
-        if labels is None or made["input_ids"].flatten()[: len(ids)].tolist() != ids:
-            return None
-        before, last = labels.flatten()[len(ids) - 2 : len(ids)].tolist()
-        return int(ids[-1]) if last == IGNORED != before else None
-
-    def check(self, batch_size: int) -> None:
-        """Read some rows twice, and try the collator on them twice, and in batches.
+    def check(self, batch_size: int = 1) -> None:
+        """Read some rows three times, and try the collator on them in batches.
 
         Raises:
-            RecipeError: it draws random numbers, changes rows of the data, or gives a row other targets in a batch
-                than alone; or the data draw rows anew.
+            RecipeError: it or the data draw random numbers, or it gives a row other targets in a batch than alone.
         """
-        numbers = self._checked
-        rows = [self.data[number] for number in numbers]
-        collate = _independent(self.collate)
+        tried = CollatedRows(self.data, _independent(self.collate), self.collator)
+        numbers = self.spread()
         with untouched_generators():
-            for number, row in zip(numbers, rows, strict=True):
-                if not all(_alike(self.batch([row], collate), self.batch([row], collate)) for _ in range(2)):
+            for number in numbers:
+                first, *again = (tried.row(number).made for _ in range(3))
+                if not all(_alike(first, one) for one in again):
                     raise RecipeError(
-                        f"the collator {self.name} draws random numbers: it makes another batch of the same row the "
-                        "next time",
+                        f"a row is drawn anew each time that it is read, by the data or by the collator {self.name}, "
+                        "and a plan is of rows that stay",
                         where=f"row {number}",
-                        fix="draw them once, when the dataset is made",
+                        fix="draw random numbers once, when the dataset is made",
                     )
-                if self._holds(number) and self._changes(row, collate):
-                    raise RecipeError(
-                        f"the collator {self.name} changes the rows that it is given, and the data hold them, so that "
-                        "each epoch has others",
-                        where=f"row {number}",
-                        fix="let it change a copy",
-                    )
-                if any(self.sequences(number) != self.sequences(number) for _ in range(2)):
-                    raise RecipeError(
-                        "the data draw a row anew each time that it is read, and a plan is of rows that stay",
-                        where=f"row {number}",
-                        fix="draw them once, when the dataset is made",
-                    )
-            if is_stock(self.collator) or batch_size < 2:
-                return
-            for start in range(0, len(rows), batch_size):
-                self._check_batch(rows[start : start + batch_size], collate)
+            for start in range(0, len(numbers), batch_size) if batch_size > 1 and not self.is_stock else ():
+                tried._check_batch(numbers[start : start + batch_size])
 
-    def _holds(self, number: int) -> bool:
-        """True if a row that is read is an object of the data, or has one: a change of it is a change of the data."""
-        row, again = self.data[number], self.data[number]
-        if not isinstance(row, Mapping):
-            return row is again
-        return row is again or any(isinstance(one, list | dict) and one is again[name] for name, one in row.items())
-
-    def _changes(self, row: Any, collate: Collator) -> bool:
-        """True if a collator makes another batch of a row, or none, once it was given it."""
-        given = copied(row)
+    def _check_batch(self, numbers: Sequence[int]) -> None:
+        alone = [one.sequence for number in numbers for one in self.sequences(number)]
         try:
-            return not _alike(*(listed(collate([given]))[0] for _ in range(2)))
-        except Exception as error:
-            raise_memory(error)
-            return True
-
-    def _check_batch(self, rows: list[Any], collate: Collator) -> None:
-        known = [one for row in rows for one in sequences_alone(self.batch([row], collate), _lengths(row)) if one.ids]
-        try:
-            update = read_update([read_batch(self.batch(rows, collate))], known)
+            update = read_update([read_batch(self.batch([self.data[number] for number in numbers]))], alone)
         except ProofError as error:
             raise RecipeError(f"the collator {self.name} makes a batch: {error.what}", fix=error.fix) from error
         labels, cut = read_labels(update), count_cut(update)[0]
-        if labels.wrong:
-            raise RecipeError(
-                f"the collator {self.name} gives {labels.wrong} labels that are not the next token; are they "
-                "shifted twice?",
-                fix="give each token its own id as label, or -100; the model shifts them",
-            )
-        num = labels.missing + labels.added
+        num = labels.missing + labels.added + labels.wrong
         if num or cut or labels.unknown_tokens:
             raise RecipeError(
-                f"the collator {self.name} gives rows others in a batch of {len(rows)} than alone: {num} of "
+                f"the collator {self.name} gives rows others in a batch of {len(numbers)} than alone: {num} of "
                 f"{update.num_wanted} targets, {cut} tokens missing, {labels.unknown_tokens} tokens added",
                 fix="let it treat each row by itself",
             )
 
+    def doubts(self) -> list[str]:
+        """What may or may not be meant, a sentence each: ends of rows that may be padding."""
+        with untouched_generators():
+            tried = CollatedRows(self.data, _independent(self.collate), self.collator)
+            rows = [(self.data[number], tried.row(number)) for number in self.spread()]
+        rows = [(given, row) for given, row in rows if len(row.ids) > 2]
+        ends = [end for given, row in rows if (end := _lost_end(given, row)) is not None]
+        found = list[str]()
+        if len(ends) > 1 and len(set(ends)) == 1:
+            found.append(
+                f"the collator {self.name} takes the last token, {ends[0]}, of {len(ends)} of {len(rows)} rows for "
+                "padding: it is no target, and the model does not learn where to end. Pad with another token"
+            )
+        runs = [run for _, row in rows if (run := _shown_padding(row)) is not None]
+        if len({len(row.ids) for _, row in rows}) == len(set(runs)) == 1 and 2 * len(runs) > len(rows) > 1:
+            found.append(
+                f"{len(runs)} of {len(rows)} rows, all of one length, have a run of token {runs[0]} at an end that "
+                "attention_mask does not hide: is it padding?"
+            )
+        return found
 
-def copied(row: object) -> object:
+
+def _lost_end(given: Any, row: CollatedRow) -> int | None:
+    """The last token of a row if it alone is no target, and the data do not say so; else None."""
+    if not isinstance(given, Mapping):
+        return None
+    ids, labels, last = _numbers(given.get("input_ids")), _numbers(given.get("labels")), row.cells.stop - 1
+    if row.made["input_ids"][0, : last + 1].tolist() != ids[: last + 1] or labels[last : last + 1] == [IGNORED]:
+        return None
+    return ids[last] if row.labels[-1] == IGNORED != row.labels[-2] else None
+
+
+def _shown_padding(row: CollatedRow) -> int | None:
+    """A token that stands twice where a row begins, or twice where it ends and is a target."""
+    ids = row.ids.tolist()
+    if ids[0] == ids[1]:
+        return int(ids[0])
+    return int(ids[-1]) if ids[-1] == ids[-2] and int(row.labels[-1]) != IGNORED else None
+
+
+def _copied(row: object) -> object:
     """A row with lists, arrays and tensors that a collator may change."""
     if isinstance(row, Mapping):
-        return {name: copied(value) for name, value in row.items()}
+        return {name: _copied(value) for name, value in row.items()}
     if isinstance(row, list):
-        return [copied(one) for one in row] if row and isinstance(row[0], list | dict) else list(row)
+        return [_copied(one) for one in row] if row and isinstance(row[0], list | dict) else list(row)
     return row.clone() if isinstance(row, Tensor) else copy.copy(row)
-
-
-def is_stock(collator: object) -> bool:
-    """True for a collator of transformers or TRL, exactly."""
-    return str(getattr(collator, "__module__", "")).partition(".")[0] in ("transformers", "trl")
 
 
 def _independent(collate: Collator) -> Collator:
@@ -384,10 +410,6 @@ def _numbers(column: Any) -> list[Any]:
     """A column of a row as a list; empty if the row has no such sequence."""
     listed = column.tolist() if hasattr(column, "tolist") else column
     return listed if isinstance(listed, list) else []
-
-
-def _columns(row: Mapping[str, Any]) -> list[str]:
-    return sorted(name for name in row if name not in ("input_ids", "labels", PACKED))
 
 
 def _lengths(row: Any) -> list[int] | None:

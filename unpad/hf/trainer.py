@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,14 +19,16 @@ from transformers.trainer_utils import EvalLoopOutput
 from unpad.batching.ledger import Ledger
 from unpad.errors import RecipeError
 from unpad.hf.checks import (
+    MeanOverTargets,
     cells_per_token,
     certify,
     check_alike,
     divide_by_targets,
     group_of,
-    has_standard_loss,
+    is_mean_of_means,
     is_sft,
     keeps_evaluation,
+    loss_of_logits,
     own_counts,
     refuse,
     refuse_metrics,
@@ -34,11 +36,9 @@ from unpad.hf.checks import (
     stop_packing,
     warn_of_cuts,
 )
-from unpad.hf.evaluation import MeanOverTargets, is_mean_of_means, watching_padding
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import (
     IGNORED,
-    PLACE,
     PLAN,
     Examples,
     PlannedBatches,
@@ -47,14 +47,13 @@ from unpad.hf.loader import (
     is_streamed,
     refuse_other_plan,
 )
-from unpad.hf.prepare import Prepared, add_noise, preparing, undo
+from unpad.hf.prepare import Prepared, add_noise, preparing
 from unpad.hf.proved import Before, Promised, ProvedModel
 from unpad.hf.rows import CollatedRows
-from unpad.hf.update import OwnUpdate, prove_ours, take_own, warn_of_own
+from unpad.hf.update import OwnUpdate, doubts_of_own, prove_ours, take_own
 from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.lengths import refuse_lengths
-from unpad.proof.foreign.update import Known
 
 
 @dataclass
@@ -71,7 +70,7 @@ class Attachment:
         update: the proof of the same update on flat batches; None if no proof was asked for.
         rows_of: rows of a dataset as the trainer's collator gives them.
         examples: of every dataset that was read.
-        is_standard: whether the loss is that of transformers or TRL.
+        loss: name of a loss of the user's own, which gets all logits; empty for others.
         keeps_evaluation: whether the user's own class makes the batches of evaluations, or reads them.
         before: what the trainer had in the place of what was changed.
         promised: what must stay as it was when the update was proved.
@@ -88,7 +87,7 @@ class Attachment:
     update: ForeignCertificate | None
     rows_of: Callable[[Any], CollatedRows]
     examples: dict[int, tuple[object, Examples]]
-    is_standard: bool
+    loss: str
     keeps_evaluation: bool
     before: Before
     promised: Promised
@@ -96,7 +95,6 @@ class Attachment:
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
     plan: dict[str, Any] = field(default_factory=dict)  # identity of the plan of that loader
-    watched: object = None  # function of metrics that was tried with more padding
 
     def examples_of(self, data: Any) -> Examples:
         """The examples of a dataset, with lengths that are read once."""
@@ -114,19 +112,9 @@ class Attachment:
         """The fate of every token of a dataset in one epoch."""
         return PlannedBatches(self.examples_of(data), self.tokens_per_micro, epochs=1, seed=0).ledger
 
-    def sequence_before(self, example: Any) -> Known:
-        """The sequence of an example with its targets, from the data's row by the collator that the trainer had."""
-        number, part = example[PLACE].tolist()
-        found: Known = self._trained_rows.sequences(number)[part]
-        return found
-
-    def batch_before(self, example: Any) -> Mapping[str, Any]:
-        """The batch of that sequence alone."""
-        number, part = example[PLACE].tolist()
-        return self._trained_rows.alone(number, part)
-
     @property
-    def _trained_rows(self) -> CollatedRows:
+    def rows(self) -> CollatedRows:
+        """The data's rows by the collator that the trainer had, of which its batches are made."""
         rows = None if self.trained is None else self.trained.data
         if not isinstance(rows, CollatedRows):
             raise RecipeError(
@@ -136,6 +124,10 @@ class Attachment:
         return rows
 
 
+METRICS = (
+    "compute_metrics still reads the trainer's own batches, padded: leave out the places whose labels are -100, or its "
+    "result depends on how rows are batched"
+)
 SAME_LOSS = 1e-5  # relative difference of two means that are the same
 
 
@@ -306,11 +298,7 @@ class UnpadMixin(Trainer):
             told = group.exchange([attachment.tokens_per_eval, examples.digest()])
             check_alike("sequences of evaluation", told)
         attachment.evaluated = evaluated
-        with ExitStack() as stack:
-            if self.compute_metrics is not attachment.watched and not self.args.batch_eval_metrics:
-                attachment.watched = self.compute_metrics
-                stack.enter_context(watching_padding(self))
-            out = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        out = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         if group.size > 1:  # accelerate's own loaders repeat sequences on the last ranks
             parts = group.exchange([evaluated.total, evaluated.num_targets]) if isinstance(examples, Examples) else []
             evaluated = MeanOverTargets.of_parts(parts)
@@ -331,8 +319,9 @@ class UnpadMixin(Trainer):
 
     def _targets_alone(self) -> AbstractContextManager[None]:
         """Compute the loss alone inside, unless a loss of the user's own reads logits."""
-        alone = self.attachment is not None and self.attachment.is_standard and self.compute_loss_func is None
-        return self.attachment.head.alone() if self.attachment is not None and alone else nullcontext()
+        attachment = self.attachment
+        needs_all = attachment is None or attachment.loss or self.compute_loss_func is not None
+        return nullcontext() if attachment is None or needs_all else attachment.head.alone()
 
 
 def attach(
@@ -394,9 +383,9 @@ def set_up(
             examples = Examples(rows, rows.columns) if read is None else read
             rows.check(args.per_device_train_batch_size)
             warn_of_cuts(trainer, examples)
-            rows.warn_of_ends()
+            doubts = rows.doubts()
             with before.restored(trainer):
-                standard = has_standard_loss(trainer)
+                loss = loss_of_logits(trainer)
                 own = take_own(trainer, rows, examples) if prove else None
             model = trainer.accelerator.unwrap_model(trainer.model)
             prepared = stack.enter_context(preparing(model))
@@ -409,7 +398,7 @@ def set_up(
             head = add_target_head(model, prepared.inner, batch, args.loss_type if is_sft(trainer) else None)
             stack.push(lambda kind, error, trace: None if error is None else head.remove())
             known = {id(trainer.train_dataset): (trainer.train_dataset, examples)}
-            keeps, promised = keeps_evaluation(trainer), Promised.of(trainer, standard)
+            keeps, promised = keeps_evaluation(trainer), Promised.of(trainer, loss)
             attachment = Attachment(
                 *tokens,
                 prepared,
@@ -420,7 +409,7 @@ def set_up(
                 None,
                 partial(CollatedRows.of, trainer),
                 known,
-                standard,
+                loss,
                 keeps,
                 before,
                 promised,
@@ -432,23 +421,11 @@ def set_up(
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
             talk.own.append(examples.digest())
         check_alike("training data or arguments", talk.told)
-    if own is not None:
-        warn_of_own(own, ours)
+    if trainer.compute_metrics is not None and not attachment.keeps_evaluation:
+        doubts.append(METRICS)
+    for text in doubts if own is None else [*doubts, *doubts_of_own(own, ours)]:
+        warnings.warn(text, stacklevel=3)
     return attachment
-
-
-def detach(trainer: UnpadMixin) -> None:
-    """Let a trainer and its model be as before `attach`, but for what was trained since."""
-    attachment = trainer.attachment
-    if attachment is None:
-        return
-    attachment.before.restore(trainer)
-    attachment.head.remove()
-    undo(attachment.prepared)
-    trainer.attachment = None
-    if type(trainer) in _mixed.values():
-        trainer.__class__ = type(trainer).__bases__[1]
-        del trainer.attachment
 
 
 @contextmanager
@@ -462,7 +439,7 @@ def replacing(trainer: Trainer, attachment: Attachment) -> Iterator[None]:
         if not isinstance(trainer, UnpadMixin):
             trainer.__class__ = _with_mixin(kind)
         vars(trainer)["attachment"] = attachment
-        attachment.promised = Promised.of(trainer, attachment.is_standard)
+        attachment.promised = Promised.of(trainer, attachment.loss)
         yield
     except BaseException:
         trainer.__class__ = kind

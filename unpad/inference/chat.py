@@ -7,6 +7,7 @@ import re
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 
 from unpad.data.sources.example import Turn
@@ -37,26 +38,22 @@ COMMANDS = {
 NAMES = [command.split()[0] for command in COMMANDS]
 
 
-def prompt_ids(
+def fit(
     turns: Sequence[Turn], template: Template, tokenizer: Tokenizer, longest: int, reserve: int
-) -> list[int]:
+) -> tuple[list[int], int]:
     """Encode the newest part of a conversation that leaves room for a reply, up to where the reply begins.
 
     Args:
-        turns: optionally a system turn, then user and assistant alternating, a user turn last.
+        turns: optionally a system turn, which always stays, then user and assistant alternating, a user turn last.
         longest: the model's context, in tokens.
         reserve: tokens to leave for the reply; a long last message alone may leave fewer.
+
+    Returns:
+        Token ids, and the number of old turns that are left out.
 
     Raises:
         RecipeError: the last message alone exceeds the context.
     """
-    return fit(turns, template, tokenizer, longest, reserve)[0]
-
-
-def fit(
-    turns: Sequence[Turn], template: Template, tokenizer: Tokenizer, longest: int, reserve: int
-) -> tuple[list[int], int]:
-    """Encode as `prompt_ids` does, and count the old turns left out; a system turn always stays."""
     first = next(i for i, turn in enumerate(turns) if turn.role != "system")
     starts = [i for i in range(first, len(turns)) if turns[i].role == "user"]
     ids: list[int] = []
@@ -68,10 +65,8 @@ def fit(
             break
         ids, left_out = longer, start - first
     if len(ids) > longest:
-        raise RecipeError(
-            f"the message makes a prompt of {number_of(len(ids), 'tokens')}, the model's context is {longest}",
-            fix="shorten it",
-        )
+        what = f"the message makes a prompt of {number_of(len(ids), 'tokens')}, the model's context is {longest}"
+        raise RecipeError(what, fix="shorten it")
     return ids, left_out
 
 
@@ -172,24 +167,11 @@ def speaker_stops(tokenizer: Tokenizer, template: Template) -> list[str]:
     return [user, template.separator + user] if user else []
 
 
-def chat(
-    model: Generates,
-    tokenizer: Tokenizer,
-    template: Template,
-    settings: GenerateSettings,
-    *,
-    read_line: Callable[[str], str],
-    write: Callable[[str], None],
-    interactive: bool,
-    precision: Precision = "fp32",
-    system: str = "",
-    advance_seed: bool = True,
-    warn: Callable[[str], None] = lambda line: None,
-    check_system: Callable[[str], str] = lambda text: "",
-) -> None:
-    """Read messages and write replies until the input ends or /quit.
+@dataclass(frozen=True)
+class Terminal:
+    """A conversation at a terminal, or through a pipe.
 
-    Not interactive: every line of input is a conversation of its own and gets one line of reply, with line breaks
+    Without `interactive` every line of input is a conversation of its own and gets one line of reply, with line breaks
     inside it as `\\n`; no prompts and no remarks. Commands work there too, and print a line of their own.
 
     Args:
@@ -197,90 +179,90 @@ def chat(
         write: shows text at once.
         warn: shows a line about a message that is mostly unknown to the tokenizer.
         check_system: refuses a system text that the model cannot read; otherwise returns a remark on it, or "".
-
-    Raises:
-        UnpadError: not interactive, and a message cannot be answered or a command fails.
     """
-    conversation = Conversation(
-        model, tokenizer, template, settings, precision=precision, system=system, advance_seed=advance_seed
-    )
-    if interactive:
-        write("Type a message, or /help.\n")
-    while True:
-        try:
-            line = read_line("> " if interactive else "").strip()
-            if line == "/quit":
+
+    conversation: Conversation
+    read_line: Callable[[str], str]
+    write: Callable[[str], None]
+    interactive: bool
+    warn: Callable[[str], None] = lambda line: None
+    check_system: Callable[[str], str] = lambda text: ""
+
+    def run(self) -> None:
+        """Read messages and write replies until the input ends or /quit.
+
+        Raises:
+            UnpadError: not interactive, and a message cannot be answered or a command fails.
+        """
+        if self.interactive:
+            self.write("Type a message, or /help.\n")
+        while True:
+            try:
+                line = self.read_line("> " if self.interactive else "").strip()
+                if line == "/quit":
+                    return
+                self._handle(line)
+            except EOFError:
+                self.write("\n" if self.interactive else "")
                 return
-            _handle(conversation, line, write, interactive, warn, check_system)
-        except EOFError:
-            write("\n" if interactive else "")
+            except KeyboardInterrupt:
+                if not self.interactive:
+                    raise
+                self.write("\nCtrl-D or /quit leaves.\n")
+            except UnpadError as error:
+                if not self.interactive:
+                    raise
+                self.write(f"{error}\n")
+
+    def _handle(self, line: str) -> None:
+        """Carry out one line of input."""
+        if re.fullmatch(r"/[A-Za-z]+( .*)?", line):
+            self.write(self._command(line))
             return
-        except KeyboardInterrupt:
-            if not interactive:
-                raise
-            write("\nCtrl-D or /quit leaves.\n")
-        except UnpadError as error:
-            if not interactive:
-                raise
-            write(f"{error}\n")
+        if not self.interactive:
+            self.conversation.clear()
+            reply = "".join(self.conversation.reply(line)) if line else ""
+            self.write(reply.replace("\n", "\\n") + "\n")
+        elif line:
+            self._answer(line)
+        if line and (warning := prompt_warning(self.conversation.lost)):
+            self.warn(warning)
 
+    def _command(self, line: str) -> str:
+        """Carry out a command and return its message."""
+        name, _, argument = line.partition(" ")
+        argument, done = argument.strip(), ""
+        if name == "/help":
+            return "".join(f"{command:14}{what}\n" for command, what in COMMANDS.items())
+        if name == "/clear":
+            self.conversation.clear()
+            done = "forgotten"
+        elif name == "/system":
+            remark = self.check_system(argument)
+            self.conversation.set_system(argument)
+            done = "; ".join(filter(None, ["system text set" if argument else "no system text", remark]))
+        elif name == "/save":
+            if not argument:
+                raise RecipeError("/save needs the name of a file", fix="write for example /save talk.jsonl")
+            path = new_path(argument)
+            self.conversation.save(path)
+            done = f"saved to {path}"
+        else:
+            return f"unknown command {name}; {nearest(name, NAMES)}\n"
+        return f"{done}\n" if self.interactive else ""
 
-def _handle(
-    conversation: Conversation,
-    line: str,
-    write: Callable[[str], None],
-    interactive: bool,
-    warn: Callable[[str], None],
-    check_system: Callable[[str], str],
-) -> None:
-    """Carry out one line of input."""
-    if re.fullmatch(r"/[A-Za-z]+( .*)?", line):
-        write(_command(conversation, line, interactive, check_system))
-        return
-    if not interactive:
-        conversation.clear()
-        reply = "".join(conversation.reply(line)) if line else ""
-        write(reply.replace("\n", "\\n") + "\n")
-    elif line:
-        _answer(conversation, line, write)
-    if line and (warning := prompt_warning(conversation.lost)):
-        warn(warning)
-
-
-def _command(conversation: Conversation, line: str, interactive: bool, check_system: Callable[[str], str]) -> str:
-    """Carry out a command and return its message."""
-    name, _, argument = line.partition(" ")
-    if name == "/help":
-        return "".join(f"{command:14}{what}\n" for command, what in COMMANDS.items())
-    if name == "/clear":
-        conversation.clear()
-        return "forgotten\n" if interactive else ""
-    if name == "/system":
-        remark = check_system(argument.strip())
-        conversation.set_system(argument.strip())
-        done = "system text set" if argument.strip() else "no system text"
-        return (f"{done}; {remark}" if remark else done) + "\n" if interactive else ""
-    if name == "/save":
-        if not argument.strip():
-            raise RecipeError("/save needs the name of a file", fix="write for example /save talk.jsonl")
-        path = new_path(argument.strip())
-        conversation.save(path)
-        return f"saved to {path}\n" if interactive else ""
-    return f"unknown command {name}; {nearest(name, NAMES)}\n"
-
-
-def _answer(conversation: Conversation, line: str, write: Callable[[str], None]) -> None:
-    """Write the reply as it is generated; Ctrl-C ends it."""
-    had_forgotten = conversation.num_forgotten > 0
-    with closing(conversation.reply(line)) as pieces:  # closing adds the partial reply to the history
-        try:
-            for piece in pieces:
-                write(piece)
-        except KeyboardInterrupt:
-            write(" [stopped]")
-    write("\n")
-    if conversation.num_forgotten and not had_forgotten:
-        write("(the oldest messages no longer fit into the model's context and are left out)\n")
+    def _answer(self, line: str) -> None:
+        """Write the reply as it is generated; Ctrl-C ends it."""
+        had_forgotten = self.conversation.num_forgotten > 0
+        with closing(self.conversation.reply(line)) as pieces:  # closing adds the partial reply to the history
+            try:
+                for piece in pieces:
+                    self.write(piece)
+            except KeyboardInterrupt:
+                self.write(" [stopped]")
+        self.write("\n")
+        if self.conversation.num_forgotten and not had_forgotten:
+            self.write("(the oldest messages no longer fit into the model's context and are left out)\n")
 
 
 def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
@@ -303,17 +285,13 @@ def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
     for remark in (plain_note(run.recipe), check(system)):
         if remark:
             warn(f"note: {remark}")
-    chat(
+    conversation = Conversation(
         run.generator,
         run.tokenizer,
         run.recipe.data.template,
         run.recipe.generate,
-        read_line=input,
-        write=print_text,
-        interactive=sys.stdin.isatty(),
         precision=generation_precision(run.recipe.generate),
         system=system,
         advance_seed=not gives_seed(overrides),
-        warn=warn,
-        check_system=check,
     )
+    Terminal(conversation, input, print_text, sys.stdin.isatty(), warn, check).run()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, cast
@@ -112,23 +112,28 @@ def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Arra
         known: whether the data is the run's own.
     """
     columns: dict[str, pa.Array] = {}
-    classifies, has_hazards = predicts(run)
-    if classifies or has_hazards:
+    if any(predicts(run)):
         ids = np.arange(len(data.table.positions))
         with independent_rows():
-            predictions = predict(Measuring(run.model, data, ids, run.recipe.plan))
-        if classifies:
-            found = probabilities(run, predictions.log_p, predictions.competing)
-            columns |= {name: pa.array(values) for name, values in found.items()}
-            chosen = likeliest(run, predictions.log_p)
-            columns |= {"prediction": pa.array(chosen, pa.string())} if class_names(run) else {}
-        columns |= {"risk": pa.array(predictions.risk)} if has_hazards else {}
+            columns = named_predictions(run, vars(predict(Measuring(run.model, data, ids, run.recipe.plan))))
     if known:
         columns["split"] = pa.array([PARTS[Split(side)] for side in data.table.split.tolist()])
         if data.labels is not None:
             values = pa.array(data.labels, mask=data.labels < 0)
             columns["label"] = pa.array(data.classes, pa.string()).take(values) if data.classes else values
     return columns
+
+
+def named_predictions(run: LoadedRun, numbers: Mapping[str, np.ndarray]) -> dict[str, pa.Array]:
+    """Columns of predictions under the names that people read; `numbers` as in `PatientPredictions`."""
+    classifies, has_hazards = predicts(run)
+    columns: dict[str, pa.Array] = {}
+    if classifies:
+        p = probabilities(run, numbers["log_p"], numbers["competing"])
+        columns |= {name: pa.array(values) for name, values in p.items()}
+    if classifies and class_names(run):
+        columns["prediction"] = pa.array(likeliest(run, numbers["log_p"]), pa.string())
+    return columns | ({"risk": pa.array(numbers["risk"])} if has_hazards else {})
 
 
 def trained(run: LoadedRun, data: EventData) -> tuple[pa.BooleanArray, str]:

@@ -1,21 +1,19 @@
-"""Start several processes on this machine that train one model, under torch's elastic agent.
+"""Start several processes on this machine that train one model, and wait for their ends.
 
-The agent starts each process in a session of its own, gives it a rank and a rendezvous address, and ends the remaining
-ones when one has failed. A signal to this process is passed on to them, so that they save and exit; a second signal
-kills them.
+Each process has a session of its own, a rank and the address of a store of torch's, as under torchrun; when one has
+failed, the remaining ones are ended. A signal to this process is passed on to them, so that they save and exit; a
+second signal kills them.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,16 +23,12 @@ import torch
 
 from unpad.errors import SIGNALS, UNFORESEEN, LostProcessError
 from unpad.machine.load import cores
-from unpad.processes.own_log import LOGS, log_of, shown
-from unpad.processes.worker import LAUNCHER
-from unpad.terminal.commands import resume_run
-from unpad.terminal.printing import print_lines, print_text, show_cursor
+from unpad.processes.worker import LAUNCHER, LOGS, log_of, shown_log
+from unpad.terminal.printing import print_lines, print_text, resume_run, show_cursor
 from unpad.terminal.table import number_of
 
 PATIENCE_S = 8.0  # for the others to end after one has failed
-POLL_S = 0.1
-
-_AGENTS = (signal.SIGQUIT,)  # signals that torch's agent handles
+POLL_S = 0.025
 
 
 def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
@@ -58,7 +52,7 @@ def launch(processes: int, arguments: Sequence[str], folder: Path) -> int:
         ended = run_processes(processes, [sys.executable, "-m", "unpad", *arguments])
         for rank in range(1, processes):
             if ended.untold(rank):
-                print_text(shown(rank, Path(logs) / f"{rank}.log"), to_errors=True)
+                print_text(shown_log(rank, Path(logs) / f"{rank}.log"), to_errors=True)
         lost = Path(logs) / "0.log"
         error = ended.error(folder, lost.read_text(encoding="utf-8") if lost.is_file() else "", processes)
     if ended.codes.get(0, 0) < 0 and sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
@@ -149,141 +143,73 @@ def run_processes(num: int, command: Sequence[str]) -> Ended:
 
     Must be called in the main thread: it handles Ctrl-C, SIGTERM and SIGHUP, unless nohup ignores SIGHUP.
     """
-    from torch.distributed.elastic.agent.server.api import RunResult, WorkerSpec
-    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.rendezvous import RendezvousParameters
-    from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
+    from torch.distributed.elastic.utils.distributed import create_c10d_store
 
-    if "LOGLEVEL" not in os.environ:  # our processes report what happened
-        for name in [name for name in logging.root.manager.loggerDict if name.startswith("torch.distributed.elastic")]:
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-    os.environ["TORCHELASTIC_SIGNALS_TO_HANDLE"] = ",".join(number.name for number in _AGENTS)
-    meeting = RendezvousParameters("c10d", "localhost:0", uuid.uuid4().hex, 1, 1, local_addr="localhost")
-    handler = get_rendezvous_handler(meeting)
-    entry, *arguments = (part.replace("$", "$$") for part in command)  # the agent would substitute $NAME
-    spec = WorkerSpec(
-        role="unpad",
-        local_world_size=num,
-        rdzv_handler=handler,
-        entrypoint=entry.replace("$$", "$"),
-        args=tuple(arguments),
-        max_restarts=0,
-        monitor_interval=POLL_S,
-        local_addr="localhost",
-    )
-    with tempfile.TemporaryDirectory(prefix="unpad-") as logs:
-        agent = LocalElasticAgent(spec, DefaultLogsSpecs(logs))
-
-        def pids() -> dict[int, int]:
-            workers = agent.get_worker_group().workers
-            return {worker.global_rank: worker.id for worker in workers if isinstance(worker.id, int)}
-
-        with _supervised(pids) as supervisor:
-            try:
-                result: RunResult = agent.run()
-            except SignalException as end:  # a closed terminal
-                return Ended(signal=int(end.sigval), at_once=False)
-            finally:
-                handler.shutdown()
-    failures = sorted(result.failures.items(), key=lambda item: item[1].timestamp)
-    codes = {rank: failure.exitcode for rank, failure in failures}
-    first = supervisor.first if supervisor.first in codes else next(iter(codes), None)
-    silent = [rank for rank in supervisor.killed if rank in codes]
-    return Ended(codes, supervisor.received, first, silent, supervisor.at_once)
-
-
-class _Supervisor:
-    """Thread that forwards signals to the processes, and kills those that keep running after one has failed.
-
-    Args:
-        pids: process ids by rank, which are also their session ids; empty before they have started.
-    """
-
-    def __init__(self, pids: Callable[[], Mapping[int, int]]) -> None:
-        self.received: int | None = None
-        self.at_once = False
-        self.first: int | None = None
-        self.killed: list[int] = []
-        self._pids, self._passed_on, self._failed_at = pids, False, 0.0
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def handle(self, number: int, frame: FrameType | None) -> None:
-        """Record a signal for the thread. A closing terminal sends SIGHUP more than once."""
-        self.at_once = self.at_once or (self.received is not None and number != signal.SIGHUP)
-        self.received = self.received or number
-
-    def _run(self) -> None:
-        while not self._over.wait(POLL_S / 4):
-            pids = self._pids()
-            if self.received is not None and pids and not self._passed_on:
-                self._passed_on = True
-                _send(pids, self.received)
-            if self.at_once:
-                _send(pids, signal.SIGKILL)
-            if self.first is None:
-                self.first = next((rank for rank, pid in pids.items() if _failed(pid)), None)
-                self._failed_at = time.monotonic()
-            elif not self.killed and time.monotonic() - self._failed_at > PATIENCE_S:
-                self.killed = [rank for rank, pid in pids.items() if _runs(pid)]
-                _send({rank: pids[rank] for rank in self.killed}, signal.SIGKILL)
+    store = create_c10d_store(is_server=True, server_addr="localhost", wait_for_workers=False)
+    shared = {
+        "WORLD_SIZE": str(num),
+        "LOCAL_WORLD_SIZE": str(num),
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+        # Names of torch's agent: the processes join its store, instead of making one of their own.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+        "TORCHELASTIC_RESTART_COUNT": "0",
+        "TORCHELASTIC_RUN_ID": "unpad",
+    }
+    ended, running, passed_on, failed_at = Ended(), dict[int, subprocess.Popen[bytes]](), False, 0.0
+    with _recording(ended):
+        # Processes start with Ctrl-C held back, until `unpad.__main__` can answer it: in an interpreter that is half
+        # started it is a traceback.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            for rank in range(num):
+                here = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                environment = os.environ | shared | here
+                running[rank] = subprocess.Popen(command, env=environment, start_new_session=True)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            while running:
+                if ended.signal is not None and not passed_on:
+                    passed_on = True
+                    _send(running.values(), ended.signal)
+                if ended.at_once:
+                    _send(running.values(), signal.SIGKILL)
+                time.sleep(POLL_S)
+                codes = {rank: code for rank, process in running.items() if (code := process.poll()) is not None}
+                running = {rank: process for rank, process in running.items() if rank not in codes}
+                ended.codes |= {rank: code for rank, code in codes.items() if code}
+                if ended.first is None and ended.codes:
+                    ended.first, failed_at = min(ended.codes), time.monotonic()
+                    _send(running.values(), signal.SIGTERM)
+                elif ended.codes and not ended.silent and time.monotonic() - failed_at > PATIENCE_S:
+                    ended.silent = list(running)
+                    _send(running.values(), signal.SIGKILL)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            _send(running.values(), signal.SIGKILL)
+    return ended
 
 
 @contextmanager
-def _supervised(pids: Callable[[], Mapping[int, int]]) -> Iterator[_Supervisor]:
-    supervisor = _Supervisor(pids)
-    before = {number: signal.getsignal(number) for number in (*SIGNALS, *_AGENTS)}
+def _recording(ended: Ended) -> Iterator[None]:
+    """Record the signals that this process receives; a closing terminal sends SIGHUP more than once."""
+
+    def record(number: int, frame: FrameType | None) -> None:
+        ended.at_once = ended.at_once or (ended.signal is not None and number != signal.SIGHUP)
+        ended.signal = ended.signal or number
+
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
         if number != signal.SIGHUP or before[number] is not signal.SIG_IGN:
-            signal.signal(number, supervisor.handle)
-    supervisor.start()
-    # Processes start with Ctrl-C held back, until `unpad.__main__` can answer it: in an interpreter that is half
-    # started it is a traceback. The supervisor's thread, which began before, receives that of the launcher.
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            signal.signal(number, record)
     try:
-        yield supervisor
+        yield
     finally:
-        supervisor.stop()
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def _send(pids: Mapping[int, int], number: int) -> None:
+def _send(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
     """Send a signal to the sessions of processes; ended ones are skipped."""
-    for pid in pids.values():
+    for process in processes:
         with suppress(ProcessLookupError):
-            os.killpg(pid, number)
-
-
-def _failed(pid: int) -> bool:
-    """True if a process has ended with an exit code other than 0. Collecting it is left to the agent.
-
-    Always False on macOS, where Python cannot ask without collecting: there the agent kills the remaining ones after 30
-    seconds.
-    """
-    if sys.platform == "darwin":
-        return False
-    try:
-        end = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:
-        return False
-    return end is not None and (end.si_code != os.CLD_EXITED or end.si_status != 0)
-
-
-def _runs(pid: int) -> bool:
-    """True if a process has not ended yet; called after `_failed` was true."""
-    if sys.platform == "darwin":
-        return False
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
-    except ChildProcessError:
-        return False
+            os.killpg(process.pid, number)

@@ -12,6 +12,7 @@ import torch
 
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import OutOfMemoryError, is_memory_error
+from unpad.terminal.progress import progress
 from unpad.terminal.table import columns, number_of, wrapped
 
 NAME_CELLS, INDENT = 50, 8
@@ -122,6 +123,11 @@ class Lines:
         lines = [made] if isinstance(made, Line) else list(made or [])
         self.done += lines
         return lines
+
+    def add_shown(self, name: str, check: Callable[[], Line | Sequence[Line]]) -> None:
+        """`add`, with the name on the line of progress."""
+        with progress(name):
+            self.add(name, check)
 
     def certificate(self) -> Certificate:
         return Certificate(tuple(self.done))

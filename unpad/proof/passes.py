@@ -59,19 +59,13 @@ def prove_passes(
     if truth is None:
         return lines.certificate()
     here = "native" if library.enabled() else "torch"
-    for name, check in ((AT_ONCE, _at_once), (OTHERS, _beside_others), (WITHOUT, _without_kernels)):
-        with progress(name):
-            lines.add(name, lambda check=check: check(subject, here, truth))  # type: ignore[misc]
-    if over_http is None:
-        lines.add(HTTP, lambda: Line(HTTP, "", None, None, None, reason))
-    else:
-        with progress("asking through HTTP"):
-            lines.add(HTTP, lambda: over_http(run, subject, truth))
+    gap = few(subject)
+    lines.add_shown(AT_ONCE, lambda: line_of_numbers(AT_ONCE, here, subject.compute(subject.inputs), truth).unless(gap))
+    lines.add_shown(OTHERS, lambda: _beside_others(subject, here, truth).unless(gap))
+    lines.add_shown(WITHOUT, lambda: _without_kernels(subject).unless(gap))
+    unproven = Line(HTTP, "", None, None, None, reason)
+    lines.add_shown(HTTP, lambda: unproven if over_http is None else over_http(run, subject, truth))
     return lines.certificate()
-
-
-def _at_once(subject: HeldOutInputs, here: str, truth: Sequence[Numbers]) -> Line:
-    return line_of_numbers(AT_ONCE, here, subject.compute(subject.inputs), truth).unless(few(subject))
 
 
 def _beside_others(subject: HeldOutInputs, here: str, truth: Sequence[Numbers]) -> Line:
@@ -81,15 +75,15 @@ def _beside_others(subject: HeldOutInputs, here: str, truth: Sequence[Numbers]) 
         group = order[start : start + GROUP]
         found |= zip(group, subject.compute([subject.inputs[place] for place in group]), strict=True)
     made = [found[place] for place in range(len(order))]
-    return line_of_numbers(OTHERS, here, made, truth).unless(few(subject))
+    return line_of_numbers(OTHERS, here, made, truth)
 
 
-def _without_kernels(subject: HeldOutInputs, here: str, truth: Sequence[Numbers]) -> Line:
+def _without_kernels(subject: HeldOutInputs) -> Line:
     if not library.enabled():
         return not_applicable(WITHOUT, "all lines are without them")
     with library.switched_off():
         made, alone = subject.compute(subject.inputs), subject.alone()
-    return line_of_numbers(WITHOUT, "torch", made, alone).unless(few(subject))
+    return line_of_numbers(WITHOUT, "torch", made, alone)
 
 
 def line_of_numbers(name: str, here: str, found: Sequence[Numbers], truth: Sequence[Numbers]) -> Line:

@@ -43,7 +43,7 @@ from unpad.proof.sample import (
 )
 from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
-from unpad.training.parallel.divisions import asked
+from unpad.training.parallel.divisions import parallelism_class
 from unpad.training.parallel.parallelism import Replicas
 from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, own_numbers, step_seed
 from unpad.training.rehearsal import Rehearsal
@@ -85,7 +85,7 @@ def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int])
     """
     refuse_under_torchrun("torchrun has started this process already, as one of several", "--processes", "leave it out")
     recipe, _ = open_named(name, overrides, on_own_data(name))
-    asked(recipe).check_sums()
+    parallelism_class(recipe).check_sums()
     wanted = sorted({1, *numbers})
     if wanted == [1]:
         raise RecipeError("one process has nothing to equal", where="--processes", fix="name more, as in 1,2,3")
@@ -106,9 +106,8 @@ def _run(job: Job) -> list[Line]:
     """Start the processes and return the lines of the first."""
     calls = [(job, rank) for rank in range(max(job.ports))]
     fix = "run it again; with fewer processes if memory is short"
-    lines, *_ = run_all(_compare, calls, modules=[__name__], grace=GRACE_S, fix=fix)
-    found: list[Line] = lines
-    return found
+    lines: list[Line] = run_all(_compare, calls, modules=[__name__], grace=GRACE_S, fix=fix)[0]
+    return lines
 
 
 # --------------------------------------------------------------------------- in every process

@@ -278,12 +278,9 @@ def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceR
         for image, patches in enumerate(places):
             owner[patches] = image
         for image, patches in enumerate(places):
-            one, seen = sample.media.select([image]), None
-            if model.config.ranks_in_tower:
-                features, seen = model.tower.look(one)
-                received.append(seen)
-            else:
-                features = model.tower(one)
+            one = sample.media.select([image])
+            features, seen = model.tower.look(one) if model.config.ranks_in_tower else (model.tower(one), None)
+            received += [] if seen is None else [seen]
             stands = torch.arange(len(features))
             if merges:
                 question = text[(owner < 0) & _asks(sample.loss_mask)]
@@ -327,37 +324,30 @@ def _put_together(
     received: Tensor | None,
 ) -> ReferenceRow:
     """Assemble the row: text in place, and every image's tokens at the place of its first patch."""
-    x: list[Tensor] = []
-    position_ids: list[int] = []
-    labels: list[int] = []
-    counted: list[bool] = []
-    visual: list[bool] = []
+    cells: list[tuple[Tensor, int, int, bool, bool]] = []  # embedding, position, label, is a target, is visual
     first_patch, source = 0, [torch.zeros(0, dtype=torch.int64)]
-    for token in range(sample.total_tokens):
-        image = int(owner[token])
+    positions, labels, counted = (x.tolist() for x in (sample.position_ids, sample.labels, sample.loss_mask))
+    for token, image in enumerate(owner.tolist()):
         if image < 0:
-            x.append(text[token])
-            position_ids.append(int(sample.position_ids[token]))
-            labels.append(int(sample.labels[token]))
-            counted.append(bool(sample.loss_mask[token]))
-            visual.append(False)
+            cells.append((text[token], positions[token], labels[token], counted[token], False))
             continue
         embeds, stands, places = images[image]
         if token != int(places[0]):
             continue
-        x.extend(embeds)
-        position_ids.extend(sample.position_ids[places[stands]].tolist())
-        labels.extend([0] * (len(embeds) - 1) + [int(sample.labels[places[-1]])])
-        counted.extend([False] * (len(embeds) - 1) + [bool(sample.loss_mask[places[-1]])])
-        visual.extend([True] * len(embeds))
+        last = int(places[-1])  # the only patch that may predict a target
+        for number, (embed, patch) in enumerate(zip(embeds, places[stands].tolist(), strict=True), 1):
+            at_end = number == len(embeds)
+            cells.append((embed, positions[patch], labels[last] * at_end, counted[last] and at_end, True))
         source.append(first_patch + stands)
         first_patch += len(places)
-    loss_mask, is_visual = torch.tensor(counted, dtype=torch.bool), torch.tensor(visual, dtype=torch.bool)
+    x, *columns = zip(*cells, strict=True) if cells else ((), (), (), (), ())
+    ids, targets = (torch.tensor(column, dtype=torch.int64) for column in columns[:2])
+    loss_mask, is_visual = (torch.tensor(column, dtype=torch.bool) for column in columns[2:])
     batch = RaggedBatch(
         layout=build_layout(np.array([len(x)])),
-        position_ids=torch.tensor(position_ids, dtype=torch.int64),
+        position_ids=ids,
         input_ids=torch.zeros(len(x), dtype=torch.int64),  # marks the batch as text: its positions are scaled
-        labels=torch.tensor(labels, dtype=torch.int64),
+        labels=targets,
         loss_mask=loss_mask,
         target_index=loss_mask.nonzero().flatten(),
         inputs_embeds=torch.stack(x) if x else text[:0],

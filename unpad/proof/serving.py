@@ -38,6 +38,7 @@ PIECES = (7, 32, PLACES)
 FEW_ROWS = 5  # so that requests wait, and rows join while others run
 HTTP = "through HTTP, by concurrent streams = alone"
 NO_EXTRA = "the extra is not installed: pip install 'unpad[serve]'"
+WITHOUT, AT_ONCE = "without native kernels: all at once = alone", "all at once = alone"
 COMINGS = "in another order, some leave early = alone"
 
 
@@ -96,15 +97,10 @@ def prove_serving(run: LoadedRun, prompts: Path | None = None, over_http: OverHt
         return lines.certificate()
     here = "native" if library.enabled() else "torch"
     for name, check in subject.checks(truth):
-        with progress(name):
-            lines.add(name, partial(check, f"{here}, {subject.precision}"))
-    with progress("without native kernels"):
-        lines.add("without native kernels: all at once = alone", partial(_without_kernels, subject))
-    if over_http is None:
-        lines.add(HTTP, lambda: Line(HTTP, "", None, None, None, NO_EXTRA))
-    else:
-        with progress("asking through HTTP"):
-            lines.add(HTTP, lambda: over_http.streams(run, subject.requests, truth))
+        lines.add_shown(name, partial(check, f"{here}, {subject.precision}"))
+    lines.add_shown(WITHOUT, partial(_without_kernels, subject))
+    unproven = Line(HTTP, "", None, None, None, NO_EXTRA)
+    lines.add_shown(HTTP, lambda: unproven if over_http is None else over_http.streams(run, subject.requests, truth))
     return lines.certificate()
 
 
@@ -184,10 +180,8 @@ class Answering:
         decoded = max(len(steps) for heard in truth for steps in heard.scores.values())
         few = few or ("no answer has two tokens" if decoded < 2 else "")
 
-        def at_once(here: str) -> Line:
-            return line_of("all at once = alone", here, self.together(self.requests), truth).unless(few)
-
-        yield "all at once = alone", at_once
+        together = partial(self.together, self.requests)
+        yield AT_ONCE, lambda here: line_of(AT_ONCE, here, together(), truth).unless(few)
         yield COMINGS, lambda here: self._comings(here, truth).unless(few)
         yield from self._pieces(truth)
         name = "beginnings kept from others = read anew"
@@ -224,19 +218,13 @@ class Answering:
                 reason = f"no prompt has more: the context is {self.longest}"
             elif not library.enabled() and room <= PLACES:
                 reason = f"without native kernels prompts are cut every {PLACES} tokens; the context is {self.longest}"
-            yield from self._piece(piece, truth, reason, gap)
+            name = f"prompts in pieces of {piece} tokens = whole"
+            yield name, partial(self._in_pieces, name, piece, truth, reason, gap)
 
-    def _piece(
-        self, piece: int, truth: Sequence[Collected], reason: str, gap: str
-    ) -> Iterator[tuple[str, Callable[[str], Line]]]:
-        name = f"prompts in pieces of {piece} tokens = whole"
-
-        def check(here: str) -> Line:
-            if reason:
-                return not_applicable(name, reason)
-            return line_of(name, here, self.together(self.requests, piece=piece, keeps=False), truth).unless(gap)
-
-        yield name, check
+    def _in_pieces(self, name: str, piece: int, truth: Sequence[Collected], reason: str, gap: str, here: str) -> Line:
+        if reason:
+            return not_applicable(name, reason)
+        return line_of(name, here, self.together(self.requests, piece=piece, keeps=False), truth).unless(gap)
 
     def _beginnings(self, name: str, here: str) -> Line:
         """Each prompt, and then one that goes on from its answer, as a conversation does, in an engine that keeps
@@ -291,11 +279,10 @@ def token_ids(request: Request) -> Sequence[int]:
 
 
 def _without_kernels(subject: Answering) -> Line:
-    name = "without native kernels: all at once = alone"
     if not library.enabled():
-        return not_applicable(name, "all lines are without them")
+        return not_applicable(WITHOUT, "all lines are without them")
     with library.switched_off():
-        return line_of(name, f"torch, {subject.precision}", subject.together(subject.requests), subject.alone())
+        return line_of(WITHOUT, f"torch, {subject.precision}", subject.together(subject.requests), subject.alone())
 
 
 def line_of(name: str, here: str, found: Sequence[Collected], truth: Sequence[Collected]) -> Line:

@@ -11,7 +11,7 @@ from typing import Any
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, RowSpan
 from unpad.data.sources.example import place_of
-from unpad.receipts.starts import Start
+from unpad.receipts.starts import StartingPoint
 from unpad.run.checkpoint import State
 from unpad.run.sessions import Cut, Session
 from unpad.terminal.table import described, number_of, text_table
@@ -161,7 +161,7 @@ class Receipt:
     epoch: int
     epoch_step: int
     epoch_steps: int
-    start: Start
+    start: StartingPoint
     num_computed: int
     seconds: float
     comparison: StepComparison

@@ -26,7 +26,7 @@ from unpad.receipts.starts import (
     relocated,
     starts,
 )
-from unpad.recipes.recipe import Recipe, stages_of
+from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import State
 from unpad.run.folder import find_run
 from unpad.run.kept import REFERENCE, open_files, read_reference
@@ -35,12 +35,11 @@ from unpad.run.sessions import Session, cuts_until, read_sessions, session_of
 from unpad.run.timers import Timers
 from unpad.storage import finite
 from unpad.terminal.progress import progress as shown_progress
-from unpad.training.context import RunContext
-from unpad.training.parallel.divisions import asked
+from unpad.training.context import RunContext, Signals
+from unpad.training.parallel.divisions import parallelism_class
 from unpad.training.progress import Progress, recorded_precision, refuse_changes
 from unpad.training.setup import Setup, prepare_setup, resolved
-from unpad.training.signals import Signals
-from unpad.training.stage import RunLength, epoch_plan, make_stage
+from unpad.training.stage import RunLength, epoch_plan, with_recipe
 from unpad.training.stage_loop import repeat_steps
 
 
@@ -145,7 +144,7 @@ def _refuse_divided(session: Session, folder: Path) -> None:
     Raises:
         ResumeError: always for such steps.
     """
-    if (what := asked(session.recipe).unequal) and session.environment.get("processes") != 1:
+    if (what := parallelism_class(session.recipe).unequal) and session.environment.get("processes") != 1:
         raise ResumeError(what, where=str(folder), fix="`unpad trace` tells which rows a run learnt from")
 
 
@@ -201,8 +200,7 @@ def _repeat(
             bar.advance()
 
         for segment in segments:
-            longest = setup.model.config.longest
-            stages = [make_stage(stage, setup.data, longest) for stage in stages_of(segment.recipe)]
+            stages = with_recipe(setup.stages, segment.recipe)
             of_segment = replace(setup, recipe=segment.recipe, stages=stages)
             if segment.most_tokens is not None:
                 progress.most_tokens = segment.most_tokens

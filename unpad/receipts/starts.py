@@ -20,9 +20,9 @@ from unpad.run import checkpoint, upgrade
 from unpad.run.checkpoint import State, put_weights
 from unpad.run.folder import CHECKPOINTS, MADE_BY, read_command
 from unpad.run.report.history import METRICS, metric_fault, read_rows
-from unpad.training.loop import start_from
 from unpad.training.progress import Progress, check_values
 from unpad.training.setup import Setup
+from unpad.training.start import start_from
 
 # Last parts of fields that name a file, a folder or a run.
 PLACES = ("path", "root", "split", "code_embeddings", "synonyms_file", "init_from")
@@ -112,7 +112,7 @@ class StageSteps:
 
 
 @dataclass(frozen=True)
-class Start:
+class StartingPoint:
     """A point of a run from which steps can be recomputed.
 
     Args:
@@ -163,7 +163,7 @@ def recorded_steps(folder: Path, recipe: Recipe) -> list[StageSteps]:
     return stages
 
 
-def starts(folder: Path, recipe: Recipe, stage: StageSteps, *, needs_scale: bool = False) -> list[Start]:
+def starts(folder: Path, recipe: Recipe, stage: StageSteps, *, needs_scale: bool = False) -> list[StartingPoint]:
     """Points from which steps of a stage can be recomputed, the latest first.
 
     Args:
@@ -171,22 +171,24 @@ def starts(folder: Path, recipe: Recipe, stage: StageSteps, *, needs_scale: bool
     """
     checkpoints, last = folder / CHECKPOINTS, max(stage.rows)
     found = [
-        Start(step, stage.index, path, within=True, name=f"checkpoint {path.name}")
+        StartingPoint(step, stage.index, path, within=True, name=f"checkpoint {path.name}")
         for step, path in checkpoint.saved_steps(checkpoints)
         if stage.before < step <= last
     ]
     if stage.previous is None:
         origin = recipe.train.init_from
         name = f"the weights of {origin}" if origin else "the initial weights, from the seed"
-        return [*found, Start(0, stage.index, None, within=False, name=name)]
+        return [*found, StartingPoint(0, stage.index, None, within=False, name=name)]
     path = checkpoints / f"best-{stage.previous}"
     if path.exists() and not needs_scale:
         name = f"checkpoint {path.name}, where the stage begins"
-        found.append(Start(stage.before, stage.index, path, within=False, name=name))
+        found.append(StartingPoint(stage.before, stage.index, path, within=False, name=name))
     return found
 
 
-def put_start(setup: Setup, possible: Sequence[Start]) -> tuple[Start, Progress, State | None, list[str]]:
+def put_start(
+    setup: Setup, possible: Sequence[StartingPoint]
+) -> tuple[StartingPoint, Progress, State | None, list[str]]:
     """Load the latest readable one of several starting points.
 
     Returns:

@@ -27,7 +27,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from unpad.errors import RecipeError, nearest
 from unpad.storage.paths import path_fault
-from unpad.storage.wrong_value import describe, expected_of, fix_of, shown
+from unpad.storage.reading import describe, expected_of, fix_of, shown
 
 SectionType = TypeVar("SectionType", bound=BaseModel)
 NOT_A_NUMBER = PydanticCustomError("not_a_number", "is not a number")

@@ -39,8 +39,7 @@ from unpad.run.folder import (
     run_recipe,
 )
 from unpad.run.quantized import packed_weights, read_quantized, refuse_training, widened
-from unpad.storage.reading import known_fields, misfit
-from unpad.storage.wrong_value import shown
+from unpad.storage.reading import known_fields, misfit, shown
 
 KEY = "base"  # of the record among the values of a checkpoint
 
@@ -161,14 +160,7 @@ def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
     raise CheckpointError(f"the adapters were trained on the run {base.run}, which is gone", where=str(folder), fix=fix)
 
 
-LEFT = (
-    storage.LOCK,
-    RECIPE,
-    COMMAND,
-    "report.html",
-    "evaluations.jsonl",
-    "evaluation.json",
-)  # files that are not copied
+LEFT = (storage.LOCK, RECIPE, COMMAND, "report.html", "evaluations.jsonl", "evaluation.json")  # are not copied
 
 
 def merge_run(name: str | Path, out: Path) -> Path:

@@ -23,7 +23,7 @@ from unpad.run import upgrade
 from unpad.storage.folders import MANIFEST
 from unpad.storage.paths import refuse_format, user_path
 from unpad.storage.reading import read_shaped
-from unpad.terminal.commands import resume_run
+from unpad.terminal.printing import resume_run
 
 RUNS = Path("runs")
 KEPT = "hf"  # small files of the model's original Hugging Face folder
@@ -112,40 +112,44 @@ def refuse_new_run(folder: Path) -> None:
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """A run to continue: the named recipe, or None for the run's own, the run, and the overrides."""
+class Start:
+    """What a training begins or continues: the named recipe, or None for the run's own, the run, and the overrides."""
 
     recipe: str | None
     folder: Path
     overrides: list[str]
 
+    @classmethod
+    def of(cls, name: str | None, overrides: Sequence[str], out: Path | None, *, resume: bool) -> Start:
+        """What the words of a command name.
 
-def run_to_resume(name: str | None, overrides: Sequence[str], out: Path | None) -> Resumed:
-    """Resolve the run of a command with --resume.
+        Args:
+            name: first word of the command: a recipe, for a new run in `out` or the next free folder. With `resume`: a
+                recipe, for its newest run or the run in `out`; a run; or an override, for the run in `out`.
 
-    Args:
-        name: first word of the command: a recipe, for its newest run or the run in `out`; a run; or an override, for
-            the run in `out`.
-
-    Raises:
-        RecipeError: there is no such run, or two are named.
-    """
-    named = None if name is None else user_path(name)
-    is_run = named is not None and any((folder / RECIPE).is_file() for folder in (named, RUNS / named))
-    if name is not None and (name in recipe_names() or name.endswith(SUFFIXES)) and not ("/" in name and is_run):
-        return Resumed(name, out or free_folder(name, resume=True), list(overrides))
-    if name is None or ("=" in name and not is_run):
-        words = [*([name] if name else []), *overrides]
-        if out is None:
-            known = [folder.name for folder in list_runs()]
-            runs = f"; known: {', '.join(known[:MOST_NAMES])}" if known else ""
-            fix = f"name it: {shlex.join(['unpad', 'train', '--resume', 'RUN', *words])}{runs}"
-            raise RecipeError("no run is named to resume", where="--resume", fix=fix)
-        return Resumed(None, find_run(out), words)
-    run = find_run(name)
-    if out is not None and out.resolve() != run.resolve():
-        raise RecipeError(f"two runs are named: {run} and {out}", where="--resume", fix="leave out --out")
-    return Resumed(None, run, list(overrides))
+        Raises:
+            RecipeError: there is no such run, none is named, or two are.
+        """
+        named = None if name is None or not resume else user_path(name)
+        is_run = named is not None and any((folder / RECIPE).is_file() for folder in (named, RUNS / named))
+        is_recipe = name is not None and (name in recipe_names() or name.endswith(SUFFIXES))
+        if name is not None and (not resume or (is_recipe and not ("/" in name and is_run))):
+            return cls(name, out or free_folder(name, resume=resume), list(overrides))
+        if not resume:
+            fix = "name one, as in unpad train zh_chat; unpad recipes lists them"
+            raise RecipeError("no recipe is named", fix=fix)
+        if name is None or ("=" in name and not is_run):
+            words = [*([name] if name else []), *overrides]
+            if out is None:
+                known = [folder.name for folder in list_runs()]
+                runs = f"; known: {', '.join(known[:MOST_NAMES])}" if known else ""
+                fix = f"name it: {shlex.join(['unpad', 'train', '--resume', 'RUN', *words])}{runs}"
+                raise RecipeError("no run is named to resume", where="--resume", fix=fix)
+            return cls(None, find_run(out), words)
+        run = find_run(name)
+        if out is not None and out.resolve() != run.resolve():
+            raise RecipeError(f"two runs are named: {run} and {out}", where="--resume", fix="leave out --out")
+        return cls(None, run, list(overrides))
 
 
 def list_runs(root: Path = RUNS) -> list[Path]:

@@ -35,7 +35,6 @@ from unpad.run.report.history import (
     missing_steps,
     read_rows,
 )
-from unpad.run.report.page import write_report
 from unpad.run.screen import RECENT_STEPS, Screen, StepWork
 from unpad.run.timers import StepShare
 from unpad.storage import LineLog, write_atomic
@@ -45,24 +44,8 @@ if TYPE_CHECKING:
     from unpad.run.board import Board
 
 COLUMNS = (
-    "step",
-    "stage",
-    "kind",
-    "epoch",
-    "loss",
-    "perplexity",
-    "heldout_loss",
-    "lr",
-    "grad_norm",
-    "sequences",
-    "tokens",
-    "padded_tokens",
-    "targets",
-    "pad_share",
-    "skipped",
-    "best",
-    "rows",
-    "values",
+    *("step", "stage", "kind", "epoch", "loss", "perplexity", "heldout_loss", "lr", "grad_norm", "sequences"),
+    *("tokens", "padded_tokens", "targets", "pad_share", "skipped", "best", "rows", "values"),
 )
 AT_CHANCE = 0.98 * 2 * math.log(2)  # loss of a discriminator
 WARNING_STEPS = 100  # at most one gradient norm warning in this number of steps
@@ -447,6 +430,8 @@ class Monitor:
         write_atomic(self.folder / "metrics.csv", table)
 
     def _report(self) -> None:
+        from unpad.run.report.page import write_report  # the pages of all families, which only a drawing needs
+
         began = perf_counter()
         try:
             self._write_csv()

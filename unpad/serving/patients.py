@@ -25,10 +25,10 @@ from unpad.data.patients import EventData
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.split import Wanted
 from unpad.errors import SourceError, UnpadError, nearest
-from unpad.inference.embed import predicts, with_tables
+from unpad.inference.embed import named_predictions, predicts, with_tables
 from unpad.inference.loaded import LoadedRun
 from unpad.inference.patient_marks import mark_patients, refuse_unknown
-from unpad.inference.patients import by_class, class_names, likeliest, probabilities
+from unpad.inference.patients import by_class, class_names
 from unpad.models.contract import PredictsSets
 from unpad.recipes.data import EventLabels, EventSource
 from unpad.serving.protocol import Instance, RequestError
@@ -256,14 +256,13 @@ def in_memory(tables: Mapping[str, pa.Table]) -> Iterator[dict[str, Path]]:
 @contextmanager
 def _without_places(places: Any) -> Iterator[None]:
     """Errors inside name tables, not where they were."""
-    folders = {f"{place.parent}/" for place in places}
     try:
         yield
     except UnpadError as error:
-        texts = {"what": error.summary, "fix": error.fix, "details": "\n".join(error.details)}
-        for folder in folders:
-            texts = {name: text.replace(folder, "") for name, text in texts.items()}
-        raise SourceError(texts["what"], fix=texts["fix"], details=texts["details"].splitlines()) from None
+        texts = [error.summary, error.fix, *error.details]
+        for folder in {f"{place.parent}/" for place in places}:
+            texts = [text.replace(folder, "") for text in texts]
+        raise SourceError(texts[0], fix=texts[1], details=texts[2:]) from None
 
 
 # --------------------------------------------------------------------------- answers
@@ -272,14 +271,13 @@ def _without_places(places: Any) -> Iterator[None]:
 def answers_of(run: LoadedRun) -> dict[str, Any]:
     """Facts on a run's `predictions`: names of its probabilities and of its risk, and the days from the landmark within
     which its hazards give the probabilities; None where these are not of hazards."""
-    model, labels, (classifies, has_hazards) = run.model, run.recipe.events.labels, predicts(run)
+    model, labels, (_, has_hazards) = run.model, run.recipe.events.labels, predicts(run)
     assert isinstance(model, PredictsSets), "a run of patients"
     horizon = model.horizon if has_hazards else None
     num_competing = len(labels.competing) if labels is not None and horizon is not None else 0
-    names = class_names(run) if classifies else ()
-    p = probabilities(run, np.zeros((0, len(names) or 2)), np.zeros((0, num_competing))) if classifies else {}
-    named = [*(["prediction"] if names else []), *p, *(["risk"] if has_hazards else [])]
-    return {"predictions": named, "horizon_days": horizon}
+    sizes = {"log_p": (0, len(class_names(run)) or 2), "competing": (0, num_competing), "risk": (0,)}
+    named = named_predictions(run, {name: np.zeros(size) for name, size in sizes.items()})
+    return {"predictions": list(named), "horizon_days": horizon}
 
 
 def predictions(
@@ -293,23 +291,13 @@ def predictions(
     Args:
         found: places of patients in the data, and numbers of theirs.
     """
-    classifies, has_hazards = predicts(run)
-    marks = mark_patients(data)
-    columns = {name: column.to_pylist() for name, column in marks.columns().items()}
-    answers = _named_answers(data, instances)
+    marks, answers = pa.table(mark_patients(data).columns()), _named_answers(data, instances)
     for places, numbers in found:
-        gives = classifies and "log_p" in numbers
-        p = probabilities(run, numbers["log_p"], numbers["competing"]) if gives else {}
-        chosen = likeliest(run, numbers["log_p"]) if gives else []
-        for row, place in enumerate(places.tolist()):
-            answer = answers[place]
-            answer |= {"prediction": chosen[row]} if chosen else {}
-            answer |= {name: float(values[row]) for name, values in p.items()}
-            if has_hazards and "risk" in numbers:
-                answer["risk"] = float(numbers["risk"][row])
-            answer |= {name: column[place] for name, column in columns.items()}
-            if "vector" in numbers:
-                answer["vector"] = numbers["vector"][row].tolist()
+        rows = pa.table(named_predictions(run, numbers)).to_pylist() or [{}] * len(places)
+        vectors = [{"vector": vector} for vector in numbers["vector"].tolist()] if "vector" in numbers else rows
+        for place, *parts in zip(places.tolist(), rows, marks.take(places).to_pylist(), vectors, strict=True):
+            for part in parts:
+                answers[place] |= part
     return answers
 
 
@@ -335,18 +323,14 @@ def explanations(
     """
     answers, sets = _named_answers(data, instances), data.sets
     for places, numbers in found:
-        starts = np.append(0, np.cumsum(np.diff(sets.sets_of)[places])).tolist()
+        cuts = np.cumsum(np.diff(sets.sets_of)[places])[:-1]
+        columns = {**by_class(run, numbers["probability"]), "attention": numbers["attention"]}
+        parts = {name: np.split(values, cuts) for name, values in columns.items()}
         for row, place in enumerate(places.tolist()):
-            mine, (first, last) = slice(*starts[row : row + 2]), sets.sets_of[place : place + 2].tolist()
-            days = [
-                None if bare else float(day)
-                for day, bare in zip(sets.times[first:last], sets.timeless[first:last], strict=True)
-            ]
-            answers[place] |= {
-                "days": days,
-                **{name: values[mine].tolist() for name, values in by_class(run, numbers["probability"]).items()},
-                "attention": numbers["attention"][mine].tolist(),
-            }
+            mine = slice(*sets.sets_of[place : place + 2].tolist())
+            timed = zip(sets.times[mine].tolist(), sets.timeless[mine].tolist(), strict=True)
+            days = [None if timeless else day for day, timeless in timed]
+            answers[place] |= {"days": days, **{name: values[row].tolist() for name, values in parts.items()}}
     return answers
 
 

@@ -1,4 +1,5 @@
-"""The one place that prints: lines, errors, streams of text and JSON, on the standard streams or a console.
+"""The one place that prints: lines, errors, streams of text and JSON, on the standard streams or a console;
+and the command that messages suggest.
 
 File names, keys of rows, names of columns and classes, messages of libraries and answers of models are data. Control
 characters in them, escape sequences, line breaks and changes of direction among them, are shown as escapes and never
@@ -9,8 +10,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from unpad.errors import UnpadError
@@ -71,3 +74,11 @@ def print_styled(console: Console, line: str, *, wraps: bool = True, style: str 
         wraps: whether the terminal breaks long lines, and not the console.
     """
     console.print(escaped(line), style=style, markup=False, highlight=False, emoji=False, soft_wrap=wraps)
+
+
+def resume_run(folder: Path, *options: str) -> str:
+    """The command that continues a run with its saved recipe and overrides."""
+    name = str(folder)
+    if "/" not in name:  # it could be read as a recipe's name, or an option
+        name = f"./{name}"
+    return shlex.join(["unpad", "train", "--resume", name, *options])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.training import AUTO
 from unpad.training.memory import Footprint, cells_of, fit, peak_of, process_bytes, state_bytes
 from unpad.training.parallel.divisions import parallelism_of
-from unpad.training.stage import StageSetup, plan_inputs, prepare_model
+from unpad.training.stage import StageSetup, plan_inputs, prepare_model, with_recipe
 from unpad.training.step import accumulate
 
 FIELD = "plan.tokens_per_micro"
@@ -96,11 +96,7 @@ def resolved_size(
     peak, least = max(group.exchange(needed)), min(group.exchange(free))
     auto = AutoSize(tokens, not cut, peak, least, group.size)
     changed = with_size(recipe, tokens)
-    with_it = [
-        replace(stage, recipe=changed_stage.recipe)
-        for stage, changed_stage in zip(stages, stages_of(changed), strict=True)
-    ]
-    return changed, with_it, auto
+    return changed, with_recipe(stages, changed), auto
 
 
 def with_size(recipe: Recipe, tokens: int) -> Recipe:

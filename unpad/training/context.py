@@ -1,23 +1,30 @@
-"""State that the functions of the training loop share, and the clock of the checkpoints that are due by time."""
+"""State that the functions of the training loop share, signals that stop it, and the clock of its checkpoints."""
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
 
 import torch
 
+from unpad.batching.plan import Plan
+from unpad.errors import SIGNALS
 from unpad.evaluation.metrics import HeldOut
 from unpad.models.objective import Objective
+from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import GradientSum
 from unpad.run.monitor import Monitor
 from unpad.run.timers import Timers
+from unpad.terminal.printing import resume_run
 from unpad.training.memory import HeapKeeper, Room
 from unpad.training.optim import Schedule
 from unpad.training.progress import Progress
 from unpad.training.setup import Setup
-from unpad.training.signals import Signals
 from unpad.training.stage import RunLength, StageSetup
 from unpad.training.watches.watch import Watch
 
@@ -39,6 +46,57 @@ class SaveClock:
     def saved(self) -> None:
         """Begin anew after a checkpoint."""
         self._saved_at = time.monotonic()
+
+
+class Signals:
+    """Requests to stop: a first Ctrl-C, SIGTERM or SIGHUP stops the run after the step, a second of its kind at once.
+
+    A second SIGHUP does nothing: a terminal that closes sends one, and its shell another.
+    """
+
+    def __init__(self, group: Group = ALONE) -> None:
+        self.received: int | None = None  # by this process
+        self._group = group
+        self._agreed: int | None = None
+
+    @property
+    def stops(self) -> int | None:
+        """Signal that stops the run after the step; with several processes, one that all have agreed on."""
+        return self.received if self._group.size == 1 else self._agreed
+
+    def agree(self, received: Sequence[int | None]) -> None:
+        """Record the signals that all processes have received."""
+        self._agreed = next((number for number in received if number is not None), self._agreed)
+
+    @contextmanager
+    def listen(self) -> Iterator[None]:
+        def handle(number: int, frame: FrameType | None) -> None:
+            self.received = self.received or number
+            if number != signal.SIGHUP:
+                signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
+
+        # nohup has SIGHUP ignored.
+        numbers = [
+            signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN
+        ]
+        try:
+            before = {number: signal.signal(number, handle) for number in numbers}
+        except ValueError:  # not the main thread: the caller owns the signals
+            before = {}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def raise_if_received(self, folder: Path) -> None:
+        if self.stops is None:
+            return
+        kind = SIGNALS[self.stops]
+        what = f"stopped by {kind.name}; everything up to here is saved"
+        error = kind(what, where=str(folder), fix=f"continue with {resume_run(folder)}")
+        error.is_agreed = True
+        raise error
 
 
 # Called after every evaluation with the stage's name, the step and the result; returning True ends the run.
@@ -64,6 +122,8 @@ class StageRun:
 
     run: RunContext
     setup: StageSetup
+    first: Plan  # of epoch 0
+    num_frozen: int  # values that do not learn
     optimizer: torch.optim.Optimizer
     objective: Objective
     schedule: Schedule

@@ -9,9 +9,9 @@ from unpad.batching.balance import Balance, BalancedSize, Costs, finer_cut
 from unpad.batching.plan import Plan, plan
 from unpad.errors import RecipeError
 from unpad.models.cost import cells_per_token
-from unpad.recipes.recipe import Recipe, stages_of
+from unpad.recipes.recipe import Recipe
 from unpad.training.setup import Setup
-from unpad.training.stage import StageSetup, plan_inputs
+from unpad.training.stage import StageSetup, plan_inputs, with_recipe
 
 FIELD = "plan.tokens_per_micro"
 EVERYTHING = 1 << 40  # tokens of an update that no epoch fills
@@ -105,9 +105,7 @@ def share_out(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Set
     if not fit or not changes:
         return setup, [], [*_notes([stage for stage in idle_stages if stage.cut is not None], set_to), *notes]
     recipe = _changed(setup.recipe, changes)
-    stages = [
-        replace(stage, recipe=resolved.recipe) for stage, resolved in zip(setup.stages, stages_of(recipe), strict=True)
-    ]
+    stages = with_recipe(setup.stages, recipe)
     done = f"{' and '.join(set_to)}, so that all of {setup.group.size} processes have work (--fit-processes)"
     return replace(setup, recipe=recipe, stages=stages), set_to, [done, *notes]
 

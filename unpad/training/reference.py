@@ -31,15 +31,14 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
         begins: whether the model holds the weights that the stage starts from; otherwise the run's file is read.
 
     Returns:
-        A message for the log, "" for a stage without pairs.
+        A message for the log.
 
     Raises:
         CheckpointError, ResumeError: the file of the run is missing, damaged, or of another stage.
         DiskError: a file cannot be written.
     """
     data = setup.data
-    if not stage.of_pairs or data.replies is None:
-        return ""
+    assert data.replies is not None, "the stage is of pairs"
     path, group = setup.folder / REFERENCE, setup.group
     if not begins:
         with group.together():

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro, Plan
@@ -15,6 +16,7 @@ from unpad.errors import needs_memory
 from unpad.machine.memory import peak_memory, process_memory, restart_peak
 from unpad.models import lower_sizes
 from unpad.models.contract import Model
+from unpad.nn.precision import autocast
 from unpad.recipes.training import OptimSettings
 from unpad.training.memory import return_freed_memory
 from unpad.training.optim import make_optimizer, set_rate
@@ -103,6 +105,20 @@ class Rehearsal:
             scaler=self.scaler,
             share=share,
         )
+
+    def is_lost(self, result: StepResult) -> bool:
+        """True if a step was not finite; in fp16 such steps are usual, and lower the scale of the loss."""
+        return not result.updated and self.scaler is None
+
+    @torch.no_grad()
+    def loss(self, batch: RaggedBatch) -> float:
+        """Mean negative log-likelihood of a batch without dropout, in nats; of a model without it, its trained loss."""
+        self.model.eval()
+        with autocast(self.setup.precision, self.setup.device):
+            terms = self.model.losses(batch)
+        if "nll" in terms and terms["nll"][1]:
+            return float(terms["nll"][0]) / terms["nll"][1]
+        return sum(w * float(terms[name][0]) / max(terms[name][1], 1) for name, w in self.weights.items())
 
     def cost(self, plan: Plan) -> StepCost:
         """Take a step of the plan's largest micro-batch, for its memory, and the plan's first step, for its time."""

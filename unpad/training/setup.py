@@ -30,12 +30,11 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.timers import Timers
 from unpad.terminal.table import number_of
 from unpad.training.auto_size import AutoSize, asks, resolved_size
-from unpad.training.length import length_lines
 from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
 from unpad.training.parallel.divisions import parallelism_of
 from unpad.training.parallel.parallelism import ONE_PROCESS, Parallelism, Replicas
-from unpad.training.stage import StageSetup, epoch_plan, last_step, make_stage, stage_epochs
+from unpad.training.stage import StageSetup, epoch_plan, last_step, length_lines, make_stage, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX
 
 

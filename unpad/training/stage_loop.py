@@ -16,20 +16,18 @@ from unpad.errors import OutOfMemoryError, Stopped, needs_memory
 from unpad.evaluation.family import held_out
 from unpad.models.contract import HasLatent, Model
 from unpad.models.cost import cells_per_token
-from unpad.models.objective import Objective
 from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.kept import REFERENCE
 from unpad.run.monitor import StepRecord
 from unpad.run.timers import Timers
-from unpad.terminal.commands import resume_run
+from unpad.terminal.printing import resume_run
 from unpad.terminal.table import number_of
-from unpad.training.alike import check_weights
+from unpad.training.consistency import check_weights
 from unpad.training.context import RunContext, SaveClock, StageRun
 from unpad.training.memory import HeapKeeper, Room, used_at_most
 from unpad.training.optim import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.progress import end_stage, save_best, save_checkpoint
-from unpad.training.reference import put_reference
 from unpad.training.stage import (
     StageSetup,
     epoch_plan,
@@ -41,7 +39,6 @@ from unpad.training.stage import (
 )
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
 from unpad.training.updates import LoadedUpdate, epoch_updates
-from unpad.training.watches.collapse import CollapseMonitor
 from unpad.training.watches.watch import SavedWatches, Watch
 
 CHANCE = 0.2  # nats of a held-out loss that few targets move by chance, times the root of their number
@@ -51,6 +48,8 @@ def start_watches(stage: StageSetup, model: Model, saved: SavedWatches, timers: 
     """Start the watches of a stage; the time it takes counts as theirs."""
     watches: list[Watch] = []
     if isinstance(model, HasLatent):
+        from unpad.training.watches.collapse import CollapseMonitor
+
         with timers(CollapseMonitor.subject):
             watches.append(CollapseMonitor.start(stage, model, saved))
     return watches
@@ -62,31 +61,15 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
     Returns:
         Epochs run, and the best held-out loss of the stage.
     """
-    progress, recipe, name = run.progress, setup.recipe, setup.name
-    with run.timers("plan"):
-        first = epoch_plan(setup, 0)
-        epochs = stage_epochs(setup, first)  # a resumed stage counts from its first step as well
+    progress, name = run.progress, setup.name
     before = progress.step - progress.stage_step
-    last = last_step(setup, before, epochs)
-    ready = prepare_model(run.setup.model, setup)
-    with run.timers("reference"):
-        message = put_reference(run.setup, setup, begins=progress.stage_step == 0)
-    if message:
-        run.monitor.log("reference", message=message)
-    stage = _start_stage(run, setup, ready.objective, Schedule(recipe.optim, epochs, last - before), state)
+    stage = _start_stage(run, setup, state, begins=progress.stage_step == 0)
     if _is_over(stage):
         message = f"{name}: it ended at step {progress.step}; {_what_ended(stage)}"
         run.monitor.log("nothing_to_do", message=message, name=name)
-    end = run.length.last(progress.stage, before)
-    run.monitor.stage(
-        name,
-        end.step,
-        exact=end.exact,
-        max_epochs=stage.max_epochs,
-        epoch_steps=epochs.steps[0],
-        frozen=ready.num_frozen,
-        ledger=first.ledger.to_json(),
-    )
+    end, first = run.length.last(progress.stage, before), stage.first
+    about = {"epoch_steps": first.num_steps, "frozen": stage.num_frozen, "ledger": first.ledger.to_json()}
+    run.monitor.stage(name, end.step, exact=end.exact, max_epochs=stage.max_epochs, **about)
     while not _is_over(stage):
         with run.timers("plan"):
             plan = epoch_plan(setup, progress.epoch) if progress.epoch else first
@@ -123,15 +106,10 @@ def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: 
     Raises:
         NonFiniteError, CollapseError: as training does.
     """
-    progress, first = run.progress, epoch_plan(setup, 0)
-    epochs = stage_epochs(setup, first)
-    before = progress.step - progress.stage_step
-    objective = prepare_model(run.setup.model, setup).objective
-    put_reference(run.setup, setup, begins=not (run.setup.folder / REFERENCE).is_file())
-    schedule = Schedule(setup.recipe.optim, epochs, last_step(setup, before, epochs) - before)
-    stage = _start_stage(run, setup, objective, schedule, state)
+    progress = run.progress
+    stage = _start_stage(run, setup, state, begins=not (run.setup.folder / REFERENCE).is_file())
     while progress.step < last:
-        plan = epoch_plan(setup, progress.epoch) if progress.epoch else first
+        plan = epoch_plan(setup, progress.epoch) if progress.epoch else stage.first
         progress.epoch += plan.num_steps == 0
         for update in epoch_updates(stage, plan):
             _one_step(stage, update)
@@ -142,30 +120,61 @@ def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: 
     return State(last, optimizer_tensors(run.setup.model, stage.optimizer) | _watch_tensors(stage), {})
 
 
-def _start_stage(
-    run: RunContext, setup: StageSetup, objective: Objective, schedule: Schedule, state: State | None
-) -> StageRun:
-    """Prepare the optimizer and the watches of a stage.
+def _put_reference(run: RunContext, setup: StageSetup, *, begins: bool) -> str:
+    """Log-probabilities of the pairs of a stage under the weights that it starts from; a message if they were computed.
+
+    A stage without pairs loads nothing of it.
+    """
+    with run.timers("reference"):
+        if not setup.of_pairs:
+            return ""
+        from unpad.training.reference import put_reference
+
+        return put_reference(run.setup, setup, begins=begins)
+
+
+def _start_stage(run: RunContext, setup: StageSetup, state: State | None, *, begins: bool) -> StageRun:
+    """Plan the first epoch of a stage, and prepare its model, its optimizer and its watches.
 
     Args:
-        objective: of the prepared model.
         state: the checkpoint that the run resumes from within the stage.
+        begins: whether the model holds the weights that the stage starts from.
     """
+    with run.timers("plan"):
+        first = epoch_plan(setup, 0)
+        epochs = stage_epochs(setup, first)  # a resumed stage counts from its first step as well
+    before = run.progress.step - run.progress.stage_step
+    schedule = Schedule(setup.recipe.optim, epochs, last_step(setup, before, epochs) - before)
+    objective, num_frozen = prepare_model(run.setup.model, setup)
+    if message := _put_reference(run, setup, begins=begins):
+        run.monitor.log("reference", message=message)
     model, recipe, progress, tensors = run.setup.model, setup.recipe, run.progress, state.tensors if state else {}
     with run.timers("build"), needs_memory("the optimizer's state", OPTIMIZER_FIX):
         optimizer = make_optimizer(model, recipe.optim)
         load_optimizer_tensors(model, optimizer, tensors)
-    saved = SavedWatches(progress.step, progress.step - progress.stage_step, progress.watches, tensors)
+    saved = SavedWatches(progress.step, before, progress.watches, tensors)
     watches = start_watches(setup, model, saved, run.timers)
     progress.watches = {watch.name: watch.values() for watch in watches}
     for watch in watches:
         if message := watch.describe():
             run.monitor.log(watch.subject, message=message)
-    sums = run.setup.parallelism.gradient_sum(recipe.train.sums, model)
-    clock, ratio = SaveClock(recipe.checkpoint.every_seconds), cells_per_token(model)
-    room = run.setup.parallelism.room(recipe.train.sums, progress.most_tokens)
-    ends = num_epochs(setup, schedule.epochs), epochs_per_evaluation(setup, schedule.epochs)
-    return StageRun(run, setup, optimizer, objective, schedule, watches, HeapKeeper(), clock, sums, ratio, room, *ends)
+    return StageRun(
+        run,
+        setup,
+        first,
+        num_frozen,
+        optimizer,
+        objective,
+        schedule,
+        watches,
+        HeapKeeper(),
+        SaveClock(recipe.checkpoint.every_seconds),
+        sums=run.setup.parallelism.gradient_sum(recipe.train.sums, model),
+        cells_per_token=cells_per_token(model),
+        room=run.setup.parallelism.room(recipe.train.sums, progress.most_tokens),
+        max_epochs=num_epochs(setup, epochs),
+        epochs_per_evaluation=epochs_per_evaluation(setup, epochs),
+    )
 
 
 def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:

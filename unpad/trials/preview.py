@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +54,6 @@ class StagePreview:
         units: names of sequences and their tokens.
         attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
             cut, and each has one target.
-        memory: lines on the memory that micro-batches need.
         shared: the stage on several processes, if requested; measured: rates and memory, if requested.
     """
 
@@ -64,7 +65,6 @@ class StagePreview:
     settings: PlanSettings
     units: Units
     attends: bool
-    memory: Sequence[str] = ()
     shared: ProcessTable | None = None
     measured: MeasuredStage | None = None
 
@@ -90,15 +90,24 @@ def planned(stage: StageSetup) -> StagePreview:
 # --------------------------------------------------------------------------- the screen
 
 
-def show(console: Console, lines: Iterable[str]) -> None:
-    for line in lines:
-        print_styled(console, line)
+class Transcript:
+    """A console, and all lines that were shown on it with their styles."""
+
+    def __init__(self, console: Console) -> None:
+        self.console, self.lines = console, list[tuple[str, str | None]]()
+
+    def show(self, lines: Iterable[str], style: str | None = None) -> None:
+        """Show lines, and keep them."""
+        for line in lines:
+            self.lines.append((line, style))
+            print_styled(self.console, line, style=style)
 
 
-def show_padding(console: Console, stage: StagePreview) -> None:
+def padding_lines(stage: StagePreview) -> list[str]:
+    """Lengths and the table of padding of a stage."""
     units, num_tokens = stage.units, int(stage.lengths.sum())
     head = f"{stage.name}: {len(stage.lengths):,} {units.sequences}, {num_tokens:,} {units.tokens}"
-    show(console, ["", head, *("  " + line for line in histogram_lines(stage.lengths)), *_table(stage)])
+    return ["", head, *("  " + line for line in histogram_lines(stage.lengths)), *_table(stage)]
 
 
 def _table(stage: StagePreview) -> list[str]:
@@ -111,29 +120,19 @@ def _table(stage: StagePreview) -> list[str]:
 def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
     if row.refused:
         return [row.name, "refused"]
-    ledger = row.ledger
+    ledger, ratio = row.ledger, []
     if stage.attends:
-        cells = [_short(ledger.tokens(column)) for column in ("trained", "context", "truncated", "dropped")]
-        cells.append(f"x{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}")
+        counts = [ledger.tokens(column) for column in ("trained", "context", "truncated", "dropped")]
+        ratio = [f"x{row.attention_ratio:.2f}"]
     else:
         counts = [*trained_whole(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
-        cells = [_short(count) for count in counts]
-    return [
-        _named(stage, row),
-        f"{row.pad_share:.1%}",
-        f"{row.steps:,}",
-        *cells,
-        "-" if row.length_correlation != row.length_correlation else f"{row.length_correlation:+.2f}",
-    ]
+    correlation = "-" if math.isnan(row.length_correlation) else f"{row.length_correlation:+.2f}"
+    counted = [_short(count) for count in counts]
+    return [_named(stage, row), f"{row.pad_share:.1%}", f"{row.steps:,}", *counted, *ratio, correlation]
 
 
 def _named(stage: StagePreview, row: StrategyRow) -> str:
     return row.name + (" *" if row.name == stage.settings.strategy else "")
-
-
-def show_head(console: Console, stage: StagePreview) -> None:
-    print_styled(console, "")
-    print_styled(console, f"{'strategy':<10}{'memory':>10}{f'{stage.epochs} ep.':>10}", style="bold")
 
 
 def trial_line(stage: StagePreview, row: StrategyRow) -> str:
@@ -183,21 +182,21 @@ class Estimate:
     spread: dict[str, float]
 
     def lines(self) -> list[str]:
-        """Lines that describe the sample of the table."""
+        """A description, the table, and 95 % intervals of the pad share: 1.96 standard deviations to both sides."""
         size = "" if len(self.table.lengths) == self.population else f" to {len(self.table.lengths):,}"
         what = f"estimate from {self.num:,} of {self.population:,} {self.unit}, drawn at random{self.note} and repeated"
-        return wrapped(f"{what}{size}; the table of all of them follows")
-
-    def interval_lines(self) -> list[str]:
-        """95 % intervals of the pad share: the estimate and 1.96 of its standard deviations to both sides."""
-        intervals = []
-        for row in self.table.rows:
-            width = 1.96 * self.spread.get(row.name, 0.0)
-            if width:
-                intervals.append(
-                    f"{row.name} {max(row.pad_share - width, 0):.1%} to {min(row.pad_share + width, 1):.1%}"
-                )
-        return wrapped("padding, 95 % intervals of the drawing: " + (", ".join(intervals) or "none has any"))
+        widths = ((row, 1.96 * self.spread.get(row.name, 0.0)) for row in self.table.rows)
+        intervals = ", ".join(
+            f"{row.name} {max(row.pad_share - width, 0):.1%} to {min(row.pad_share + width, 1):.1%}"
+            for row, width in widths
+            if width
+        )
+        return [
+            *wrapped(f"{what}{size}; the table of all of them follows"),
+            *padding_lines(self.table),
+            *wrapped(f"padding, 95 % intervals of the drawing: {intervals or 'none has any'}"),
+            "",
+        ]
 
 
 def estimates_of(recipe: Recipe) -> list[Estimate]:
@@ -232,27 +231,25 @@ def _evenly(sample: Sample, stage: StageSetup) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def show_estimate(console: Console, estimate: Estimate) -> None:
-    """Print an estimate: a description, the table, and the intervals of its padding."""
-    show(console, estimate.lines())
-    show_padding(console, estimate.table)
-    show(console, [*estimate.interval_lines(), ""])
-
-
 @dataclass(frozen=True)
 class Preview:
     """Preview of a run.
 
     Args:
-        estimates: tables over a sample, shown while the data was read; empty if that was quick or nothing is shown.
-        described: lines on the run and its data; compared: lines on held-out data that occurs in training.
+        shown: every line of the preview, with its style.
     """
 
     setup: Setup
     stages: list[StagePreview]
-    estimates: list[Estimate]
-    described: list[str]
-    compared: list[str]
+    shown: list[tuple[str, str | None]]
+
+    @property
+    def together(self) -> tuple[list[StrategyRow], np.ndarray]:
+        """A row per strategy over all stages, and the lengths of all their sequences."""
+        rows = [
+            reduce(StrategyRow.__add__, of_stages) for of_stages in zip(*(s.rows for s in self.stages), strict=True)
+        ]
+        return rows, np.concatenate([stage.lengths for stage in self.stages])
 
     def to_json(self) -> dict[str, Any]:
         """`strategies` and `ledger` cover all stages together; `stages` holds each on its own, with null for memory and
@@ -272,28 +269,16 @@ class Preview:
             if stage.measured is not None:
                 part["measured"] = stage.measured.to_json()
             stages.append({"name": stage.name, "epochs": stage.epochs, **part})
-        rows = [_together([stage.rows[i] for stage in self.stages]) for i in range(len(self.stages[0].rows))]
-        lengths = np.concatenate([stage.lengths for stage in self.stages])
-        whole = to_json(rows, lengths, recipe.plan, self.stages[0].units)
+        whole = to_json(*self.together, recipe.plan, self.stages[0].units)
         positions = self.setup.data.table.positions
         corpus = {"tokens": int(positions.sum()), "documents": len(positions), **self.setup.data.facts()}
         auto = {} if self.setup.auto is None else {"auto": asdict(self.setup.auto)}
         return {**whole, "corpus": corpus, "stages": stages, **auto}
 
     def show(self, console: Console) -> None:
-        """Print what `preview` shows while it measures."""
-        for estimate in self.estimates:
-            show_estimate(console, estimate)
-        show(console, self.described)
-        for stage in self.stages:
-            show_padding(console, stage)
-            show_head(console, stage)
-            for row in stage.rows:
-                if not row.refused:
-                    show(console, [trial_line(stage, row)])
-            show(console, _notes(stage, self.setup))
-            show(console, _asked_lines(stage))
-        show(console, self.compared)
+        """Print what `preview` showed while it measured."""
+        for line, style in self.shown:
+            print_styled(console, line, style=style)
 
 
 def preview(
@@ -319,59 +304,52 @@ def preview(
     if picture is not None and picture.suffix.lower() != ".svg":
         fix = "let the name end in .svg; browsers open it"
         raise RecipeError("the picture of a plan is an SVG", where=str(picture), fix=fix)
-    console = console or Console(quiet=True)
-    loaded = open_recipe(recipe, overrides)
-    estimates = [] if console.quiet else estimates_of(loaded)
-    for estimate in estimates:
-        show_estimate(console, estimate)
+    transcript, loaded = Transcript(console or Console(quiet=True)), open_recipe(recipe, overrides)
+    for estimate in [] if transcript.console.quiet else estimates_of(loaded):
+        transcript.show(estimate.lines())
     with progress("reading the data"):
         setup = prepare_setup(loaded, Path(), None, compare=False)
     check_patience(setup)
-    described = [*describe(setup), *([setup.auto.line] if setup.auto else [])]
-    show(console, described)
-    stages = [_tried(setup, stage, console, processes, measures) for stage in setup.stages if stage.train_ids.size]
+    transcript.show([*describe(setup), *([setup.auto.line] if setup.auto else [])])
+    stages = [_tried(setup, stage, transcript, processes, measures) for stage in setup.stages if stage.train_ids.size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
         raise RecipeError("no stage has data to train on", where="stages", fix=fix)
+    result = Preview(setup, stages, transcript.lines)
     if picture is not None:
-        rows = [_together([stage.rows[i] for stage in stages]) for i in range(len(stages[0].rows))]
-        lengths = np.concatenate([stage.lengths for stage in stages])
-        storage.write_atomic(picture, plot(rows, lengths, stages[0].attends, stages[0].units))
-    compared = setup.data.compare()
-    show(console, compared)
-    return Preview(setup, stages, estimates, described, compared)
+        storage.write_atomic(picture, plot(*result.together, stages[0].attends, stages[0].units))
+    transcript.show(setup.data.compare())
+    return result
 
 
-def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequence[int], measures: bool) -> StagePreview:
+def _tried(
+    setup: Setup, stage: StageSetup, transcript: Transcript, processes: Sequence[int], measures: bool
+) -> StagePreview:
     """Plan every strategy for a stage, try a step of each, share its updates among processes, and time it."""
     lengths, settings, known = plan_inputs(stage, 0)
     with progress(f"planning {stage.name}"):
         seen = planned(stage)
-    show_padding(console, seen)
-    show_head(console, seen)
-    for row in seen.rows:
-        if not row.refused:
-            chosen = settings.model_copy(update={"strategy": row.name})
-            with progress(f"trying a step of {row.name}"):
-                strategy_plan = plan(lengths, chosen, epoch=0, **known)
-                trial = (
-                    _try(setup, stage, strategy_plan)
-                    if row.name == settings.strategy
-                    else _try_other(setup, stage, strategy_plan)
-                )
-            if trial is not None:
-                seen.trials[row.name] = trial
-            show(console, [trial_line(seen, row)])
-    seen = replace(seen, memory=_memory_lines(setup, stage, seen))
-    show(console, _notes(seen, setup))
+    transcript.show([*padding_lines(seen), ""])
+    transcript.show([f"{'strategy':<10}{'memory':>10}{f'{seen.epochs} ep.':>10}"], style="bold")
+    usable = [row for row in seen.rows if not row.refused]
+    for row in usable:
+        chosen = settings.model_copy(update={"strategy": row.name})
+        # Another strategy than the recipe's need not fit into memory.
+        with progress(f"trying a step of {row.name}"), suppress(*[OutOfMemoryError][row.name == settings.strategy :]):
+            seen.trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
+        if row.name not in seen.trials:
+            gc.collect()
+        transcript.show([trial_line(seen, row)])
+    transcript.show([*_notes(seen, setup), *_memory_lines(setup, stage, seen)])
     if processes:
-        names = [row.name for row in seen.rows if not row.refused]
         with progress(f"sharing {stage.name} out"):
+            names = [row.name for row in usable]
             seen = replace(seen, shared=process_table(stage, processes, cells_per_token(setup.model), names))
     if measures:
         by_padding = sorted(seen.trials, key=lambda name: name not in PADDED)
         seen = replace(seen, measured=measure(setup, stage, by_padding, seen.units.tokens))
-    show(console, _asked_lines(seen))
+    transcript.show([] if seen.shared is None else ["", *seen.shared.lines(seen.units)])
+    transcript.show([] if seen.measured is None else ["", *seen.measured.lines()])
     return seen
 
 
@@ -380,68 +358,25 @@ def _try(setup: Setup, stage: StageSetup, strategy_plan: Plan) -> StepCost:
     return Rehearsal(setup, stage).cost(strategy_plan)
 
 
-def _try_other(setup: Setup, stage: StageSetup, strategy_plan: Plan) -> StepCost | None:
-    """`_try` for a strategy that the recipe does not use; None if it does not fit into memory."""
-    with suppress(OutOfMemoryError):
-        return _try(setup, stage, strategy_plan)
-    gc.collect()
-    return None
-
-
-def _together(rows: list[StrategyRow]) -> StrategyRow:
-    """Sum of the rows of one strategy over several stages."""
-    first = rows[0]
-    refused = next((row.refused for row in rows if row.refused), "")
-    if len(rows) == 1 or refused:
-        return replace(first, refused=refused)
-    names = (
-        "real_tokens", "padded_tokens", "steps", "micros", "pieces", "attention_cells_needed",
-        "attention_cells_computed",
-    )  # fmt: skip
-    sums: dict[str, Any] = {name: sum(getattr(row, name) for row in rows) for name in names}
-    return StrategyRow(
-        first.name,
-        pad_share=1 - sums["real_tokens"] / sums["padded_tokens"] if sums["padded_tokens"] else 0.0,
-        micro_tokens_mean=sums["real_tokens"] / max(sums["micros"], 1),
-        micro_tokens_min=min(row.micro_tokens_min for row in rows),
-        micro_tokens_max=max(row.micro_tokens_max for row in rows),
-        ledger=sum((row.ledger for row in rows), Ledger()),
-        **sums,
-    )
-
-
-# --------------------------------------------------------------------------- the screen
-
-
 def _notes(stage: StagePreview, setup: Setup) -> list[str]:
     chosen = next(row for row in stage.rows if row.name == stage.settings.strategy)
     advice = to_json(stage.rows, stage.lengths, stage.settings, stage.units)["advice"]
     size, width = advice["batch_size"], advice["bucket_width"]
     shares = ", ".join(f"{w}: {share:.1%}" for w, share in width["pad_shares"].items())
-    measured = "memory and time: measured on one micro-batch and one step of each."
+    correlation = "corr: correlation of the mean lengths of neighbouring steps."
     if stage.attends:
-        lines = [
-            "* the recipe's. attention: query-key pairs computed over those needed.",
-            "corr: correlation of the mean lengths of neighbouring steps.",
-            measured,
-            *_token_lines(chosen.ledger, setup, stage.units),
-        ]
+        legend = ["* the recipe's. attention: query-key pairs computed over those needed.", correlation]
+        fates = _token_lines(chosen.ledger, setup, stage.units)
     else:
-        lines = ["* the recipe's. corr: correlation of the mean lengths of neighbouring steps.", measured]
-        lines += _sequence_lines(chosen.ledger, setup, stage.units)
-    lines += [
+        legend, fates = [f"* the recipe's. {correlation}"], _sequence_lines(chosen.ledger, setup, stage.units)
+    return [
+        *legend,
+        "memory and time: measured on one micro-batch and one step of each.",
+        *fates,
         f"batch size for padded strategies: {size['value']} ({size['why']})"
         + ("" if size["helps"] else "; batching will not help here"),
         f"bucket width: {width['value']} ({width['why']}; padding by width {shares})",
-        *stage.memory,
     ]
-    return lines
-
-
-def _asked_lines(stage: StagePreview) -> list[str]:
-    """Lines on several processes, and of the measurement; none if not requested."""
-    shared = [] if stage.shared is None else ["", *stage.shared.lines(stage.units)]
-    return [*shared, *([] if stage.measured is None else ["", *stage.measured.lines()])]
 
 
 def _token_lines(ledger: Ledger, setup: Setup, units: Units) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,7 +12,6 @@ import numpy as np
 from unpad.batching.balance import Balance, BalancedSize, Costs
 from unpad.batching.ledger import Ledger
 from unpad.batching.length_groups import attention_cells, length_groups
-from unpad.batching.pieces import TargetCount
 from unpad.batching.plan import Plan, plan
 from unpad.batching.strategies import bucket
 from unpad.errors import PlanError, RecipeError
@@ -34,6 +33,11 @@ class Units(NamedTuple):
 
 
 TEXT = Units()
+# Fields of a row that are sums over its steps.
+SUMMED = (
+    *("real_tokens", "padded_tokens", "steps", "micros", "pieces"),
+    *("attention_cells_needed", "attention_cells_computed", "ledger"),
+)
 
 
 @dataclass(frozen=True)
@@ -41,17 +45,15 @@ class StrategyRow:
     """Numbers of one strategy on one corpus; all counts are 0 if it was refused.
 
     Args:
-        pad_share: share of the computed tokens that is padding or filler.
         attention_cells_needed: query-key pairs inside sequences, before the causal mask halves them.
         attention_cells_computed: the same with padding, filler and the padding of length groups.
         length_correlation: Pearson correlation of the mean lengths of neighbouring steps; nan where undefined.
-        micro_tokens_mean, micro_tokens_min, micro_tokens_max: real tokens per micro-batch.
+        micro_tokens_min, micro_tokens_max: real tokens per micro-batch.
         pieces: sequences of all steps; a cut one counts once per piece.
         refused: why the strategy cannot plan these lengths; empty if it can.
     """
 
     name: str
-    pad_share: float = 0.0
     real_tokens: int = 0
     padded_tokens: int = 0
     steps: int = 0
@@ -60,59 +62,79 @@ class StrategyRow:
     attention_cells_needed: int = 0
     attention_cells_computed: int = 0
     length_correlation: float = math.nan
-    micro_tokens_mean: float = 0.0
     micro_tokens_min: int = 0
     micro_tokens_max: int = 0
     ledger: Ledger = field(default_factory=Ledger)
     refused: str = ""
 
+    @classmethod
+    def of(cls, planned: Plan) -> StrategyRow:
+        """The numbers of a plan."""
+        tokens = planned.micro_tokens
+        needed, computed = plan_attention_cells(planned)
+        return cls(
+            name=planned.strategy,
+            real_tokens=planned.real_tokens,
+            padded_tokens=planned.padded_tokens,
+            steps=planned.num_steps,
+            micros=planned.num_micros,
+            pieces=len(planned.order),
+            attention_cells_needed=needed,
+            attention_cells_computed=computed,
+            length_correlation=length_correlation(planned),
+            micro_tokens_min=int(tokens.min(initial=tokens.max(initial=0))),
+            micro_tokens_max=int(tokens.max(initial=0)),
+            ledger=planned.ledger,
+        )
 
-def compare(
-    lengths: np.ndarray,
-    settings: PlanSettings,
-    *,
-    seed: int,
-    max_tokens: int | None = None,
-    context_field: str = "model.context",
-    targets: TargetCount | None = None,
-    seq_ids: np.ndarray | None = None,
-    bundles: np.ndarray | None = None,
-) -> list[StrategyRow]:
+    def __add__(self, other: StrategyRow) -> StrategyRow:
+        """The strategy over two stages, in which the mean lengths of steps do not follow each other."""
+        if refused := self.refused or other.refused:
+            return replace(self, refused=refused)
+        sums = {name: getattr(self, name) + getattr(other, name) for name in SUMMED}
+        low = min(self.micro_tokens_min, other.micro_tokens_min)
+        high = max(self.micro_tokens_max, other.micro_tokens_max)
+        return replace(self, **sums, micro_tokens_min=low, micro_tokens_max=high, length_correlation=math.nan)
+
+    @property
+    def pad_share(self) -> float:
+        """Share of the computed tokens that is padding or filler."""
+        return 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else 0.0
+
+    @property
+    def micro_tokens_mean(self) -> float:
+        """Real tokens per micro-batch, on average."""
+        return self.real_tokens / max(self.micros, 1)
+
+    @property
+    def attention_ratio(self) -> float:
+        """Query-key pairs that are computed over those that are needed."""
+        return self.attention_cells_computed / max(self.attention_cells_needed, 1)
+
+    def to_json(self) -> dict[str, Any]:
+        """All numbers; null for a correlation that is undefined."""
+        correlation = None if math.isnan(self.length_correlation) else self.length_correlation
+        means = {"pad_share": self.pad_share, "micro_tokens_mean": self.micro_tokens_mean}
+        return {**vars(self), **means, "length_correlation": correlation, "ledger": self.ledger.to_json()}
+
+
+def compare(lengths: np.ndarray, settings: PlanSettings, **known: Any) -> list[StrategyRow]:
     """Plan epoch 0 with each strategy; arguments as in `plan`. A row that a strategy refuses names the reason."""
     result = []
     for name in strategy_names():
-        chosen = settings.model_copy(update={"strategy": name})
         try:
-            planned = plan(
-                lengths,
-                chosen,
-                seed=seed,
-                epoch=0,
-                max_tokens=max_tokens,
-                context_field=context_field,
-                seq_ids=seq_ids,
-                targets=targets,
-                bundles=bundles,
-            )
+            planned = plan(lengths, settings.model_copy(update={"strategy": name}), epoch=0, **known)
         except PlanError as error:
             if name != "rows":  # only rows has a size of its own; a refusal by another strategy holds for all
                 raise
             result.append(StrategyRow(name, refused=error.what))
-            continue
-        result.append(_summary(planned))
+        else:
+            result.append(StrategyRow.of(planned))
     return result
 
 
 def padding_spread(
-    lengths: np.ndarray,
-    settings: PlanSettings,
-    *,
-    seed: int,
-    seq_ids: np.ndarray,
-    max_tokens: int | None = None,
-    context_field: str = "model.context",
-    targets: TargetCount | None = None,
-    bundles: np.ndarray | None = None,
+    lengths: np.ndarray, settings: PlanSettings, *, seed: int, seq_ids: np.ndarray, **known: Any
 ) -> dict[str, float]:
     """Standard deviation of each strategy's pad share over random samples of the size of `seq_ids`, by name.
 
@@ -124,42 +146,10 @@ def padding_spread(
     """
     rng, shares = np.random.default_rng(seed), dict[str, list[float]]()
     for _ in range(RESAMPLES):
-        drawn = rng.choice(seq_ids, seq_ids.size)
-        rows = compare(
-            lengths,
-            settings,
-            seed=seed,
-            max_tokens=max_tokens,
-            context_field=context_field,
-            targets=targets,
-            seq_ids=drawn,
-            bundles=bundles,
-        )
-        for row in rows:
+        for row in compare(lengths, settings, seed=seed, seq_ids=rng.choice(seq_ids, seq_ids.size), **known):
             if not row.refused:
                 shares.setdefault(row.name, []).append(row.pad_share)
     return {name: float(np.std(values, ddof=1)) for name, values in shares.items() if len(values) > 1}
-
-
-def _summary(planned: Plan) -> StrategyRow:
-    tokens = planned.micro_tokens
-    needed, computed = plan_attention_cells(planned)
-    return StrategyRow(
-        name=planned.strategy,
-        pad_share=planned.pad_share,
-        real_tokens=planned.real_tokens,
-        padded_tokens=planned.padded_tokens,
-        steps=planned.num_steps,
-        micros=planned.num_micros,
-        pieces=len(planned.order),
-        attention_cells_needed=needed,
-        attention_cells_computed=computed,
-        length_correlation=length_correlation(planned),
-        micro_tokens_mean=float(tokens.mean()) if len(tokens) else 0.0,
-        micro_tokens_min=int(tokens.min(initial=tokens.max(initial=0))),
-        micro_tokens_max=int(tokens.max(initial=0)),
-        ledger=planned.ledger,
-    )
 
 
 def plan_attention_cells(planned: Plan) -> tuple[int, int]:
@@ -281,7 +271,9 @@ def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = Tru
     bars = [Bar(low, high - low + 1, count) for low, high, count in histogram(lengths, bins=30)]
     shares = [Bar(i - 0.4, 0.8, 100 * row.pad_share, note=f"{100 * row.pad_share:.1f}") for i, row in enumerate(rows)]
     needed = [Bar(i - 0.4, 0.4, row.attention_cells_needed) for i, row in enumerate(rows)]
-    computed = [Bar(i, 0.4, row.attention_cells_computed, "miss", _ratio(row)) for i, row in enumerate(rows)]
+    computed = [
+        Bar(i, 0.4, row.attention_cells_computed, "miss", f"{row.attention_ratio:.2f}×") for i, row in enumerate(rows)
+    ]
     figures = [
         Bars(f"Length of {units.sequences}", units.sequences, bars, over=units.tokens),
         Bars("Padding", f"% of computed {units.tokens}", shares, names=names),
@@ -290,10 +282,6 @@ def plot(rows: Sequence[StrategyRow], lengths: np.ndarray, attention: bool = Tru
         legend = [("hit", "needed"), ("miss", "computed")]
         figures.append(Bars("Attention cells", "query-key pairs", needed + computed, names=names, legend=legend))
     return bars_picture(figures)
-
-
-def _ratio(row: StrategyRow) -> str:
-    return f"{row.attention_cells_computed / max(row.attention_cells_needed, 1):.2f}×"
 
 
 def to_json(
@@ -317,17 +305,12 @@ def to_json(
         "bucket_width": asdict(advise_bucket_width(lengths, settings.batch_size, units)),
     }
     return {
-        "strategies": [_row_json(row) for row in rows],
+        "strategies": [row.to_json() for row in rows],
         "ledger": chosen.ledger.to_json() if chosen else None,
         "lengths": _lengths_json(lengths),
         "advice": advice,
         "units": units._asdict(),
     }
-
-
-def _row_json(row: StrategyRow) -> dict[str, Any]:
-    values = {**vars(row), "ledger": row.ledger.to_json()}
-    return {key: None if isinstance(value, float) and math.isnan(value) else value for key, value in values.items()}
 
 
 def _lengths_json(lengths: np.ndarray) -> dict[str, Any]:
@@ -424,7 +407,6 @@ class ProcessTable:
             ["  efficiency with it", *("-" if cut is None else f"{cut.balance.efficiency:.1%}" for cut in self.cuts)],
             ["tokens_per_step to fill", *("-" if fill is None else f"{fill:,}" for fill in chosen.fill_tokens)],
         ]
-        tokens = units.tokens
         sequences, tokens = units
         pairs = f", {self.cells_per_token:,.0f} pairs that attend 1" if math.isfinite(self.cells_per_token) else ""
         notes = [

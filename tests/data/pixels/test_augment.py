@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.pictures import images_of, micro_of, recipe_of, write_folder, write_recipe
+from tests.helpers.pictures import images_of, recipe_of, write_folder, write_recipe
 from unpad.batching.plan import plan
 from unpad.data.images import ImageData
 from unpad.data.pictures.album import pixels_of
@@ -125,22 +124,6 @@ def test_opacity_moves_with_the_colours_and_keeps_its_values() -> None:
     erased = augment(np.full_like(patches, -1), (2, 3), 8, ImageSettings(erase=1.0), np.random.default_rng(1))
     opacity = erased.reshape(6, 4, 64)[:, 3]
     assert set(np.unique(opacity)) == {-1.0, 1.0}, "what hides is opaque"
-
-
-def test_an_epoch_draws_for_training_images_alone_and_always_the_same(tmp_path: Path) -> None:
-    data = images_of(recipe_of(write_folder(tmp_path / "pictures"), images={**ALL, "scale": 0.0}))
-    held, trained = (np.flatnonzero(data.table.split == side).tolist() for side in (1, 0))
-
-    def pixels(ids: list[int], epoch: int) -> torch.Tensor:
-        found = data.load(replace(micro_of(data, ids), epoch_seed=(7, epoch))).inputs_embeds
-        assert found is not None
-        return found
-
-    assert torch.equal(pixels(held, 0), pixels(held, 1))
-    assert not torch.equal(pixels(trained, 0), pixels(trained, 1))
-    assert torch.equal(pixels(trained, 1), pixels(trained, 1))
-    alone = torch.cat([pixels([i], 1) for i in trained])
-    assert torch.equal(alone, pixels(trained, 1)), "whatever else is in the batch"
 
 
 def test_an_epoch_draws_the_size_of_training_images_and_the_plan_knows(tmp_path: Path) -> None:

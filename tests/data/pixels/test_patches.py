@@ -81,15 +81,6 @@ def test_square_fills_the_square() -> None:
     assert (unpatch(prepare(pixels, (4, 4), 8, settings), (4, 4), 8, settings) == 250).all()
 
 
-def test_equal_images_have_equal_patches_whatever_else_is_prepared() -> None:
-    pixels, settings = noise(50, 70), ImageSettings(max_tokens=20)
-    grid = grid_of(70, 50, 8, settings)
-    alone = prepare(pixels, grid, 8, settings)
-    for seed in range(1, 4):
-        prepare(noise(seed * 30, 40, seed), (3, 3), 8, settings)
-        np.testing.assert_array_equal(prepare(pixels.copy(), grid, 8, settings), alone)
-
-
 @pytest.mark.parametrize(("long", "short", "inside"), [(10, 3, 5), (10, 2, 3), (20, 3, 2), (100, 1, 1)])
 def test_letterbox_rounds_the_short_side_to_the_nearest_pixel(long: int, short: int, inside: int) -> None:
     settings = ImageSettings(size="letterbox", square=16)

@@ -112,11 +112,6 @@ def ends_are_padding(folder: Path) -> Trainer:
     return trainer(build("llama"), folder, rows, collator=DataCollatorForLanguageModeling(words, mlm=False))
 
 
-def joined_by_ends(folder: Path) -> Trainer:
-    rows = dataset([[*one, 2] for one in sequences()], prompts=False)
-    return sft(build("llama"), folder, rows, packing=True, packing_strategy="wrapped")
-
-
 FAULTS: dict[str, tuple[Make, str, str, str]] = {  # trainer, verdict, kind, part of the advice
     "mean of means": (
         lambda folder: trainer(build("llama"), folder, kind=MeanOfMeans), "wrong loss", "loss", "of the whole update",
@@ -137,8 +132,7 @@ FAULTS: dict[str, tuple[Make, str, str, str]] = {  # trainer, verdict, kind, par
         lambda folder: trainer(build("llama"), folder, collator=flatten, use_cache=True),
         "leaking", "isolation", "pass use_cache=False",
     ),
-    "ends that are padding": (ends_are_padding, "not proven", "targets", "each token 2; is it also the padding"),
-    "joined documents": (joined_by_ends, "leaking", "crossing", "targets predicted from another document"),
+    "ends that are padding": (ends_are_padding, "not proven", "targets", "takes the last token, 2, of 4 of 4"),
 }  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RECIPE, run_recipe
 from unpad.training.memory import Room
-from unpad.training.parallel.divisions import alone, asked, parallelism_of
+from unpad.training.parallel.divisions import alone, parallelism_class, parallelism_of
 from unpad.training.parallel.parallelism import Parallelism, Replicas
 from unpad.training.parallel.sharding import Sharding
 
@@ -32,10 +32,10 @@ def test_several_processes_divide_a_model_as_the_recipe_asks_and_one_holds_the_w
     train: dict[str, Any], division: type[Parallelism]
 ) -> None:
     recipe = recipe_of(max_steps=7, **train)
-    assert (asked(recipe), parallelism_of(recipe, TWO)) == (division, division)
+    assert (parallelism_class(recipe), parallelism_of(recipe, TWO)) == (division, division)
     assert parallelism_of(recipe, ALONE) is Replicas
     assert alone(recipe).train == recipe_of(max_steps=7).train
-    assert asked(alone(recipe)) is Replicas
+    assert parallelism_class(alone(recipe)) is Replicas
 
 
 def test_pipeline_stages_are_refused_with_what_takes_their_place_and_old_runs_are_read(tmp_path: Path) -> None:

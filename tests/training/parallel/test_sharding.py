@@ -26,7 +26,7 @@ from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import OptimSettings, ParameterGroup
 from unpad.training.optim import freeze, make_optimizer, update
-from unpad.training.parallel.divisions import alone, asked
+from unpad.training.parallel.divisions import alone, parallelism_class
 from unpad.training.parallel.parallelism import Lockstep
 from unpad.training.parallel.sharding import Sharding
 from unpad.training.parallel.share import Share, count_micro, step_seed
@@ -221,11 +221,11 @@ def test_what_cannot_be_divided_is_refused_by_name(
     make: Callable[[], Model], recipe: Recipe, size: int, what: str, fix: str
 ) -> None:
     with pytest.raises(RecipeError, match=what) as caught:
-        asked(recipe).check_model(recipe, make(), size, goes_on=False)
+        parallelism_class(recipe).check_model(recipe, make(), size, goes_on=False)
     assert caught.value.where == "train.shard"
     assert fix in caught.value.fix
     whole = alone(recipe)
-    asked(whole).check_model(whole, make(), size, goes_on=False)
+    parallelism_class(whole).check_model(whole, make(), size, goes_on=False)
 
 
 def test_a_run_of_one_process_is_refused_before_its_directory_is_made(tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ import numpy as np
 from pydantic import AfterValidator, Field
 from typing_extensions import TypedDict
 
-from unpad.data.histories import columns
 from unpad.data.histories.cohort import PatientTables
 from unpad.data.histories.columns import Faults
 from unpad.data.histories.event_rows import EventRows
@@ -82,9 +81,8 @@ def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Even
     bad: list[BadRow] = []
     if settings.duplicates == "error":
         fix = "remove it, or set events.duplicates to drop or keep"
-        for event in np.unique(events.row[same]).tolist():
-            what = f"patient {rows.alias(int(rows.person[event]))}: another row is equal in everything"
-            bad.append(BadRow(rows.where(event), "E_DUPLICATE", what, fix))
+        what = "another row is equal in everything"
+        bad = [rows.bad(event, "E_DUPLICATE", what, fix) for event in np.unique(events.row[same]).tolist()]
     elif settings.duplicates == "drop":
         counts["exact duplicates"] = int(same.sum())
     return (events if settings.duplicates == "keep" else events.take(np.flatnonzero(~same))), counts, bad
@@ -468,15 +466,13 @@ def read_vectors(path: Path, names: tuple[str, ...]) -> tuple[np.ndarray, list[s
         row = table.bad[0]
         raise SourceError(f"E_WIDTH {row.what}", where=row.where, fix="write vectors of one width")
     faults = Faults(table)
-    keys = columns.codes(table, faults).to_pylist()
-    vectors = np.stack([columns.numbers(table, f"at {name}", faults) for name in others], 1)  # (num_rows, dim)
+    keys = faults.column("code").codes().to_pylist()
+    vectors = np.stack([faults.column(f"at {name}").numbers() for name in others], 1)  # (num_rows, dim)
     faults.add(np.isnan(vectors).any(1), "E_WIDTH", f"the vector has fewer than {len(others)} numbers", "fill it in")
     seen: dict[str, int] = {}
     again = np.array([seen.setdefault(key, row) != row for row, key in enumerate(keys)], np.bool_)
     faults.add(again, "E_DUPKEY", "the code has a vector above", "leave one row per code")
-    if faults.bad:
-        worst = faults.bad[0]
-        raise SourceError(f"{worst.code} {worst.what}", where=worst.where, fix=worst.fix)
+    faults.refuse_any()
     rows = np.array([seen.get(name, -1) for name in names], np.int64)
     ordered = np.zeros((len(names), len(others)), np.float32)
     ordered[rows >= 0] = vectors[rows[rows >= 0]]

@@ -13,10 +13,11 @@ event history analysis".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -79,6 +80,12 @@ class Cohort:
         """Number of the patient of every example, (num_examples,) int64 from 0, rising."""
         patient: np.ndarray = np.cumsum(np.diff(self.person, prepend=-1) != 0) - 1
         return patient
+
+    def take(self, index: np.ndarray, **changes: Any) -> Cohort:
+        """These examples, (num,) int64, with other values of some fields that are not by example."""
+        names = ("person", "landmark", "label", "duration", "cause", "split", "label_row")
+        by_example = {name: values[index] for name in names if (values := getattr(self, name)) is not None}
+        return replace(self, **by_example, **changes)
 
     def describe(self) -> str:
         """Number of patients, and of examples where a patient may be several."""
@@ -374,16 +381,8 @@ def _missing(
 
 def _after_the_end(rows: EventRows, wrong: np.ndarray) -> list[BadRow]:
     """Report events after the outcome."""
-    fix = "set events.landmark, or remove the row"
-    return [
-        BadRow(
-            rows.where(event),
-            "E_LEAK",
-            f"patient {rows.alias(int(rows.person[event]))}: the event is after the outcome that is to be predicted",
-            fix,
-        )
-        for event in np.flatnonzero(wrong).tolist()
-    ]
+    what, fix = "the event is after the outcome that is to be predicted", "set events.landmark, or remove the row"
+    return [rows.bad(event, "E_LEAK", what, fix) for event in np.flatnonzero(wrong).tolist()]
 
 
 def _landmarks(
@@ -460,23 +459,9 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
     split[here] = parts[patient]
     others = "as the test part" if wanted is Wanted.LEARNING else "of other parts"
     choice.leave(~taken(split, wanted), others)
+    num_test = int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0
     rest = np.flatnonzero(choice.taking)
-    return Cohort(
-        person=cohort.person[rest],
-        landmark=cohort.landmark[rest],
-        label=_pick(cohort.label, rest),
-        duration=_pick(cohort.duration, rest),
-        cause=_pick(cohort.cause, rest),
-        split=split[rest],
-        label_row=cohort.label_row[rest],
-        left_out=choice.left_out,
-        bad=cohort.bad,
-        refused=cohort.refused,
-        several=cohort.several,
-        num_test=int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
-        classes=cohort.classes,
-        unreached=cohort.unreached,
-    )
+    return replace(cohort, split=split).take(rest, left_out=choice.left_out, num_test=num_test)
 
 
 def _declared_sides(rows: EventRows, labels: LabelTable | None) -> np.ndarray:
@@ -497,10 +482,6 @@ def _declared_sides(rows: EventRows, labels: LabelTable | None) -> np.ndarray:
     side = np.full(len(rows.patients), Split.UNDECLARED, np.int8)
     side[np.asarray(index.fill_null(0))[known]] = sides[known]
     return side
-
-
-def _pick(values: np.ndarray | None, index: np.ndarray) -> np.ndarray | None:
-    return None if values is None else values[index]
 
 
 def _key(patient: str) -> int:

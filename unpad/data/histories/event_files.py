@@ -7,11 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from unpad.data.histories import columns
 from unpad.data.histories.columns import Faults
-from unpad.data.histories.tables import Table, TableFile, alias, column_names, open_table
+from unpad.data.histories.tables import TableFile, alias, column_names, open_table
 from unpad.data.sources.fields import ID_LIKE, folded
 from unpad.data.sources.files import TABLE_SUFFIXES, files_below, list_paths, natural_key
 from unpad.data.sources.split import WRITE_SPLIT, Split, split_number
@@ -136,38 +134,12 @@ def read_splits(path: Path) -> tuple[pa.Array, np.ndarray]:
     file = TableFile(path, str(path))
     table = open_table([file], {"id": ID_NAMES, "split": ("split",)}, (), "the table")
     faults = Faults(table)
-    ids, _ = columns.ids(table, faults)
-    faults.ids = ids
-    sides = column_sides(table, faults)
+    ids, _ = faults.read_ids()
+    sides = faults.column("split").sides()
     faults.add(sides == Split.UNDECLARED, "E_SPLIT", "the row names no part of the split", WRITE_SPLIT)
-    if faults.bad:
-        worst = faults.bad[0]
-        raise SourceError(f"{worst.code} {worst.what}", where=worst.where, fix=worst.fix)
+    faults.refuse_any()
     check_sides(ids, sides, str(path))
     return ids, sides
-
-
-def column_sides(table: Table, faults: Faults) -> np.ndarray:
-    """Read the column `split`, (num_rows,) int8 of `Split`, UNDECLARED where it is empty.
-
-    Raises:
-        SourceError: the column does not hold words.
-    """
-    names = table.column("split")
-    if pa.types.is_null(names.type):
-        return np.full(len(table), Split.UNDECLARED, np.int8)
-    if not pa.types.is_string(names.type):
-        what = f'E_SPLIT the column "split" holds {names.type}, expected words'
-        raise SourceError(what, where=table.files[0].shown, fix=WRITE_SPLIT)
-    names = columns.utf8(names, faults)
-    known = names.dictionary_encode()
-    split_of_word = np.array([*map(split_number, known.dictionary.to_pylist()), Split.UNDECLARED], np.int8)
-    sides: np.ndarray = split_of_word[np.asarray(known.indices.fill_null(-1))]
-    strange = (sides == Split.UNDECLARED) & np.asarray(
-        pc.not_equal(pc.utf8_trim_whitespace(names), "").fill_null(False)
-    )
-    faults.add(strange, "E_SPLIT", "the split has no such part", WRITE_SPLIT)
-    return sides
 
 
 def check_sides(ids: pa.Array, sides: np.ndarray, where: str) -> None:

@@ -16,9 +16,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from unpad.data.histories import columns
-from unpad.data.histories.columns import Faults, times, unit_of
-from unpad.data.histories.event_files import AUTO, column_sides, declared_sides, find_files, number, read_splits
+from unpad.data.histories.columns import Faults, are_whole
+from unpad.data.histories.event_files import AUTO, declared_sides, find_files, number, read_splits
 from unpad.data.histories.tables import Table, TableFile, alias, open_table
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split
@@ -110,11 +109,10 @@ def _read_timed(
         optional.add("split")
     table = open_table(files, wanted, optional, "data.events")
     faults = Faults(table)
-    ids, whole_ids = columns.ids(table, faults)
-    faults.ids = ids
-    codes = columns.codes(table, faults)
-    unit = unit_of(table, "time", source.unit, source.format)
-    days = times(table, "time", unit, faults, source.format)
+    ids, whole_ids = faults.read_ids()
+    codes, time = faults.column("code").codes(), faults.column("time")
+    unit = time.unit(source.unit, source.format)
+    days = time.times(unit, source.format)
     if layout != "meds":
         fix = "fill it in; facts without a time are columns of a table of their own, named by static"
         faults.add(np.isnan(days), "E_NULL", "there is no time", fix)
@@ -127,11 +125,11 @@ def _read_timed(
     if settings.unsorted == "error":
         faults.add(unsorted, "E_ORDER", "the time is before that of the patient's row above", "sort the table by time")
     sets = _read_sets(table, person, days, faults) if table.has("set") else None
-    sides = column_sides(table, faults) if table.has("split") else None
+    sides = faults.column("split").sides() if table.has("split") else None
     good = np.flatnonzero(faults.good)
     keep = pa.array(good)
     owners = pa.array([file.owner for file in files if file.owner is not None], pa.string())
-    whole_ids = whole_ids or (layout == "patients" and columns.are_whole(owners))
+    whole_ids = whole_ids or (layout == "patients" and are_whole(owners))
     patients = (owners, np.arange(len(files))) if layout == "patients" else (ids.take(keep), table.file_of[good])
     declared = declared_sides(files, *patients)
     splits = path / "metadata" / "subject_splits.parquet"
@@ -173,11 +171,13 @@ def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Fau
     if not table.has("value") and not table.has("text"):
         return codes, np.full(len(table), np.nan)
     treated = source.words != "error"
-    words = columns.words(table, "value", faults) if treated and table.has("value") else None
-    empty = np.full(len(table), np.nan)
-    values = columns.numbers(table, "value", faults, words=words) if table.has("value") else empty
+    words, values = None, np.full(len(table), np.nan)
+    if table.has("value"):
+        column = faults.column("value")
+        words = column.words() if treated else None
+        values = column.numbers(words=words)
     if table.has("text"):
-        texts = columns.words(table, "text", faults) if source.words == "code" else table.column("text")
+        texts = faults.column("text").words() if source.words == "code" else table.column("text")
         texts = pc.if_else(pa.array(np.isnan(values)), texts.cast(pa.string()), None)
         num_texts = int(pc.sum(pc.fill_null(pc.not_equal(texts, ""), False)).as_py() or 0)
         if num_texts and not treated:
@@ -225,7 +225,7 @@ def _by_time(person: np.ndarray, days: np.ndarray) -> np.ndarray:
 
 def _read_sets(table: Table, person: np.ndarray, days: np.ndarray, faults: Faults) -> np.ndarray:
     """Read the number of the set of every row, (num_rows,) int64, in order of time, without gaps."""
-    values = columns.numbers(table, "set", faults)
+    values = faults.column("set").numbers()
     shown = table.names["set"]
     bare = ~np.isin(table.file_of, table.file_of[~np.isnan(values)])  # of files without the column
     if bare.any() and not bare.all():
@@ -259,18 +259,18 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
     wanted |= {name: (name,) for name in optional}
     table = open_table(files, {**wanted, **chosen}, optional, "data.events", dict.fromkeys(chosen, "static"))
     faults = Faults(table)
-    ids, whole_ids = columns.ids(table, faults)
-    faults.ids = ids
+    ids, whole_ids = faults.read_ids()
     person = number(ids)
     _, first = np.unique(person, return_index=True)
     again = np.ones(len(table), np.bool_)
     again[first] = False
     faults.add(again, "E_DUPLICATE", "the patient has a row above", "leave one row per patient")
-    sides = column_sides(table, faults) if table.has("split") else None
+    sides = faults.column("split").sides() if table.has("split") else None
     read = []
     for key in chosen:
-        words = columns.categories(table, key, faults)
-        values = columns.numbers(table, key, faults) if words is None else np.full(len(table), np.nan)
+        column = faults.column(key)
+        words = column.categories()
+        values = column.numbers() if words is None else np.full(len(table), np.nan)
         read.append((key.removeprefix("static "), words, values))
     rows, codes, numbers = [], [], []
     for name, words, values in read:
@@ -350,6 +350,10 @@ class EventRows:
     def where(self, event: int) -> str:
         place: str = self.parts[self.source[event]].table.where(int(self.origin[event]))
         return place
+
+    def bad(self, event: int, code: str, what: str, fix: str) -> BadRow:
+        """A row that cannot be used, with the pseudonym of its patient."""
+        return BadRow(self.where(event), code, f"patient {self.alias(int(self.person[event]))}: {what}", fix)
 
     def alias(self, person: int) -> str:
         return alias(self.patients[person].as_py())

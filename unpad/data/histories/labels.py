@@ -14,9 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from unpad.data.histories import columns
-from unpad.data.histories.columns import PER_DAY, Faults, times
-from unpad.data.histories.event_files import ID_NAMES, column_sides, number
+from unpad.data.histories.columns import NOTHING, PER_DAY, Column, Faults
+from unpad.data.histories.event_files import ID_NAMES, number
 from unpad.data.histories.event_rows import EventTable, units_of
 from unpad.data.histories.tables import Table, TableFile, open_table
 from unpad.data.sources.example import BadRow
@@ -125,24 +124,22 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
     fields = {"label": "label" if labels.label else "event", "end": "duration" if labels.duration else "time"}
     table = open_table([TableFile(path, str(path))], wanted, optional, "events.labels", fields)
     faults = Faults(table)
-    ids, _ = columns.ids(table, faults)
-    faults.ids = ids
+    ids, _ = faults.read_ids()
     identified = np.flatnonzero(faults.good)
-    label = _read_label(table, labels, faults)
-    end = np.full(len(table), np.nan)
+    outcome = faults.column("label")
+    label = _read_label(outcome, labels)
+    end, landmark = np.full(len(table), np.nan), None
     if table.has("end"):
-        end = times(table, "end", clock.unit, faults, _format(labels, clock))
-    landmark = None
+        end = faults.column("end").times(clock.unit, _format(labels, clock))
     if table.has("landmark"):
-        landmark = times(table, "landmark", clock.unit, faults, _format(labels, clock))
-    if landmark is not None:
+        landmark = faults.column("landmark").times(clock.unit, _format(labels, clock))
         faults.add(np.isnan(landmark), "E_NULL", f'there is no "{table.names["landmark"]}"', "fill it in")
     _refuse_several(ids, label, landmark, faults, labels.classes or ("0", "1", *labels.competing))
     if labels.duration is None and (landmark is not None or settings.landmarks):
         landmark_day = landmark if landmark is not None else settings.landmarks[0] / clock.per_day
         fix = "set an earlier landmark, or remove the row"
         faults.add(end < landmark_day, "E_LEAK", "the label was known before the landmark", fix)
-    split = column_sides(table, faults) if table.has("split") else None
+    split = faults.column("split").sides() if table.has("split") else None
     return LabelTable(
         table=table,
         ids=ids.take(pa.array(identified)),
@@ -153,7 +150,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
         origin=identified,
         bad=faults.bad,
         split=None if split is None else split[identified],
-        notes=_nobody_has(table, labels, label, faults),
+        notes=_nobody_has(outcome, labels, label),
     )
 
 
@@ -169,57 +166,54 @@ def _format(labels: EventLabels, clock: TimeUnit) -> str | None:
     return labels.format
 
 
-def _read_label(table: Table, labels: EventLabels, faults: Faults) -> np.ndarray:
+def _read_label(column: Column, labels: EventLabels) -> np.ndarray:
     """Read the column of labels, (num_rows,) float64, as in `LabelTable`, nan where it is empty or not known."""
-    shown = table.names["label"]
     if labels.classes:
-        own = {word: place for place, word in enumerate(labels.classes)}
-        return _mapped(table, {**own, **(labels.map or {})}, ("classes", "map"), faults)
+        places = {word: place for place, word in enumerate(labels.classes)}
+        return _mapped(column, {**places, **(labels.map or {})}, ("classes", "map"))
     if labels.map is not None or labels.competing:
         causes = {word: cause for cause, word in enumerate(labels.competing, FIRST_COMPETING)}
         fields = ("map",) if labels.event is None else ("map", "competing")
-        return _mapped(table, {**_TRUTHS, **(labels.map or {}), **causes}, fields, faults)
-    words = _words_of(table)
+        return _mapped(column, {**_TRUTHS, **(labels.map or {}), **causes}, fields)
+    words = _words_of(column)
     if words:
         pairs = ", ".join(f"{in_yaml(word)}: {int(word not in _GOOD)}" for word in words)
         fix = f"write 0 or 1, or leave it empty; or say which word means 1: 'events.labels.map={{{pairs}}}'"
         if labels.label is not None and len(words) > 2:
             fix = f"make each a class: 'events.labels.classes=[{', '.join(map(in_yaml, words))}]'; or {fix}"
-        is_word = np.asarray(pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(table.column("label"))), pa.array(words)))
-        faults.add(is_word, "E_TYPE", f'"{shown}" holds {" and ".join(words)}, expected 0 or 1', fix)
-    if labels.label is not None:
-        _refuse_texts(table, faults)
-    label = columns.numbers(table, "label", faults, expected="0 or 1", truths=True)
+        is_word = np.asarray(pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(column.values)), pa.array(words)))
+        column.refuse(is_word, "E_TYPE", f"holds {' and '.join(words)}, expected 0 or 1", fix)
+    if labels.label is not None and column.is_text:
+        _refuse_texts(column)
+    label = column.numbers(expected="0 or 1", truths=True)
     wrong = ~np.isnan(label) & (label != 0) & (label != 1)
     fix = "write 0 or 1, or leave it empty; 'events.labels.map={1: 0, 2: 1}' gives other numbers a meaning"
     if labels.event is not None:
         fix += ", and events.labels.competing=[2] says that 2 is another event, after which the outcome cannot come"
     else:
         fix += ", and 'events.labels.classes=[0, 1, 2]' makes each a class of its own"
-    _refuse(table, faults, wrong, _TRUTHS, "neither 0 nor 1", fix)
+    _refuse(column, wrong, _TRUTHS, "neither 0 nor 1", fix)
     return label
 
 
-def _nobody_has(table: Table, labels: EventLabels, label: np.ndarray, faults: Faults) -> tuple[str, ...]:
+def _nobody_has(column: Column, labels: EventLabels, label: np.ndarray) -> tuple[str, ...]:
     """A remark on the competing events that no row has, with the values that there are."""
     causes = enumerate(labels.competing, FIRST_COMPETING)
     missing = ", ".join(f'"{word}"' for cause, word in causes if not (label == cause).any())
     if not missing or np.isnan(label).all():
         return ()
-    words, index = _words_by_row(table, faults)
+    words, index = _words_by_row(column)
     declared = {*_TRUTHS, *(labels.map or {}), *labels.competing}
     sayable = _sayable(words, index, declared)
-    told = [word for word in dict.fromkeys(words) if word in declared or word in sayable]
-    there = f"; there are {', '.join(told)}" if told else ""
-    return (f'{table.files[0].shown}: no "{table.names["label"]}" is {missing}, of events.labels.competing{there}',)
+    shown = [word for word in dict.fromkeys(words) if word in declared or word in sayable]
+    there = f"; there are {', '.join(shown)}" if shown else ""
+    file = column.faults.table.files[0].shown
+    return (f'{file}: no "{column.name}" is {missing}, of events.labels.competing{there}',)
 
 
-def _words_by_row(table: Table, faults: Faults) -> tuple[list[str], np.ndarray]:
+def _words_by_row(column: Column) -> tuple[list[str], np.ndarray]:
     """Values of a column of labels as words, and the place of every row among them, (num_rows,), -1 for empty rows."""
-    column = table.column("label")
-    if pa.types.is_string(column.type):
-        column = columns.utf8(column, faults)
-    encoded = column.cast(pa.string()).dictionary_encode()
+    encoded = column.values.cast(pa.string()).dictionary_encode()
     return [as_word(word) for word in encoded.dictionary.to_pylist()], np.asarray(encoded.indices.fill_null(-1))
 
 
@@ -242,47 +236,39 @@ def _sayable(words: Sequence[str], index: np.ndarray, declared: Collection[str])
     return known | {word for word, rows in others.items() if rows > 1 and re.fullmatch(_WORD, word)}
 
 
-def _refuse(table: Table, faults: Faults, wrong: np.ndarray, declared: Collection[str], what: str, fix: str) -> None:
+def _refuse(column: Column, wrong: np.ndarray, declared: Collection[str], what: str, fix: str) -> None:
     """Refuse rows whose value is none of the declared ones, (num_rows,) bool, and say it where that names nobody."""
     if not wrong.any():
         return
-    words, index = _words_by_row(table, faults)
+    words, index = _words_by_row(column)
     sayable = _sayable(words, index, declared)
 
     def explain(row: int) -> tuple[str, str]:
         word = words[index[row]]
-        return f'"{table.names["label"]}" is ' + (f'"{word}", {what}' if word in sayable else what), fix
+        return f'is "{word}", {what}' if word in sayable else f"is {what}", fix
 
-    faults.add(wrong, "E_LABEL", explain)
+    column.refuse(wrong, "E_LABEL", explain)
 
 
-def _refuse_texts(table: Table, faults: Faults) -> None:
+def _refuse_texts(column: Column) -> None:
     """Refuse texts with letters, such as codes of diagnoses, which may be classes."""
-    column = table.column("label")
-    if not pa.types.is_string(column.type):
-        return
-    column = columns.utf8(column, faults)
-    is_text = columns.matches(column, r"^[A-Za-z]\S*$") & ~columns.matches(
-        column, r"^(?i:true|false|nan|inf|infinity)$"
-    )
-    is_text &= ~np.asarray(pc.is_in(column, pa.array(columns.NOTHING)))
+    is_text = column.matches(r"^[A-Za-z]\S*$") & ~column.matches(r"^(?i:true|false|nan|inf|infinity)$") & ~column.empty
     fix = "write 0 or 1, or leave it empty; or name each in events.labels.classes, as [I10, I21.4], to predict which"
 
     def explain(row: int) -> tuple[str, str]:
-        return f'"{table.names["label"]}" is a text of {len(column[row].as_py())} characters, expected 0 or 1', fix
+        return f"is a text of {len(column.values[row].as_py())} characters, expected 0 or 1", fix
 
-    faults.add(is_text, "E_TYPE", explain)
+    column.refuse(is_text, "E_TYPE", explain)
 
 
-def _words_of(table: Table) -> list[str]:
+def _words_of(column: Column) -> list[str]:
     """The words of a column of labels that has few, as (alive, dead), in small letters; [] for another column.
 
     Words that no other row has may identify a patient, and are never in a message.
     """
-    column = table.column("label")
-    if not pa.types.is_string(column.type) or not columns.is_utf8(column):
+    if not column.is_text:
         return []
-    texts = pc.utf8_lower(pc.utf8_trim_whitespace(column))
+    texts = pc.utf8_lower(pc.utf8_trim_whitespace(column.values))
     counts = {entry["values"]: entry["counts"] for entry in texts.value_counts().to_pylist() if entry["values"]}
     words = {text: number for text, number in counts.items() if re.fullmatch(_WORD, text)}
     known = all(number > 1 or word in _GOOD or word in _BAD for word, number in words.items())
@@ -290,19 +276,19 @@ def _words_of(table: Table) -> list[str]:
     return [] if truths or len(words) > MOST_WORDS or not known else sorted(words, key=lambda word: word not in _GOOD)
 
 
-def _mapped(table: Table, meaning: Mapping[str, int | None], fields: Sequence[str], faults: Faults) -> np.ndarray:
+def _mapped(column: Column, meaning: Mapping[str, int | None], fields: Sequence[str]) -> np.ndarray:
     """Labels of the words, or numbers, of a column, (num_rows,) float64; nan for empty rows and unknown outcomes.
 
     Args:
         fields: of `events.labels` that give words a meaning, for the message.
     """
-    words, index = _words_by_row(table, faults)
+    words, index = _words_by_row(column)
     value = [meaning.get(word) for word in words]
-    empty = [word in map(str.lower, columns.NOTHING) and word not in meaning for word in words]
+    empty = [word in map(str.lower, NOTHING) and word not in meaning for word in words]
     label: np.ndarray = np.array([*(np.nan if meant is None else meant for meant in value), np.nan], np.float64)[index]
     strange = np.array([*(not bare and word not in meaning for bare, word in zip(empty, words, strict=True)), False])
     fix = f"add the word to {' or '.join(fields)} in events.labels, or leave the cell empty"
-    _refuse(table, faults, strange[index], meaning, f"none of {', '.join(meaning)}", fix)
+    _refuse(column, strange[index], meaning, f"none of {', '.join(meaning)}", fix)
     return label
 
 

@@ -6,7 +6,6 @@ named after a patient by its number in its folder.
 
 from __future__ import annotations
 
-import codecs
 import hmac
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -18,11 +17,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from unpad.data.sources.delimited import LINE_END, find_bad_byte, find_wrong_quote, read_header
+from unpad.data.sources.delimited import NOT_UTF8, csv_records
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.faults import RowFault, there_is, twice
 from unpad.data.sources.fields import ID_LIKE, SpellingError, folded, looks_like_data
@@ -33,6 +30,7 @@ from unpad.errors import SourceError, nearest
 from unpad.terminal.progress import counted
 
 # pyarrow's other types of text and list -> the plain type.
+CELLS_AT_ONCE = 1 << 18  # of CSV, that become arrays together
 PLAIN = ((pa.types.is_large_string, pa.string()), (pa.types.is_string_view, pa.string()))
 
 
@@ -181,7 +179,7 @@ def column_names(path: Path, shown: str) -> list[str]:
     refuse_special(path, shown)
     if _is_parquet(path):
         return list(_parquet(path, shown, lambda file: file.schema_arrow.names))
-    return _header(path, shown)[0]
+    return _open_csv(path, shown)[0]
 
 
 def _read(
@@ -194,22 +192,22 @@ def _read(
         alone: whether only this file is read at the time.
     """
     refuse_special(file.path, file.shown)
-    if _is_parquet(file.path):
+    if not _is_parquet(file.path):
+        present, records = _open_csv(file.path, file.shown)
+        names = choose(present, file.shown)
+        return _csv_columns(file, present, records, names)
 
-        def get(table: pq.ParquetFile) -> tuple[dict[str, str], pa.Table]:
-            names = choose(table.schema_arrow.names, file.shown)
-            columns = list(dict.fromkeys(names.values()))
-            bounded, groups = ParquetRows(file.path, table, columns), range(table.num_row_groups)
-            batches = [batch for group in groups for batch in bounded.batches(group, threads=alone)]
-            none = pa.schema([table.schema_arrow.field(name) for name in columns])
-            return names, pa.Table.from_batches(batches, batches[0].schema if batches else none)
+    def get(table: pq.ParquetFile) -> tuple[dict[str, str], pa.Table]:
+        names = choose(table.schema_arrow.names, file.shown)
+        columns = list(dict.fromkeys(names.values()))
+        bounded, groups = ParquetRows(file.path, table, columns), range(table.num_row_groups)
+        batches = [batch for group in groups for batch in bounded.batches(group, threads=alone)]
+        none = pa.schema([table.schema_arrow.field(name) for name in columns])
+        return names, pa.Table.from_batches(batches, batches[0].schema if batches else none)
 
-        names, columns = _parquet(file.path, file.shown, get)
-        rows, bad = np.arange(1, columns.num_rows + 1), list[BadRow]()
-    else:
-        names = choose(_header(file.path, file.shown)[0], file.shown)
-        columns, rows, bad = _csv(file, list(dict.fromkeys(names.values())))
-    return pa.table({name: columns.column(column) for name, column in names.items()}), names, rows, bad
+    names, columns = _parquet(file.path, file.shown, get)
+    chosen = pa.table({name: columns.column(column) for name, column in names.items()})
+    return chosen, names, np.arange(1, columns.num_rows + 1), []
 
 
 def _choose(
@@ -319,101 +317,48 @@ def _no_parquet(shown: str) -> SourceError:
 # --------------------------------------------------------------------------- CSV
 
 
-def _header(path: Path, shown: str) -> tuple[list[str], str]:
-    """Read the names of a CSV file's columns, and find its delimiter."""
+def _open_csv(path: Path, shown: str) -> tuple[list[str], Iterator[tuple[int, list[str], int]]]:
+    """Open a CSV file: the names of its columns, and its further records as of `csv_records`."""
+    records = csv_records(path)
     try:
-        return read_header(path)
+        return next(records)[1], records
     except OSError as error:
         raise unreadable(error, shown) from None
     except RowFault as fault:
         raise SourceError(f"{fault.code} {fault.what}", where=f"{shown}:1", fix=fault.fix) from None
 
 
-def _csv(file: TableFile, chosen: list[str]) -> tuple[pa.Table, np.ndarray, list[BadRow]]:
-    """Read the columns of a CSV file as texts, the line of every row, and lines with too few or too many fields."""
-    has_quote, is_utf8 = _survey(file.path)
-    if not is_utf8 and (bad_byte := find_bad_byte(file.path)):  # pyarrow would print that no one can handle its error
-        what, fix = f"E_UTF8 byte 0x{bad_byte[1]:02x} is not UTF-8", "save the file as UTF-8"
-        raise SourceError(what, where=f"{file.shown}:{bad_byte[0]}", fix=fix)
-    present, delimiter = _header(file.path, file.shown)
-    # pyarrow goes on after text behind a closing quote, and takes the rows up to the next quote for one cell.
-    if has_quote and (wrong := find_wrong_quote(file.path)):
-        what = f"E_CSV a quote does not end well; it would take along {wrong[1]} lines"
-        fix = "end it, and double quotes inside of quotes"
-        raise SourceError(what, where=f"{file.shown}:{wrong[0]}", fix=fix)
-    broken: list[pa_csv.InvalidRow] = []
+def _csv_columns(
+    file: TableFile, present: list[str], records: Iterator[tuple[int, list[str], int]], names: dict[str, str]
+) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
+    """Read the columns of a CSV file as texts; a line with too few or too many fields is a bad row."""
+    lines, bad, parts, width = list[int](), list[BadRow](), list[pa.Table](), len(present)
+    places, schema = [present.index(column) for column in names.values()], pa.schema(dict.fromkeys(names, pa.string()))
+    cells = list[str]()  # of some rows, end to end: texts alone keep the collector of garbage out
 
-    def refuse(row: pa_csv.InvalidRow) -> str:
-        broken.append(row)
-        return "skip"
+    def close() -> None:
+        try:
+            parts.append(pa.table([pa.array(cells[place::width], pa.string()) for place in places], schema=schema))
+        except UnicodeEncodeError:
+            at, match = next((at, match) for at, cell in enumerate(cells) if (match := NOT_UTF8.search(cell)))
+            what, row = f"E_UTF8 byte 0x{ord(match[0]) - 0xDC00:02x} is not UTF-8", at // width - len(cells) // width
+            where = f"{file.shown}:{lines[row]}"
+            raise SourceError(what, where=where, fix="save the file as UTF-8") from None
+        cells.clear()
 
-    try:
-        # Texts throughout: types guessed from the first rows would refuse values of later ones. One
-        # thread, because several do not know the number of a row.
-        columns = pa_csv.read_csv(
-            file.path,
-            read_options=pa_csv.ReadOptions(use_threads=False),
-            parse_options=pa_csv.ParseOptions(
-                delimiter=delimiter,
-                ignore_empty_lines=False,
-                invalid_row_handler=refuse,
-                newlines_in_values=has_quote,
-            ),
-            convert_options=pa_csv.ConvertOptions(
-                column_types={name: pa.string() for name in present}, strings_can_be_null=False
-            ),
-        )
-    except OSError as error:
-        raise unreadable(error, file.shown) from None
-    except pa.ArrowException:
-        what, fix = "E_CSV it cannot be read as CSV", "look for a quote without its end"
-        raise SourceError(what, where=file.shown, fix=fix) from None
-    lines, broken_lines = _line_numbers(columns, present, broken)
-    bad = [
-        BadRow(
-            f"{file.shown}:{line}",
-            "E_CSV",
-            f"the line has {row.actual_columns} fields, the header {row.expected_columns}",
-            "quote fields that hold the delimiter",
-        )
-        for line, row in zip(broken_lines.tolist(), broken, strict=True)
-    ]
-    blank = np.ones(columns.num_rows, np.bool_)
-    for column in columns.columns:
-        blank &= np.asarray(pc.equal(column, ""))
-    full = np.flatnonzero(~blank)  # an empty line reads as empty fields
-    return columns.select(chosen).take(pa.array(full)), lines[full], bad
-
-
-def _survey(path: Path) -> tuple[bool, bool]:
-    """Look through a file: whether it has a quote, and whether it is UTF-8."""
-    decoder, has_quote = codecs.getincrementaldecoder("utf-8")(), False
-    try:
-        with path.open("rb") as handle:
-            for piece in iter(lambda: handle.read(1 << 20), b""):
-                has_quote |= b'"' in piece
-                decoder.decode(piece)
-        decoder.decode(b"", final=True)
-    except UnicodeDecodeError:
-        return has_quote, False
-    return has_quote, True
-
-
-def _line_numbers(
-    columns: pa.Table, present: list[str], broken: list[pa_csv.InvalidRow]
-) -> tuple[np.ndarray, np.ndarray]:
-    """First lines of the rows that were read, (num_rows,) int64, and of the broken rows.
-
-    pyarrow counts rows; a row has more lines than one where quotes hold line ends.
-    """
-    header = 1
-    numbers = np.array([row.number for row in broken], np.int64)
-    total = columns.num_rows + len(broken) + 1
-    read = np.setdiff1d(np.arange(header + 1, total + 1), numbers)
-    more = np.zeros(total + 1, np.int64)  # by the number of a row: lines besides its first
-    more[header] = sum(len(LINE_END.findall(name)) for name in present)
-    more[numbers] = [len(LINE_END.findall(row.text.rstrip("\r\n"))) for row in broken]
-    for column in columns.columns:
-        more[read] += np.asarray(pc.count_substring_regex(column, LINE_END.pattern)).astype(np.int64)
-    first = np.arange(total + 1) + np.cumsum(more) - more
-    return first[read], first[numbers]
+    for line, row, num_lines in records:
+        if len(row) == width:
+            if any(row):  # a line of delimiters alone is none
+                cells += row
+                lines.append(line)
+        elif row:
+            what = f"the line has {len(row)} fields, the header {width}"
+            bad.append(BadRow(f"{file.shown}:{line}", "E_CSV", what, "quote fields that hold the delimiter"))
+        else:
+            what = f"E_CSV a quote does not end well; it would take along {num_lines} lines"
+            fix = "end it, and double quotes inside of quotes"
+            raise SourceError(what, where=f"{file.shown}:{line}", fix=fix)
+        if len(cells) >= CELLS_AT_ONCE:
+            close()
+    close()
+    return pa.concat_tables(parts), names, np.array(lines, np.int64), bad

@@ -5,9 +5,8 @@ from __future__ import annotations
 import csv
 import itertools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TextIO
 
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.faults import RowFault, bad_utf8, missing, twice
@@ -18,21 +17,43 @@ from unpad.data.sources.sniff import HEAD_BYTES, mistaken
 SAMPLE_ROWS, SAMPLE = 100, 200  # rows that show what a file is, and characters of each of their cells
 DELIMITERS = ",;\t"
 MAX_CHARACTERS = 1 << 28  # of a cell, and of the first line
-LINE_END = re.compile(r"\r\n|\r|\n")
-_NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes, as "surrogateescape" decodes them
+NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes, as "surrogateescape" decodes them
 
 
-def read_header(path: Path) -> tuple[list[str], str]:
-    """Read the names of a file's columns, and find its delimiter: the commonest of comma, semicolon and tab.
+def csv_records(path: Path) -> Iterator[tuple[int, list[str], int]]:
+    """Yield (line from 1, cells, number of lines) of the header and of every row; no cells where quotes are wrong.
+
+    Bytes that are not UTF-8 are half characters. The delimiter is the commonest of comma, semicolon and tab in the
+    header.
 
     Raises:
-        RowFault: the file is not UTF-8, or has no header.
+        RowFault: at the header: the file is not UTF-8, or has none that can be read.
         OSError: it cannot be read.
     """
-    _refuse_encoding(path)
+    with path.open("rb") as raw:
+        if wrong := mistaken(raw.read(HEAD_BYTES), "csv"):
+            raise RowFault("E_ENCODING", *wrong)
+    csv.field_size_limit(MAX_CHARACTERS)
     with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
-        lines, delimiter = _begin(handle, path)
-        return next(_records(lines, delimiter))[1], delimiter
+        first = handle.readline(MAX_CHARACTERS)
+        if not first.strip():
+            raise RowFault("E_EMPTY", "the file has no header", "begin with the names of the columns")
+        preferred = DELIMITERS[::-1] if path.suffix.lower() == ".tsv" else DELIMITERS
+        delimiter = max(preferred, key=first.count)
+        reader = csv.reader(itertools.chain([first], handle), delimiter=delimiter, strict=True)
+        while True:
+            before = reader.line_num
+            try:
+                cells = next(reader)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                if not before:
+                    raise RowFault("E_CSV", f"the header cannot be read: {error}") from None
+                yield before + 1, [], reader.line_num - before
+                continue
+            if cells:
+                yield before + 1, cells, reader.line_num - before
 
 
 def read_delimited(
@@ -47,87 +68,27 @@ def read_delimited(
         wanted: the file must have one of these columns; optional: others, also read under near spellings.
         advise: what to do about a file without any of them, from its first rows.
     """
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
-        try:
-            _refuse_encoding(path)
-            lines, delimiter = _begin(handle, path)
-            records = _records(lines, delimiter)
-            names = next(records)[1]
-        except RowFault as fault:
-            yield fault.at(f"{path}:1", num_rows=1 if fault.code == "E_EMPTY" else None)
-            return
-        if refused := _fault_of_header(names, wanted, optional):
-            first = itertools.islice(records, SAMPLE_ROWS)
-            sample = [dict(zip(names, (cell[:SAMPLE] for cell in cells), strict=False)) for _, cells, _ in first]
-            if advise and refused.code == "E_MISSING":
-                refused.fix = advise([dict.fromkeys(names, ""), *sample]) or refused.fix
-            yield refused.at(f"{path}:1", num_rows=max(len(sample) + sum(1 for _ in records), 1))
-            return
-        names = [spelling(tuple(names), (*wanted, *optional)).get(name, name) for name in names]
-        for line, cells, num_lines in records:
-            where, row_fault = f"{path}:{line}", _fault_of_row(names, cells, num_lines)
-            if row_fault:
-                yield row_fault.at(where, delimiter.join(cells), num_rows=num_lines if not cells else 1)
-            else:
-                pairs = zip(names, cells, strict=True)
-                yield Row(where, {name: cell for name, cell in pairs if cell or name in wanted})
-
-
-def find_wrong_quote(path: Path) -> tuple[int, int] | None:
-    """Find the first row with wrong quotes: its line, and the number of lines that it takes along."""
-    with path.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as handle:
-        lines, delimiter = _begin(handle, path)
-        return next(((line, num) for line, cells, num in _records(lines, delimiter) if not cells), None)
-
-
-def find_bad_byte(path: Path) -> tuple[int, int] | None:
-    """Find the first byte that is not UTF-8: its line, and its value."""
-    with path.open("rb") as handle:
-        for line, raw in enumerate(handle, start=1):
-            try:
-                raw.decode()
-            except UnicodeDecodeError as error:
-                return line, error.object[error.start]
-    return None
-
-
-def _refuse_encoding(path: Path) -> None:
-    with path.open("rb") as handle:
-        head = handle.read(HEAD_BYTES)
-    if wrong := mistaken(head, "csv"):
-        raise RowFault("E_ENCODING", *wrong)
-
-
-def _begin(handle: TextIO, path: Path) -> tuple[Iterable[str], str]:
-    """Return the lines of a file with their ends, and its delimiter."""
-    first = handle.readline(MAX_CHARACTERS)
-    if not first.strip():
-        raise RowFault("E_EMPTY", "the file has no header", "begin with the names of the columns")
-    preferred = DELIMITERS[::-1] if path.suffix.lower() == ".tsv" else DELIMITERS
-    return itertools.chain([first], handle), max(preferred, key=first.count)
-
-
-def _records(lines: Iterable[str], delimiter: str) -> Iterator[tuple[int, list[str], int]]:
-    """Yield (line from 1, cells, number of lines) of the header and of every row; no cells where quotes are wrong.
-
-    Raises:
-        RowFault: the header cannot be read.
-    """
-    csv.field_size_limit(MAX_CHARACTERS)
-    reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    while True:
-        line = reader.line_num + 1
-        try:
-            cells = next(reader)
-        except StopIteration:
-            return
-        except csv.Error as error:
-            if line == 1:
-                raise RowFault("E_CSV", f"the header cannot be read: {error}") from None
-            yield line, [], reader.line_num - line + 1
-            continue
-        if cells:
-            yield line, cells, reader.line_num - line + 1
+    records = csv_records(path)
+    try:
+        names = next(records)[1]
+    except RowFault as fault:
+        yield fault.at(f"{path}:1", num_rows=1 if fault.code == "E_EMPTY" else None)
+        return
+    if refused := _fault_of_header(names, wanted, optional):
+        first = itertools.islice(records, SAMPLE_ROWS)
+        sample = [dict(zip(names, (cell[:SAMPLE] for cell in cells), strict=False)) for _, cells, _ in first]
+        if advise and refused.code == "E_MISSING":
+            refused.fix = advise([dict.fromkeys(names, ""), *sample]) or refused.fix
+        yield refused.at(f"{path}:1", num_rows=max(len(sample) + sum(1 for _ in records), 1))
+        return
+    names = [spelling(tuple(names), (*wanted, *optional)).get(name, name) for name in names]
+    for line, cells, num_lines in records:
+        where, row_fault = f"{path}:{line}", _fault_of_row(names, cells, num_lines)
+        if row_fault:
+            yield row_fault.at(where, ",".join(cells), num_rows=num_lines if not cells else 1)
+        else:
+            pairs = zip(names, cells, strict=True)
+            yield Row(where, {name: cell for name, cell in pairs if cell or name in wanted})
 
 
 def _fault_of_header(names: list[str], wanted: tuple[str, ...], optional: tuple[str, ...]) -> RowFault | None:
@@ -145,7 +106,7 @@ def _fault_of_row(names: list[str], cells: list[str], num_lines: int) -> RowFaul
     if not cells:
         return RowFault("E_CSV", f"a quote of this line does not end well; it takes along {num_lines} lines")
     for cell in cells:
-        if match := _NOT_UTF8.search(cell):
+        if match := NOT_UTF8.search(cell):
             return bad_utf8(ord(match[0]) - 0xDC00, "of a cell", cell[:SAMPLE].encode("utf-8", "surrogateescape"))
     if len(cells) != len(names):
         return RowFault("E_CSV", f"the row has {len(cells)} fields, the header {len(names)}")

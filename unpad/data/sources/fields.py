@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 import shlex
 import unicodedata
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
 from functools import cache, lru_cache
 from pathlib import Path
@@ -64,7 +64,9 @@ def layouts_of(texts: Collection[str]) -> list[str]:
         return []
     first = next((text for text in tried if is_date_like(text)), tried[0]).strip()
     known = [layout for layout, pattern in _patterns() if pattern.fullmatch(first)]
-    counts = {layout: _num_fitting(tried, layout) for layout in known if parse(first, layout)}
+    counts = {
+        layout: sum(parse(text, layout) is not None for text in tried) for layout in known if parse(first, layout)
+    }
     most = max(counts.values(), default=0)
     if most < ENOUGH * len(tried):
         return []
@@ -81,10 +83,6 @@ def _patterns() -> list[tuple[str, re.Pattern[str]]]:
         (layout, re.compile(re.sub(r"\\?%[A-Za-z]", lambda match: _WIDTHS[match[0][-1]], re.escape(layout))))
         for layout in layouts
     ]
-
-
-def _num_fitting(texts: Sequence[str], layout: str) -> int:
-    return sum(parse(text, layout) is not None for text in texts)
 
 
 def _different(texts: Sequence[str], layouts: Sequence[str]) -> list[str]:
@@ -130,21 +128,23 @@ _TIME_LIKES = (
     "time date datetime timestamp charttime storetime takenat collectedat collected starttime eventtime resulttime "
     "when minute minutes hour hours day days datum zeit zeitpunkt stunde stunden tag tage 时间 日期"
 )
-_TIME_LIKE = frozenset(_TIME_LIKES.split())
 _UNITS = {"minute": "minutes", "minutes": "minutes", "day": "days", "days": "days", "tag": "days", "tage": "days"}
 _CODE_LIKES = (
     "code test testname variable item itemid lab labtest analyte parameter measurement concept conceptid component "
     "vital icd atc 项目 检验项目"
 )
-_CODE_LIKE = frozenset(_CODE_LIKES.split())
 _VALUE_LIKES = "value result valuenum numericvalue resultvalue reading ergebnis wert 结果 数值"
-_VALUE_LIKE = frozenset(_VALUE_LIKES.split())
+_EVENTS = {
+    "id": ID_LIKE,
+    "time": frozenset(_TIME_LIKES.split()),
+    "code": frozenset(_CODE_LIKES.split()),
+    "value": frozenset(_VALUE_LIKES.split()),
+}
 _NUMBER = re.compile(r"\s*[<>]?\s*[+-]?(\d+(?:[.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")
 _SENTENCE = re.compile(r"\S+(\s+\S+){2,}[.!]|\w+[。！]")  # a question may be the name of a column
 _FILLERS = re.compile(r"[\s_\u200b-\u200d\u2060\ufeff]+")
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")  # endings of files that are read
 MOST_READ = 200  # characters of a name or a cell that show what it is
-LONG_TEXT = 40  # characters of a cell beyond which it is prose rather than a name
 
 
 def folded(name: str) -> str:
@@ -266,55 +266,19 @@ def _field_of(rows: Sequence[Cells], is_it: Any) -> str | None:
 
 
 def _as_events(path: Path, rows: Sequence[Cells]) -> str:
-    """Advice on a table that seems to hold events of patients, of any names of columns; "" for another table."""
-    columns = event_columns(rows)
-    if columns is None:
+    """Advice on a table whose names are those of events of patients; "" for another table."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    columns = {field: next((name for name in names if folded(name) in known), "") for field, known in _EVENTS.items()}
+    if not all(columns.values()):
         return ""
-    unit = layout_advice({str(row.get(columns["time"], "")) for row in rows})
-    if not unit and not _is_dated(rows, columns["time"]):
+    times = {str(row.get(columns["time"], "")) for row in rows} - {""}
+    unit = layout_advice(times)
+    if all(map(_NUMBER.fullmatch, times)):
         unit = f"unit: {_UNITS.get(folded(columns['time']), 'hours')}"
-    unit = unit if " or " not in unit else "unit: timestamp"
+    elif not unit or " or " in unit:
+        unit = "unit: timestamp"
     named = ", ".join(f"{field}: {in_yaml(name)}" for field, name in columns.items())
-    item = f"{{path: {in_yaml(str(path))}, {named}, {unit or 'unit: timestamp'}}}"
+    item = f"{{path: {in_yaml(str(path))}, {named}, {unit}}}"
     return (
         f"a table of patients' events (docs/patients.md)? unpad recipes copy events my.yaml, with data.events: {item}"
     )
-
-
-def event_columns(rows: Sequence[Cells]) -> dict[str, str] | None:
-    """Columns of id, time, code and value of a table that seems to be one of events; None for another table."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    cells = {name: [str(row.get(name, ""))[:MOST_READ].strip() for row in rows] for name in names}
-    if any(_is_prose(texts) for texts in cells.values()):
-        return None
-    columns: dict[str, str] = {}
-    tests = (
-        ("time", _TIME_LIKE, lambda name: _is_dated(rows, name)),
-        ("id", ID_LIKE, lambda name: False),
-        ("value", _VALUE_LIKE, lambda name: _share(cells[name], _NUMBER.fullmatch) > 0.5),
-        ("code", _CODE_LIKE, lambda name: len(set(cells[name])) < len(rows) and not _share(cells[name], _is_number)),
-    )
-    for field, known, fits in tests:
-        free = [name for name in names if name not in columns.values()]
-        name = next((name for name in free if folded(name) in known), None) or next(filter(fits, free), None)
-        if name is None:
-            return None
-        columns[field] = name
-    return {field: columns[field] for field in ("id", "time", "code", "value")}
-
-
-def _is_number(text: str) -> bool:
-    return _NUMBER.fullmatch(text) is not None
-
-
-def _is_dated(rows: Sequence[Cells], name: str) -> bool:
-    texts = [str(row.get(name, "")) for row in rows]
-    return _share(texts, lambda text: is_date_like(text) or re.match(r"\d{4}-\d{2}-\d{2}", text)) > 0.5
-
-
-def _is_prose(texts: Iterable[str]) -> bool:
-    return _share([text for text in texts if text], lambda text: len(text) > LONG_TEXT or len(text.split()) > 5) > 0.3
-
-
-def _share(texts: Collection[str], fits: Any) -> float:
-    return sum(bool(fits(text)) for text in texts) / max(len(texts), 1)

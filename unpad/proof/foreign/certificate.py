@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import Any, Literal, get_args
 
 from torch import nn
 
-from unpad.proof.foreign.measure import Errors, Moves
+from unpad.proof.content import is_zero
+from unpad.proof.foreign.measure import Errors, Moves, UpdateResults
 from unpad.proof.foreign.model import config_of
 from unpad.proof.foreign.targets import Taken
-from unpad.proof.foreign.update import Labels, Update, count_cut
+from unpad.proof.foreign.update import IGNORE, Labels, Update, count_cut, read_labels
 from unpad.proof.line import Certificate, Line, not_applicable
 from unpad.terminal.table import columns, wrapped
 
@@ -147,35 +150,69 @@ CROSSING = "set the label of each sequence's first token to -100"
 LONGER = "raise the longest length, or leave them out"
 
 MEAN = "divide the sum over targets by the targets of the whole update (num_items_in_batch)"
-TAKEN: dict[Taken, str] = {  # by the distance from a position to the target that the loss takes
-    -1: "the loss takes the token before each one for its target: shift the labels the other way",
-    0: "the loss takes each token for its own target: shift the labels",
-    2: "the loss takes the token after the next one for the target: the labels are shifted twice",
+TAKEN: dict[Taken, str] = {
+    "itself": "the loss takes each token for its own target: shift the labels",
+    "later": "the loss learns a label without the token before it: are the labels shifted twice?",
 }
+NO_MEAN = "{} is a loss of the trainer's own, and no mean over the targets of these batches"
+SAME_LOSS = 1e-5  # relative difference of two losses that are the same
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Measured:
-    """All measurements of an update, compared with its sequences one at a time.
+    """An update in its batches and, as the truth, its sequences one at a time.
 
     Args:
-        scale: the reported loss over that of the sequences.
-        by_gradient: False if no weight learns.
-        is_flat: whether the gradient of the sequences alone is 0.
-        weighs_alike: whether the reported loss is the mean over sequences of each one's mean over its targets.
-        taken: distance from a position to the token that the loss takes for its target, if determined.
+        taken: the targets that the loss takes, as of `taken_by`.
+        own: name of a trainer's own loss, which is not accused where it is no mean over targets.
+        doubt: why it cannot be told which targets are meant; empty for none.
     """
 
     update: Update
-    labels: Labels
-    errors: Errors
+    truth: UpdateResults
+    found: UpdateResults
     moves: Moves
     bounds: Errors
-    scale: float
-    by_gradient: bool
-    is_flat: bool = False
-    weighs_alike: bool = False
-    taken: Taken = 1
+    taken: Taken = "next"
+    own: str = ""
+    doubt: str = ""
+
+    @cached_property
+    def errors(self) -> Errors:
+        return self.found.errors(self.truth)
+
+    @cached_property
+    def mean_of_means(self) -> str:
+        """Of what the loss is the mean of the means over targets, by their number or not: "sequences", "batches"."""
+        means, loss = self.truth.means, self.found.loss
+
+        def fits(parts: Sequence[float], *factors: float) -> bool:
+            mean = sum(parts) / max(len(parts), 1)
+            return any(abs(loss - factor * mean) <= SAME_LOSS * abs(factor * mean) for factor in factors)
+
+        if len(means) > 1 and fits(list(means.values()), 1):
+            return "sequences"
+        of_batches = list[float]()
+        for index in range(len(self.update.batches)):
+            pieces = [self.update.pieces[piece] for piece, _, _ in self.update.places(index)]
+            counts = {one.sequence: sum(label != IGNORE for label in self.update.labels_of(one)) for one in pieces}
+            shares = [means[one] * count for one, count in counts.items() if one in means]
+            of_batches += [sum(shares) / sum(counts.values())] if shares else []
+        num = len(of_batches)
+        return "batches" if num > 1 and fits(of_batches, 1, num, 1 / num) else ""
+
+    @cached_property
+    def labels(self) -> Labels:
+        """Without those of padding that a loss of one's own is shown to ignore."""
+        labels = read_labels(self.update)
+        return replace(labels, padding_predicts=0, padding_predicted=0) if self.num_ignored else labels
+
+    @cached_property
+    def num_ignored(self) -> int:
+        """Labels of padding that change neither a loss of one's own nor its gradient."""
+        labels, errors, bounds = read_labels(self.update), self.errors, self.bounds
+        is_right = errors.loss <= bounds.loss and errors.gradient <= bounds.gradient
+        return labels.padding_predicts + labels.padding_predicted if self.own and is_right else 0
 
 
 def findings(model: nn.Module, measured: Measured) -> tuple[BatchClaim, ...]:
@@ -193,22 +230,27 @@ def findings(model: nn.Module, measured: Measured) -> tuple[BatchClaim, ...]:
     add("crossing", labels.crossing, 0, f"targets predicted from another document: {labels.crossing}; {CROSSING}")
     add("padding", labels.padding_predicts + labels.padding_predicted, 0, _padding(labels))
     askew = update.num_wanted if measured.taken in TAKEN else 0
-    add("targets", labels.missing + labels.added + labels.wrong + askew, 0, _targets(update, labels, measured.taken))
+    num_wrong = labels.missing + labels.added + labels.wrong + askew
+    add("targets", num_wrong, 0, _targets(update, labels, measured.taken), measured.doubt)
     moved = measured.moves
     add("isolation", moved.others, bounds.logits, _isolation(model, update), ALONE if moved.itself is None else "")
     if moved.filler is not None:
         add("filler", moved.filler, bounds.logits, _filler(update))
-    known = {finding.kind for finding in found if finding.passed is False}
+    failed = {finding.kind for finding in found if finding.passed is False}
     num_unlike = len({tuple(update.ids_of(piece)) for piece in update.pieces})
     alike = ALIKE if num_unlike < 2 and moved.itself is not None else ""
-    add("logits", errors.logits, bounds.logits, _logits(update, known), alike)
-    known |= {finding.kind for finding in found if finding.passed is False}
+    add("logits", errors.logits, bounds.logits, _logits(update, failed), alike)
+    failed |= {finding.kind for finding in found if finding.passed is False}
+    is_wrong = errors.loss > bounds.loss or errors.gradient > bounds.gradient
+    if measured.own and is_wrong and measured.mean_of_means != "batches":
+        reason = NO_MEAN.format(measured.own)
+        return (*found, *(BatchClaim(kind, 0, bounds.loss, gap=reason) for kind in ("loss", "gradient")))
     explained = "follows from the findings above"
-    add("loss", errors.loss, bounds.loss, explained if known else _loss(measured))
-    if measured.by_gradient:
-        wrong = known or errors.loss > bounds.loss
+    add("loss", errors.loss, bounds.loss, explained if failed else _loss(measured))
+    if gradient := list(measured.truth.gradient.values()):
+        wrong = failed or errors.loss > bounds.loss
         stopped = "the loss is right and its gradient is not: a part of the model or of the step stops or scales it"
-        gap = "the gradient of the sequences alone is 0" if measured.is_flat else alike
+        gap = "the gradient of the sequences alone is 0" if is_zero(gradient) else alike
         add("gradient", errors.gradient, bounds.gradient, explained if wrong else stopped, gap)
     return tuple(found)
 
@@ -274,8 +316,8 @@ def _filler(update: Update) -> str:
     return f"pass attention_mask{', with zeros in the padding' * given}"
 
 
-def _logits(update: Update, known: set[Kind]) -> str:
-    if known.intersection(("isolation", "filler")):
+def _logits(update: Update, failed: set[Kind]) -> str:
+    if failed.intersection(("isolation", "filler")):
         return "follows from the findings above"
     if any(_padded_left(update, index) for index in range(len(update.batches))):
         return "positions count from the padding; pad on the right, or pass position_ids that start at the first token"
@@ -286,8 +328,9 @@ def _logits(update: Update, known: set[Kind]) -> str:
 
 def _loss(measured: Measured) -> str:
     """The most likely cause of a wrong loss with correct targets and logits."""
-    num, scale = len(measured.update.batches), measured.scale
-    if measured.weighs_alike:
+    num, found, truth = len(measured.update.batches), measured.found, measured.truth
+    scale = found.loss / truth.loss if truth.loss else 1.0
+    if measured.mean_of_means == "sequences":
         return f"the loss weighs sequences alike and not their targets: {MEAN}, unless that is meant"
     for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
         if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ slightly

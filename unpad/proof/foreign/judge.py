@@ -3,70 +3,93 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
 
 from unpad.errors import OutOfMemoryError, ProofError, UnpadError, is_memory_error
-from unpad.proof.content import is_zero
-from unpad.proof.foreign.certificate import COUNTED, BatchClaim, ForeignCertificate, Kind, Measured, findings
+from unpad.proof.foreign.certificate import COUNTED, ForeignCertificate, Measured, findings
 from unpad.proof.foreign.measure import (
+    EPS,
     EXACT,
     Errors,
-    Moves,
+    Forward,
     UpdateResults,
+    by_rounding,
     eager_experts,
     has_experts,
     in_fp64,
     is_smooth,
+    moves,
     not_below_fp32,
     relative,
 )
 from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.targets import Taken
-from unpad.proof.foreign.update import Update, read_labels
+from unpad.proof.foreign.update import Update
 
 Precision = Literal["auto", "fp64", "fp32"]
 MOST_EXACT = 100_000_000  # weights of a model that "auto" proves in fp64
 RANDOM = 1e-4  # difference of two runs of the same batches that no order of sums makes
 FP32_LIKE = 1e-4  # errors below may be of a part that computes in fp32
-ALIKE = 1e-5  # relative difference of a loss from the mean over sequences of their means
 MOST_REFUSED = 300  # characters of an exception's message
 NO_ROUTER_LOSS = "the router's auxiliary loss is left out: a mean per batch, it depends on batching by definition"
-HIDDEN = "the loss computes no logits that could be followed: it is not shown which targets it takes"
-UNCLEAR = "the gradient of the loss does not show which targets it takes"
 IGNORED_PADDING = "{} labels are padding, and the loss ignores them: they change neither it nor its gradient"
 OWN_LOSS = "the loss is not the mean cross-entropy of the logits; it is compared with itself, one at a time"
+DOUBTS: dict[Taken, str] = {
+    "inputs": "the loss reads its targets from input_ids: it is not shown which token each position is taught",
+    "unclear": "no label shows which tokens the loss learns it from",
+}
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """Results in one precision.
+class ComparedUpdate:
+    """An update in one precision, and how it is measured.
 
     Args:
-        truth, found: of the sequences one at a time, and in the batches.
-        rounding: relative change of the truth by one rounding of all weights to fp32.
-        again: computes the batches again, to see if their results are smooth functions of the weights.
-        taken: distance from a position to the token that the loss takes for its target, as far as it was looked for.
-        unjudged: kinds of findings that cannot be judged, with the reason.
+        alone: measures the sequences one at a time, by the mean cross-entropy or the model's own loss.
+        together: measures the batches.
+        forward: the model on one batch's inputs, without labels.
+        truth: loss and gradient of the sequences one at a time by a loss of the trainer's own; None for `alone`.
+        own, taken: as of `Measured`.
         doubts: what cannot be told is meant; with one, nothing is proved.
-        own: whether the loss is the trainer's own, which may ignore labels that the usual one takes.
     """
 
     update: Update
-    truth: UpdateResults
-    found: UpdateResults
-    moved: Moves
-    rounding: Callable[[], Errors]
-    again: Callable[[], UpdateResults]
-    notes: tuple[str, ...] = ()
-    taken: Taken = 1
-    unjudged: Mapping[Kind, str] = field(default_factory=dict)
+    alone: Callable[[], UpdateResults]
+    together: Callable[[], UpdateResults]
+    forward: Forward
+    truth: UpdateResults | None = None
+    own: str = ""
+    taken: Taken = "next"
     doubts: tuple[str, ...] = ()
-    own: bool = False
+    notes: tuple[str, ...] = ()
+
+    def measured(self, bounds: Errors | None = None, model: nn.Module | None = None) -> Measured:
+        """Both sides.
+
+        Args:
+            bounds: of errors; by default those of one rounding of all weights of `model` to fp32.
+
+        Raises:
+            RefusedError: the model raises on a batch.
+        """
+        alone = self.alone()
+        truth = alone if self.truth is None else replace(self.truth, logits=alone.logits)
+        try:
+            found, moved = self.together(), moves(self.forward, self.update)
+        except ProofError:
+            raise
+        except Exception as error:
+            raise refused(error) from error
+        if bounds is None:
+            assert model is not None
+            bounds = by_rounding(model, EPS, self.alone).errors(alone).bounds()
+        doubts = (*self.doubts, *filter(None, [DOUBTS.get(self.taken)]))
+        return Measured(self.update, truth, found, moved, bounds, self.taken, self.own, "; ".join(doubts))
 
 
 class RefusedError(Exception):
@@ -74,12 +97,12 @@ class RefusedError(Exception):
 
 
 def judge(
-    model: nn.Module, precision: Precision, measure: Callable[[bool], Outcome], notes: Sequence[str]
+    model: nn.Module, precision: Precision, compare: Callable[[bool], ComparedUpdate], notes: Sequence[str]
 ) -> ForeignCertificate:
     """Measure in fp64 where that works, else in fp32, and judge.
 
     Args:
-        measure: called with True inside fp64, with False in the model's dtype, at least fp32.
+        compare: called with True inside fp64, with False in the model's dtype, at least fp32.
 
     Raises:
         ProofError: the model cannot compute a sequence alone, or precision="fp64" and it does not compute in it.
@@ -93,19 +116,20 @@ def judge(
                 if eager:  # the grouped products of transformers' experts have no fp64
                     stack.enter_context(eager_experts(model))
                 stack.enter_context(in_fp64(model))
-                outcome = measure(exact)
+                comparison = compare(exact)
+                measured = comparison.measured(Errors(EXACT, EXACT, EXACT))
             except Exception as error:
                 raise_memory(error)
                 continue
-            certificate = _certificate(model, outcome, "fp64", Errors(EXACT, EXACT, EXACT), notes)
-            _refuse_random(certificate, outcome)
-            if not _has_small_errors(certificate) or is_smooth(model, outcome.again):
+            certificate = _certificate(model, comparison, measured, "fp64", notes)
+            if not _has_small_errors(certificate) or is_smooth(model, comparison.together):
                 return certificate
     if precision == "fp64":
         raise ProofError("the model does not compute in fp64, or a part of it in less", fix='use precision="auto"')
     with not_below_fp32(model):
         try:
-            outcome = measure(False)
+            comparison = compare(False)
+            measured = comparison.measured(model=model)
         except RefusedError as error:
             return ForeignCertificate((), "fp32", str(error), tuple(notes))
         except ProofError:
@@ -115,53 +139,29 @@ def judge(
             raise ProofError(
                 f"the model cannot compute a sequence alone: {describe(error)}", fix="prove a model of causal language"
             ) from error
-        certificate = _certificate(model, outcome, "fp32", outcome.rounding().bounds(), notes)
-        _refuse_random(certificate, outcome)
-        return certificate
+        return _certificate(model, comparison, measured, "fp32", notes)
 
 
 def _certificate(
-    model: nn.Module, outcome: Outcome, name: str, bounds: Errors, notes: Sequence[str]
+    model: nn.Module, comparison: ComparedUpdate, measured: Measured, name: str, notes: Sequence[str]
 ) -> ForeignCertificate:
-    if not math.isfinite(outcome.truth.loss):
+    """Judge one measurement.
+
+    Raises:
+        ProofError: it cannot be judged, or results are random.
+    """
+    update, num_ignored = measured.update, measured.num_ignored
+    if not math.isfinite(measured.truth.loss):
         raise ProofError("the loss of the sequences alone is not finite", fix="prove a model with other weights")
-    if outcome.moved.itself == 0:
+    if measured.moves.itself == 0:
         raise ProofError("the logits do not depend on the tokens", fix="prove a model with weights other than zero")
-    update = outcome.update
-    errors = outcome.found.errors(outcome.truth)
-    scale = outcome.found.loss / outcome.truth.loss if outcome.truth.loss else 1.0
-    gradient = list(outcome.truth.gradient.values())
-    labels = read_labels(update)
-    alike = outcome.found.loss / outcome.truth.mean_of_means if outcome.truth.mean_of_means else 1.0
-    is_right = errors.loss <= bounds.loss and errors.gradient <= bounds.gradient
-    ignored = labels.padding_predicts + labels.padding_predicted if outcome.own and is_right else 0
-    if ignored and not outcome.unjudged.get("loss"):
-        labels = replace(labels, padding_predicts=0, padding_predicted=0)
-        notes = (*notes, IGNORED_PADDING.format(ignored))
-    measured = Measured(
-        update,
-        labels,
-        errors,
-        outcome.moved,
-        bounds,
-        scale,
-        bool(gradient),
-        is_zero(gradient),
-        abs(alike - 1) < ALIKE,
-        outcome.taken,
-    )
+    ignored = (IGNORED_PADDING.format(num_ignored),) if num_ignored else ()
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
-    shown = {"hidden": (HIDDEN,), "unclear": (UNCLEAR,)}
-    taken = shown[outcome.taken] if isinstance(outcome.taken, str) else ()
-    remarks = (*notes, *outcome.notes, *taken, *_remarks(update))
-    found = tuple(
-        BatchClaim(one.kind, 0, one.bound, "", reason) if (reason := outcome.unjudged.get(one.kind)) else one
-        for one in findings(model, measured)
-    )
-    doubt = "; ".join(outcome.doubts)
-    found = tuple(replace(one, gap=doubt) if doubt and one.kind == "targets" else one for one in found)
-    return ForeignCertificate(found, name, None, remarks, *size)
+    remarks = (*notes, *ignored, *comparison.notes, *_remarks(update))
+    certificate = ForeignCertificate(findings(model, measured), name, None, remarks, *size)
+    _refuse_random(certificate, comparison.together)
+    return certificate
 
 
 def _remarks(update: Update) -> list[str]:
@@ -181,7 +181,7 @@ def _has_rows(update: Update) -> bool:
     return any(len(one) > 1 and len(set(one)) == len(one) for one in rows)
 
 
-def _refuse_random(certificate: ForeignCertificate, outcome: Outcome) -> None:
+def _refuse_random(certificate: ForeignCertificate, together: Callable[[], UpdateResults]) -> None:
     """Refuse a model or step with results that are not those of its batches alone, where that shows.
 
     Raises:
@@ -193,7 +193,7 @@ def _refuse_random(certificate: ForeignCertificate, outcome: Outcome) -> None:
 
     def results(seed: int) -> UpdateResults:
         with untouched_generators(seed):
-            return outcome.again()
+            return together()
 
     def differ(one: UpdateResults, other: UpdateResults) -> bool:
         return max(map(relative, one.tensors(), other.tensors()), default=0.0) > RANDOM

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
@@ -200,14 +200,13 @@ class UpdateResults:
         logits: of every piece, (length, columns); in batches without those of an end that a mask hides.
         loss: mean over the targets of the update.
         gradient: of that mean, by name, for trainable parameters.
-        mean_of_means: mean over the sequences of each one's mean over its targets, where they were measured one at a
-            time; else NaN.
+        means: over the targets of each sequence, by its number, where they were measured one at a time.
     """
 
     logits: list[Tensor]
     loss: float
     gradient: dict[str, Tensor]
-    mean_of_means: float = float("nan")
+    means: Mapping[int, float] = field(default_factory=dict)
 
     def tensors(self) -> list[Tensor]:
         return [*self.logits, *self.gradient.values()]
@@ -280,7 +279,7 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 def one_at_a_time(model: nn.Module, update: Update, objective: FollowedLoss) -> UpdateResults:
     """Measure every piece as a sequence of its own; gradients of `model` must be empty, and are empty afterwards."""
-    logits, means, total, loss = [], list[float](), max(update.num_wanted, 1), 0.0
+    logits, means, total, loss = [], dict[int, float](), max(update.num_wanted, 1), 0.0
     device = next(model.parameters()).device
     for piece in update.pieces:
         labels = torch.tensor([update.labels_of(piece)], device=device)
@@ -293,8 +292,8 @@ def one_at_a_time(model: nn.Module, update: Update, objective: FollowedLoss) -> 
         share = cross_entropy(one, labels[0]) if returned is None else returned * count
         if count:
             loss += _backward(share / total)
-            means.append(float(share.detach()) / count)
-    return UpdateResults(logits, loss, take_gradient(model), sum(means) / max(len(means), 1))
+            means[piece.sequence] = float(share.detach()) / count
+    return UpdateResults(logits, loss, take_gradient(model), means)
 
 
 def in_batches(model: nn.Module, update: Update, objective: FollowedLoss) -> UpdateResults:
@@ -403,7 +402,7 @@ def _moved(before: Tensor, after: Tensor, places: Sequence[tuple[int, int, slice
 
 def _pool(update: Update) -> Tensor:
     """Interchangeable tokens, sorted, (tokens,), without those that mark the ends of sequences."""
-    whole = [one.ids for one in update.known]
+    whole = [one.ids for one in update.sequences]
     ends = (Counter(ids[0] for ids in whole), Counter(ids[-1] for ids in whole))
     marks = {token for counts in ends for token, count in counts.items() if 2 * count > len(whole)}
     tokens = {token for ids in whole for token in ids}

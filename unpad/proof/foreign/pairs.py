@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import ForeignCertificate
-from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, Outcome, Precision, judge, refused
-from unpad.proof.foreign.known import Collated, known_of_masks, labels_alone, listed, with_padding_token
-from unpad.proof.foreign.measure import (
-    EPS,
-    Errors,
-    UpdateResults,
-    by_rounding,
-    in_batches,
-    moves,
-    objective_of,
-    one_at_a_time,
-    take_gradient,
-)
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, ComparedUpdate, Precision, judge, raise_memory, refused
+from unpad.proof.foreign.measure import in_batches, objective_of, one_at_a_time
 from unpad.proof.foreign.model import alone_inputs, called, loss_of, no_router_loss, untouched, untouched_generators
-from unpad.proof.foreign.targets import logits_noted, target_taken
-from unpad.proof.foreign.update import ForeignBatch, Update, read_batch, read_update, refuse_missing
+from unpad.proof.foreign.targets import taken_by
+from unpad.proof.foreign.update import (
+    IGNORE,
+    Collated,
+    ForeignBatch,
+    LabelledSequence,
+    Update,
+    labelled,
+    listed,
+    read_batch,
+    read_update,
+    refuse_missing,
+)
 
 Collate = Callable[..., Collated]
 
@@ -65,60 +65,71 @@ def prove_callable(
     """
     with untouched_generators(seed), no_router_loss(model) as router, untouched(model):
         notes = [NO_ROUTER_LOSS] if router else []
-        known = known_of_masks(sequences, loss_masks)
-        if len(known) < 2:
+        given = labelled(sequences, loss_masks)
+        if len(given) < 2:
             raise ProofError("prove needs at least two sequences", fix="pass more sequences")
-        given = [list(one.ids) for one in known]
+        ids = [list(one.ids) for one in given]
         try:
-            collated = collate(given) if loss_masks is None else collate(given, [list(mask) for mask in loss_masks])
+            collated = collate(ids) if loss_masks is None else collate(ids, [list(mask) for mask in loss_masks])
         except Exception as error:
             return ForeignCertificate((), "fp32", str(refused(error)), tuple(notes))
         batches = [read_batch(one) for one in listed(collated)]
         if loss_masks is None:
-            alone = [labels_alone(partial(collate, [list(one.ids)]), one.ids) for one in known]
-            known = [replace(one, labels=labels) for one, labels in zip(known, alone, strict=True)]
-            known = with_padding_token(known, batches)
-        update = read_update(batches, known)
+            given = _with_padding_token([_alone(collate, one) for one in given], batches)
+        update = read_update(batches, given)
         refuse_missing(update)
         model.eval()
-        return judge(model, precision, partial(_measure, model, update), notes)
+        return judge(model, precision, partial(_compare, model, update), notes)
 
 
-def _measure(model: nn.Module, update: Update, exact: bool) -> Outcome:
-    """Both ways to compute the update."""
-    update = moved_to(update, next(model.parameters()).device, torch.float64 if exact else None)
-    objective = objective_of(model, update)
-    truth = one_at_a_time(model, update, objective)
-
-    def again() -> UpdateResults:
-        return in_batches(model, update, objective)
-
-    def rounding() -> Errors:
-        return by_rounding(model, EPS, lambda: one_at_a_time(model, update, objective)).errors(truth)
-
+def _alone(collate: Collate, whole: LabelledSequence) -> LabelledSequence:
+    """A sequence with the labels that a collator gives to it alone; all its tokens if it cannot collate one."""
     try:
-        found = in_batches(model, update, objective)
-        moved = moves(partial(called, model), update)
-    except ProofError:
-        raise
+        batches = [read_batch(one) for one in listed(collate([list(whole.ids)]))]
     except Exception as error:
-        raise refused(error) from error
-    if not objective.own:
-        return Outcome(update, truth, found, moved, rounding, again)
-    taken = target_taken(update, partial(_pull, model))
-    return Outcome(update, truth, found, moved, rounding, again, (OWN_LOSS,), taken)
+        raise_memory(error)
+        return whole
+    update = read_update(batches, [whole])
+    if len(update.pieces) != 1 or update.pieces[0].length != len(whole.ids):
+        return whole
+    targets = next(
+        batch.targets[row, cells].tolist()
+        for number, batch in enumerate(batches)
+        for _, row, cells in update.places(number)
+    )
+    pairs = zip(whole.ids[1:], targets, strict=False)
+    return replace(whole, labels=[IGNORE, *(token if target != IGNORE else IGNORE for token, target in pairs)])
 
 
-def _pull(model: nn.Module, ids: list[int], _: list[int], given: list[int]) -> Tensor | None:
-    """Gradient of the model's loss of a sequence alone with respect to its logits; see `targets.Pull`."""
-    labels = torch.tensor([given], device=next(model.parameters()).device)
-    with logits_noted(model) as noted:
-        loss = loss_of(model(**alone_inputs(model, ids), labels=labels))
-    if loss is None or not loss.requires_grad or not noted:
-        return None
-    loss.backward()
-    take_gradient(model)
-    return None if noted[0].grad is None else noted[0].grad[0]
+def _with_padding_token(sequences: list[LabelledSequence], batches: Sequence[ForeignBatch]) -> list[LabelledSequence]:
+    """Restore real tokens as targets if a collator left out exactly those that equal its padding."""
+    padding = {token for batch in batches for token in batch.ids[~batch.real].tolist()}
+    pairs = [pair for one in sequences for pair in zip(one.ids[1:], one.labels[1:], strict=True)]
+    if padding and {token for token, label in pairs if label == IGNORE} == padding:
+        return labelled([one.ids for one in sequences], None)
+    return sequences
+
+
+def _compare(model: nn.Module, update: Update, exact: bool) -> ComparedUpdate:
+    """The update in a precision."""
+    device = next(model.parameters()).device
+    update = moved_to(update, device, torch.float64 if exact else None)
+    objective = objective_of(model, update)
+
+    @torch.no_grad()
+    def loss(_: int, ids: list[int], labels: list[int]) -> float:
+        found = loss_of(model(**alone_inputs(model, ids), labels=torch.tensor([labels], device=device)))
+        return float("nan") if found is None else float(found)
+
+    comparison = ComparedUpdate(
+        update,
+        lambda: one_at_a_time(model, update, objective),
+        lambda: in_batches(model, update, objective),
+        partial(called, model),
+    )
+    return (
+        replace(comparison, taken=taken_by(update.sequences, loss), notes=(OWN_LOSS,)) if objective.own else comparison
+    )
 
 
 def moved_to(update: Update, device: torch.device, floats: torch.dtype | None) -> Update:

@@ -20,8 +20,12 @@ TURNED_FIX = "keep the order of the tokens, or prove with the sequences as the c
 NOBODY, OUTSIDE = -1, -2  # owners: a token of no sequence; beyond the end of a row
 
 
+Batch = Mapping[str, object]
+Collated = Batch | Sequence[Batch]
+
+
 @dataclass(frozen=True)
-class Known:
+class LabelledSequence:
     """One sequence as the data has it.
 
     Args:
@@ -82,7 +86,31 @@ class ForeignBatch:
         return F.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
 
 
-def read_batch(batch: Mapping[str, object]) -> ForeignBatch:
+def listed(collated: Collated) -> list[Batch]:
+    return [collated] if isinstance(collated, Mapping) else list(collated)
+
+
+def labelled(sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]] | None) -> list[LabelledSequence]:
+    """The sequences with the targets of masks, by default all tokens but the first.
+
+    Raises:
+        ProofError: a sequence is empty, or masks have other lengths.
+    """
+    ids = [[int(token) for token in one] for one in sequences]
+    if not ids or not all(ids):
+        raise ProofError("there is no sequence, or an empty one", fix="pass sequences of at least one token")
+    kept = [[True] * len(one) for one in ids] if masks is None else masks
+    if list(map(len, kept)) != list(map(len, ids)):
+        raise ProofError("loss_masks have other lengths than the sequences", fix="pass one flag for every token")
+    return [
+        LabelledSequence(
+            one, [token if flag and at else IGNORE for at, (token, flag) in enumerate(zip(one, mask, strict=True))]
+        )
+        for one, mask in zip(ids, kept, strict=True)
+    ]
+
+
+def read_batch(batch: Batch) -> ForeignBatch:
     """Read a batch with `input_ids` and `labels` or `shift_labels`.
 
     Raises:
@@ -131,13 +159,13 @@ class Update:
         pieces: runs of the sequences; their rows are counted over all batches.
         owners: per batch, index into `pieces` of each cell's owner, or NOBODY, (rows, width) int64.
         filler: per batch, True where a cell is padding, (rows, width) bool.
-        given: what the model gets of a sequence alone besides its tokens, by index into `known`; each with a batch of
-            1, and entries for every token in its second dimension.
+        given: what the model gets of a sequence alone besides its tokens, by index into `sequences`; each with a batch
+            of 1, and entries for every token in its second dimension.
         complete: True if all sequences are in the batches; otherwise missing sequences are left out.
     """
 
     batches: list[ForeignBatch]
-    known: list[Known]
+    sequences: list[LabelledSequence]
     pieces: list[Span]
     owners: list[Tensor]
     filler: list[Tensor]
@@ -151,14 +179,14 @@ class Update:
 
     def labels_of(self, piece: Span) -> list[int]:
         """Labels of a piece as a sequence of its own: its first token is not a target."""
-        return [IGNORE, *self.known[piece.sequence].labels[piece.offset + 1 : piece.offset + piece.length]]
+        return [IGNORE, *self.sequences[piece.sequence].labels[piece.offset + 1 : piece.offset + piece.length]]
 
     def ids_of(self, piece: Span) -> list[int]:
-        return self.known[piece.sequence].ids[piece.offset : piece.offset + piece.length]
+        return self.sequences[piece.sequence].ids[piece.offset : piece.offset + piece.length]
 
     def given_of(self, piece: Span) -> dict[str, object]:
         """Inputs of a piece alone besides its tokens; of a part, only those with one entry per token."""
-        given, length = self.given.get(piece.sequence, {}), len(self.known[piece.sequence].ids)
+        given, length = self.given.get(piece.sequence, {}), len(self.sequences[piece.sequence].ids)
         if piece.length == length:
             return dict(given)
         cells = slice(piece.offset, piece.offset + piece.length)
@@ -184,7 +212,9 @@ class Update:
         ]
 
 
-def read_update(batches: Sequence[ForeignBatch], known: Sequence[Known], *, complete: bool = True) -> Update:
+def read_update(
+    batches: Sequence[ForeignBatch], sequences: Sequence[LabelledSequence], *, complete: bool = True
+) -> Update:
     """Find the sequences in the batches."""
     rows: list[list[int | None]] = []
     starts: list[tuple[int, int]] = []
@@ -194,8 +224,8 @@ def read_update(batches: Sequence[ForeignBatch], known: Sequence[Known], *, comp
             [token if ok else None for token, ok in zip(ids, real, strict=True)]
             for ids, real in zip(batch.ids.tolist(), batch.real.tolist(), strict=True)
         ]
-    pieces = locate(Cells(rows, starts), [one.ids for one in known])
-    update = Update(list(batches), list(known), pieces, [], [], complete)
+    pieces = locate(Cells(rows, starts), [one.ids for one in sequences])
+    update = Update(list(batches), list(sequences), pieces, [], [], complete)
     for index, batch in enumerate(batches):
         owners = torch.full_like(batch.ids, NOBODY)
         for piece, row, cells in update.places(index):
@@ -257,7 +287,7 @@ def refuse_missing(update: Update) -> None:
         ProofError: none of the sequences is in the batches, or none of their tokens is a target.
     """
     if not update.pieces:
-        turned = [Known(one.ids[::-1], one.labels) for one in update.known]
+        turned = [LabelledSequence(one.ids[::-1], one.labels) for one in update.sequences]
         if read_update(update.batches, turned).pieces:
             raise ProofError(TURNED, fix=TURNED_FIX)
         raise ProofError(
@@ -302,8 +332,8 @@ def _labels_of_batch(update: Update, index: int) -> Labels:
 def count_cut(update: Update) -> tuple[int, int]:
     """Number of tokens that are missing or in a piece that does not begin its sequence; and number of such
     sequences."""
-    kept = dict.fromkeys(range(len(update.known)), 0) if update.complete else {}
+    kept = dict.fromkeys(range(len(update.sequences)), 0) if update.complete else {}
     for piece in update.pieces:
         kept[piece.sequence] = kept.get(piece.sequence, 0) + (piece.length if piece.offset == 0 else 0)
-    gaps = [len(update.known[index].ids) - length for index, length in kept.items()]
+    gaps = [len(update.sequences[index].ids) - length for index, length in kept.items()]
     return sum(gaps), sum(gap > 0 for gap in gaps)

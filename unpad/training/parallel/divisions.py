@@ -10,7 +10,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.training.parallel.parallelism import Parallelism, Replicas
 
 
-def asked(recipe: Recipe) -> type[Parallelism]:
+def parallelism_class(recipe: Recipe) -> type[Parallelism]:
     """The division that a recipe asks for, for any number of processes."""
     if recipe.train.shard != "none":
         from unpad.training.parallel.sharding import Sharding
@@ -21,7 +21,7 @@ def asked(recipe: Recipe) -> type[Parallelism]:
 
 def parallelism_of(recipe: Recipe, group: Group) -> type[Parallelism]:
     """The division of a recipe's model among these processes; a single process always holds the whole model."""
-    return asked(recipe) if group.size > 1 else Replicas
+    return parallelism_class(recipe) if group.size > 1 else Replicas
 
 
 def alone(recipe: Recipe) -> Recipe:

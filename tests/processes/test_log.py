@@ -14,7 +14,7 @@ PROGRAM = """
 import os, sys
 from pathlib import Path
 from unpad.errors import DiskError, LostProcessError
-from unpad.processes import own_log
+from unpad.processes import worker
 from unpad.processes.worker import leave_to_launcher, run_as_worker
 
 def fail(error):
@@ -48,7 +48,7 @@ def run(folder: Path, rank: int, *lines: str, **environment: str) -> subprocess.
 
 def test_a_kept_log_has_all_that_the_process_printed_and_later_processes_add_to_it(tmp_path: Path) -> None:
     for _ in range(2):
-        done = run(tmp_path, 1, "own_log.keep(folder, private=False)", "print('late')", "os.write(2, b'C code\\n')")
+        done = run(tmp_path, 1, "worker.keep_log(folder, private=False)", "print('late')", "os.write(2, b'C code\\n')")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     lines = (tmp_path / "processes" / "1.log").read_text().splitlines()
     assert lines == ["early", "also early", "late", "C code"] * 2
@@ -56,7 +56,7 @@ def test_a_kept_log_has_all_that_the_process_printed_and_later_processes_add_to_
 
 
 def test_the_first_process_keeps_the_terminal(tmp_path: Path) -> None:
-    done = run(tmp_path, 0, "own_log.keep(folder, private=False)")
+    done = run(tmp_path, 0, "worker.keep_log(folder, private=False)")
     assert (done.stdout, done.stderr) == ("early\n", "also early\n")
     assert not list(tmp_path.iterdir())
 

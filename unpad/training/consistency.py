@@ -17,7 +17,7 @@ from unpad.models.contract import Model
 from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.run.base import fingerprint
-from unpad.terminal.commands import resume_run
+from unpad.terminal.printing import resume_run
 from unpad.training.progress import DECIDE_BITS
 from unpad.training.setup import Setup
 
@@ -42,8 +42,6 @@ def check_recipe(group: Group, folder: Path, recipe: Recipe, *, exists: bool) ->
     Raises:
         UnlikeProcessesError: a process has another recipe, or another run directory.
     """
-    if group.size == 1:
-        return
     _compare(group, folder, {"run directory": str(exists), "recipe": storage.sha256(recipe.to_yaml())})
 
 
@@ -78,8 +76,6 @@ def check_folder(group: Group, folder: Path, timeout_s: float) -> None:
             return (folder / storage.LOCK).read_text(encoding="utf-8")
         return ""
 
-    if group.size == 1:
-        return
     first, latest = group.of_leader(held), time.monotonic() + min(SEEN_S, timeout_s / 2)
     while held() != first and time.monotonic() < latest:
         time.sleep(1)
