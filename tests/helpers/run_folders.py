@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from unpad.run.monitor import Monitor, StepRecord
-from unpad.run.report.section import Section
+from unpad.run.report.section import PageSection
 
 STEPS_PER_EPOCH = 5
 
@@ -66,6 +66,6 @@ def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: st
     return folder
 
 
-def html_of(draw: Callable[[Any], list[Section]], given: Any) -> str:
+def html_of(draw: Callable[[Any], list[PageSection]], given: Any) -> str:
     """Sections of a page as it shows them."""
     return "".join(section.html() for section in draw(given))

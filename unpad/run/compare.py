@@ -31,10 +31,9 @@ from unpad.run.folder import (
     run_recipe,
     runs_below,
 )
-from unpad.run.report import svg
 from unpad.run.report.history import METRICS, RunHistory, metric_fault, parse_row, read_history, read_log, run_state
 from unpad.run.report.samples import newest_evaluation, old_notes, written
-from unpad.run.report.section import Section, table
+from unpad.run.report.section import PageSection, document, table
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.storage import write_atomic
 from unpad.storage.reading import opened, read_lines, read_shaped
@@ -332,8 +331,6 @@ def _short(text: str) -> str:
 
 
 def _page(comparison: Comparison, histories: list[RunHistory]) -> str:
-    from unpad.run.report.page import POLICY, STYLE  # families of pages load torch, which a list of runs does not need
-
     colours = [COLOURS[index % len(COLOURS)] for index in range(len(histories))]
     style = "".join(
         f"path.run{i}{{stroke:{colour};stroke-width:1.8}}circle.run{i}{{fill:{colour}}}i.run{i}{{color:{colour}}}"
@@ -359,18 +356,14 @@ def _page(comparison: Comparison, histories: list[RunHistory]) -> str:
     ]
     notes = "".join(f"<p class=gap>{escape(note)}</p>" for note in comparison.notes)
     title = escape(", ".join(comparison.names))
-    return f"""<!doctype html>
-<html lang=en><meta charset=utf-8>{POLICY}<meta name=viewport content="width=device-width,initial-scale=1">
-<title>{title} · unpad</title>
-<style>{STYLE}{svg.STYLE}{style}</style>
-<main><header><h1>{title}</h1></header>
+    body = f"""<header><h1>{title}</h1></header>
 {notes}<div class=plots>{"".join(figures)}</div>
 {_table("Where the recipes differ", comparison.names, comparison.recipes)}
 {_table("What they reached", comparison.names, comparison.measures)}
-</main></html>
 """
+    return document(title, style, body)
 
 
 def _table(title: str, names: list[str], rows: dict[str, list[str]]) -> str:
     cells = [(name, *row) for name, row in rows.items()] or [("in no field", *("" for _ in names))]
-    return Section(title, table=table(("", *names), cells)).html()
+    return PageSection(title, table=table(("", *names), cells)).html()

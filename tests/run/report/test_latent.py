@@ -11,7 +11,7 @@ from rich.console import Console
 from tests.helpers.run_folders import record
 from unpad.errors import SourceError
 from unpad.recipes.file import parse_recipe
-from unpad.run.monitor import COLUMNS, Monitor
+from unpad.run.monitor import Monitor
 from unpad.run.report import latent as report
 from unpad.run.report.history import load_metrics
 from unpad.run.report.page import write_report
@@ -126,26 +126,3 @@ def test_a_latent_of_zeros_or_not_numbers_is_drawn() -> None:
     for rows in ([dead], [broken], [dead, broken], [broken, dead]):
         shown = report.section([{"step": 10 * (i + 1), "values": row} for i, row in enumerate(rows)], None).html()
         assert "nan" not in shown.lower()
-
-
-def test_killed_and_resumed_leaves_the_same_bytes(tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        folder.mkdir()
-    run = monitor(whole)
-    train(run, 10, 600)
-    run.epoch(600, "train", 1)
-    run.close()
-    train(monitor(killed), 10, 440)
-    again = monitor(killed)
-    again.resume(400)
-    again.row("latent", 400, "train", values(400))  # of exactly the checkpoint's step: written once
-    train(again, 410, 600)
-    again.epoch(600, "train", 1)
-    again.close()
-    for name in ("metrics.jsonl", "metrics.csv"):
-        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
-    assert {tuple(row) for row in load_metrics(whole)} == {COLUMNS}
-    epoch = load_metrics(whole)[-1]
-    assert epoch["kind"] == "epoch"
-    assert epoch["loss"] == pytest.approx(np.mean([5 / step for step in range(10, 601, 10)]))

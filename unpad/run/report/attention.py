@@ -12,7 +12,7 @@ from typing_extensions import TypedDict
 
 from unpad.errors import CheckpointError
 from unpad.run import upgrade
-from unpad.run.report.section import Section
+from unpad.run.report.section import PageSection
 from unpad.run.report.svg import drawn, framed
 from unpad.storage import write_atomic
 from unpad.storage.reading import Count, read_shaped
@@ -49,7 +49,7 @@ def has_attention(folder: Path, step: int) -> bool:
         return False
 
 
-def draw(folder: Path) -> list[Section]:
+def draw(folder: Path) -> list[PageSection]:
     """The maps of a run; nothing without the file, or with one that cannot be read."""
     try:
         return [_draw(read_shaped(folder / ATTENTION, _Maps))]
@@ -71,7 +71,7 @@ class _Maps(TypedDict):
     picture: NotRequired[str]
 
 
-def _draw(maps: _Maps) -> Section:
+def _draw(maps: _Maps) -> PageSection:
     tokens = maps.get("tokens")
     if tokens is None:
         (rows, columns), levels = maps["grid"], LEVELS["image"]
@@ -88,7 +88,7 @@ def _draw(maps: _Maps) -> Section:
         for number, digits in enumerate(block["heads"], start=1)
     ]
     note = f"{maps['where']}: {unit}; darker from {', '.join(f'{level:g}' for level in levels)} on"
-    return Section("Attention", note, figures, "maps" if tokens is not None else "maps image")
+    return PageSection("Attention", note, figures, "maps" if tokens is not None else "maps image")
 
 
 def _map(digits: str, rows: int, columns: int, tokens: list[str] | None) -> str:

@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from unpad.run.report.section import FamilySection, Performance, Section
+from unpad.run.report.section import FamilySection, PageSection, Performance
 from unpad.run.report.svg import Axes, Curve, matrix, plot
 
 
-def section(evaluation: dict[str, Any]) -> list[Section]:
+def section(evaluation: dict[str, Any]) -> list[PageSection]:
     """Draw the confusion matrix and the calibration.
 
     Args:
@@ -33,7 +33,7 @@ def section(evaluation: dict[str, Any]) -> list[Section]:
         ),
         plot("Calibration", lines, Axes("accuracy, % by confidence, %", zero=True, over="confidence")),
     ]
-    return [Section("Held-out images", figures=figures)]
+    return [PageSection("Held-out images", figures=figures)]
 
 
 ACCURACY = Performance("accuracy", "Accuracy", "commonest_class", "always the commonest class", is_share=True)

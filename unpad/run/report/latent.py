@@ -11,7 +11,7 @@ from typing_extensions import TypedDict
 
 from unpad.recipes.recipe import Recipe
 from unpad.run.report.history import Array
-from unpad.run.report.section import Section
+from unpad.run.report.section import PageSection
 from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, plot
 from unpad.storage.reading import Count, Number
 
@@ -42,7 +42,7 @@ def _of_equal_length(values: _LatentValues) -> _LatentValues:
 READING = Annotated[_LatentValues, AfterValidator(_of_equal_length)]
 
 
-def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> Section:
+def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> PageSection:
     """Draw the readings of a run.
 
     Args:
@@ -74,7 +74,7 @@ def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> Section:
     ]
     values = newest["values"]
     note = f"{values['light']} at step {newest['step']:,}, read on {values['num_sets']:,} sets"
-    return Section("Latent", note, figures)
+    return PageSection("Latent", note, figures)
 
 
 def _over(steps: Array, title: str, values: Array, unit: str, limit: float | None, scale: float) -> str:

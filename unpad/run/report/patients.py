@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unpad.run.report.history import Array
-from unpad.run.report.section import FamilySection, Performance, Section
+from unpad.run.report.section import FamilySection, PageSection, Performance
 from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, matrix, plot, tick_labels, ticks
 
 WIDTH, RIGHT = 1060, 1042
@@ -38,7 +38,7 @@ i.bare{color:var(--soft)}
 """
 
 
-def section(evaluation: dict[str, Any]) -> list[Section]:
+def section(evaluation: dict[str, Any]) -> list[PageSection]:
     """Draw the evaluation on held-out patients.
 
     Args:
@@ -56,8 +56,8 @@ def section(evaluation: dict[str, Any]) -> list[Section]:
     patients = [course(f"patient {place}", one) for place, one in enumerate(evaluation.get("courses", []), 1)]
     kind = "class, by its probability," if "classes" in evaluation else "outcome"
     chosen = f"of each {kind} the one of highest and the one of lowest probability; others lie between"
-    over_time = [Section("Held-out patients over time", chosen, patients, "courses")] if patients else []
-    return [Section("Held-out patients", counts, figures), *over_time]
+    over_time = [PageSection("Held-out patients over time", chosen, patients, "courses")] if patients else []
+    return [PageSection("Held-out patients", counts, figures), *over_time]
 
 
 def _calibration(bins: list[dict[str, float]]) -> str:

@@ -15,7 +15,7 @@ from unpad.errors import SourceError, UnpadError
 from unpad.run import upgrade
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.report.history import read_rows
-from unpad.run.report.section import Section, table
+from unpad.run.report.section import PageSection, table
 from unpad.storage import LineLog, write_atomic
 from unpad.storage.reading import Count, Number, misfit, read_shaped
 from unpad.storage.strict_json import json_object
@@ -131,9 +131,9 @@ def _read(path: Path, shape: type) -> list[dict[str, Any]]:
         return []
 
 
-def draw(folder: Path) -> list[Section]:
+def draw(folder: Path) -> list[PageSection]:
     """Tables of the newest evaluation and of the newest replies; nothing without them."""
-    evaluation, samples, sections = newest_evaluation(folder), _read(folder / SAMPLES, _Sample), list[Section]()
+    evaluation, samples, sections = newest_evaluation(folder), _read(folder / SAMPLES, _Sample), list[PageSection]()
     if evaluation is not None:
         rows = [
             (name.replace("_", " "), written(one["value"]), _interval(one), f"{one['num']:,}", _part(one))
@@ -143,11 +143,11 @@ def draw(folder: Path) -> list[Section]:
         lines = escape("\n".join(evaluation.get("lines", [])))
         shown = table(heads, rows, text=(0, 4)) + (f"<div class=box><pre>{lines}</pre></div>" if lines else "")
         note = f"of step {evaluation['step']:,}, on {evaluation['time'][:16].replace('T', ' ')}"
-        sections.append(Section("Evaluation", note, table=shown))
+        sections.append(PageSection("Evaluation", note, table=shown))
     if samples:
         replies = [(f"{row['step']:,}", row["prompt"], row["reply"]) for row in samples[-SHOWN_SAMPLES:]]
         shown = table(("Step", "Held-out prompt", "Reply"), replies, text=(1, 2), css="replies")
-        sections.append(Section("Replies", table=shown))
+        sections.append(PageSection("Replies", table=shown))
     return sections
 
 

@@ -13,7 +13,7 @@ from functools import cache
 from html import escape
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
@@ -22,7 +22,7 @@ from rich.cells import cell_len
 
 from unpad import storage
 from unpad.errors import RecipeError
-from unpad.run.report.section import FamilySection, Performance, Section
+from unpad.run.report.section import FamilySection, PageSection, Performance
 from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, plot
 from unpad.terminal.table import wrapped
 
@@ -284,22 +284,11 @@ MODES = {"origin": "all patches", "merge_only": "merged", "soft": "hidden by deg
 LEFT, WIDTH, ROW = 180, 520, 34  # of the bars, in pixels
 
 
-class MeasuredValue(Protocol):
-    """A value, and its interval or its extremes."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-
-
-def to_json(metrics: Mapping[str, MeasuredValue], pictures: Sequence[tuple[Kept, str]]) -> dict[str, Any]:
+def to_json(metrics: Mapping[str, Any], pictures: Sequence[tuple[Kept, str]]) -> dict[str, Any]:
     """Contents of `evaluation.json`, which the page draws.
 
     Args:
-        metrics: `accuracy_MODE`, `visual_tokens` and `kept_block_N` among them.
+        metrics: those of `unpad eval`, `accuracy_MODE`, `visual_tokens` and `kept_block_N` among them.
         pictures: questions about one image, each with the right answer.
     """
 
@@ -337,7 +326,7 @@ def picture_from_json(values: dict[str, Any]) -> Kept:
     return Kept(pixels, values["patch"], stays, values["question"], values["answer"])
 
 
-def section(evaluation: dict[str, Any]) -> list[Section]:
+def section(evaluation: dict[str, Any]) -> list[PageSection]:
     """Draw how many visual tokens are left, and the accuracy by mode.
 
     Args:
@@ -346,7 +335,10 @@ def section(evaluation: dict[str, Any]) -> list[Section]:
     figures = [_kept(np.array(evaluation["kept"], float), evaluation.get("patches"))] if evaluation["kept"] else []
     figures += [_accuracies(evaluation["accuracy"])] if evaluation["accuracy"] else []
     pictures = [_picture(picture) for picture in evaluation["pictures"]]
-    sections = (Section("Held-out questions", "", figures), Section("Patches that stayed", "", pictures, "kept"))
+    sections = (
+        PageSection("Held-out questions", "", figures),
+        PageSection("Patches that stayed", "", pictures, "kept"),
+    )
     return [one for one in sections if one.figures]
 
 
