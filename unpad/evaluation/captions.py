@@ -10,8 +10,8 @@ import numpy as np
 from unpad.data.measuring import Measuring
 from unpad.data.tokens.lost import LostCharacters
 from unpad.data.vqa import VqaData
+from unpad.evaluation.family import token_sums
 from unpad.evaluation.metrics import Metric, mean_of, ratio_of, refused
-from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.rows import Columns, Measures, Ratio
 
 NUM_CHOICES = 20

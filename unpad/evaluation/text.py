@@ -22,9 +22,8 @@ from unpad.data.tokens.tokenizer import load_tokenizer
 from unpad.errors import SourceError
 from unpad.evaluation import preferences
 from unpad.evaluation.attention_maps import maps_of_text
-from unpad.evaluation.family import Prompt, TrainedModel, evenly
+from unpad.evaluation.family import Prompt, TrainedModel, evenly, token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, mean_of, perplexity, ratio_of, refused
-from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.rows import (
     KIND,
     PART,

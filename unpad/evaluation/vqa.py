@@ -14,9 +14,8 @@ from unpad.data.sources.split import Split
 from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
 from unpad.evaluation import captions
-from unpad.evaluation.family import Prompt, evenly
+from unpad.evaluation.family import Prompt, evenly, token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, extremes, mean_of, perplexity, ratio_of
-from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.rows import KIND, Columns, Evaluation, ExampleRows, Measures, Ratio, objects, placed
 from unpad.inference.images import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
