@@ -18,9 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from unpad.batching.batch import RaggedBatch, from_sequences, from_vectors, make_batch
+from unpad.batching.batch import RaggedBatch, from_sequences, from_vectors, in_parts, make_batch
 from unpad.batching.layout import build_layout
-from unpad.batching.parts import in_parts
 from unpad.machine.memory import peak_memory, process_memory, restart_peak
 from unpad.models import build_model, model_config
 from unpad.models.contract import Model

@@ -88,7 +88,6 @@ def cut_of(num: int, lengths: np.ndarray, **fields: object) -> tuple[module.Bala
 @pytest.mark.parametrize("num", [2, 3, 8])
 def test_a_finer_cut_gives_every_process_work(num: int) -> None:
     cut, coarse = cut_of(num, texts(2000, 40, 200), tokens_per_step=4096)
-    assert cut is not None
     assert cut.tokens_per_micro < 4096
     assert Costs(coarse, 1000.0).balance(num).idle == num - 1
     fine = made_of(texts(2000, 40, 200), tokens_per_step=4096, tokens_per_micro=cut.tokens_per_micro)
@@ -111,7 +110,6 @@ def test_updates_of_the_size_that_fills_processes_keep_them_busy(num: int, strat
     lengths = texts(30_000)
     fields: dict[str, object] = {"strategy": strategy, "tokens_per_micro": 2048}
     fill = Costs(made_of(lengths, tokens_per_step=1 << 40, **fields), 2000.0).fill_tokens(num)
-    assert fill is not None
 
     def busy(tokens: int) -> float:  # padding aside
         costs = Costs(made_of(lengths, tokens_per_step=tokens, **fields), 2000.0)

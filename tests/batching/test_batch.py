@@ -25,7 +25,6 @@ WEIGHTS = {"cross_entropy": 1.0}
 
 
 def padded_mask(layout: Layout | PaddedLayout) -> torch.Tensor:
-    assert isinstance(layout, PaddedLayout)
     return layout.attention_mask
 
 
@@ -44,10 +43,8 @@ def test_the_worked_example_of_lengths_2_3_4() -> None:
     flat = np.concatenate([np.array(s) for s in sequences])
     batch = make_batch(flat, np.zeros_like(flat), np.zeros(flat.size, np.bool_), np.array([2, 3, 4]))
     assert batch.layout.lengths().tolist() == [2, 3, 4]
-    assert isinstance(batch.layout, Layout)
     assert batch.layout.cu_seqlens.tolist() == [0, 2, 5, 9]
     rectangle = batch.pad(pad_id=0)
-    assert rectangle.input_ids is not None
     mask = padded_mask(rectangle.layout)
     tokens = rectangle.input_ids.unflatten(0, mask.shape)
     assert tokens.tolist() == [[5, 6, 0, 0], [7, 8, 9, 0], [1, 2, 3, 4]]
@@ -76,7 +73,6 @@ def test_any_choice_of_sequences_is_those_sequences(lengths: list[int], data: st
     chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=6)) if lengths else []
     part = batch.select(chosen)
     assert part.layout.lengths().tolist() == [lengths[i] for i in chosen]
-    assert part.seq_ids is not None
     assert part.seq_ids.tolist() == [100 + i for i in chosen]
     for name in ("input_ids", "labels", "loss_mask", "position_ids"):
         whole = getattr(batch, name).split(lengths) if lengths else []
@@ -91,7 +87,6 @@ def test_any_choice_of_sequences_is_those_sequences(lengths: list[int], data: st
 @pytest.mark.promise("batch.labels")
 def test_inputs_are_all_but_the_last_token_and_labels_all_but_the_first() -> None:
     batch = from_sequences([[3, 4, 5], [6, 7], [8, 9, 1, 2]])
-    assert batch.input_ids is not None
     assert batch.input_ids.tolist() == [3, 4, 6, 8, 9, 1]
     assert batch.labels.tolist() == [4, 5, 7, 9, 1, 2]
     assert batch.position_ids.tolist() == [0, 1, 0, 0, 1, 2]
@@ -169,12 +164,10 @@ def test_the_pad_id_is_the_callers_and_changes_no_gradient() -> None:
     """Token 0 is a word of this corpus; padding with it or with any other id must give the same training."""
     model = tiny_model().eval()
     batch = random_batch([4, 9, 2], share=1.0)
-    assert batch.input_ids is not None
     batch = replace(batch, input_ids=torch.where(batch.input_ids < 10, 0, batch.input_ids))
     gradients = []
     for pad_id in (0, 7, 49):
         padded = batch.pad(pad_id=pad_id)
-        assert padded.input_ids is not None
         assert bool((padded.input_ids[~padded_mask(padded.layout).flatten()] == pad_id).all())
         model.zero_grad()
         accumulate(model, [padded], WEIGHTS, "fp32")
@@ -187,11 +180,9 @@ def test_the_pad_id_is_the_callers_and_changes_no_gradient() -> None:
 def test_no_gradient_reaches_the_embedding_of_the_pad_id() -> None:
     model = tiny_model(tied=False).eval()
     batch = random_batch([4, 9, 2], share=1.0)
-    assert batch.input_ids is not None
     pad_id = 7
     batch = replace(batch, input_ids=torch.where(batch.input_ids == pad_id, 8, batch.input_ids))
     accumulate(model, [batch.pad(pad_id=pad_id, pad_to=20)], WEIGHTS, "fp32")
-    assert model.embed.weight.grad is not None
     assert torch.equal(model.embed.weight.grad[pad_id], torch.zeros(16, dtype=torch.float64))
     assert model.embed.weight.grad[8].abs().sum() > 0
 
@@ -212,7 +203,6 @@ def test_every_strategy_feeds_the_same_sequences_and_targets(strategy: str) -> N
     found: list[list[int]] = []
     for micros in batches(sequences, strategy=strategy, tokens_per_step=25, row_tokens=30, batch_size=3):
         for micro in micros:
-            assert micro.input_ids is not None
             ids, labels, mask = micro.input_ids, micro.labels, micro.loss_mask
             if isinstance(micro.layout, PaddedLayout):
                 real = micro.layout.attention_mask.flatten()
@@ -258,7 +248,6 @@ def mixed_batch() -> RaggedBatch:
     sizes = [(1, 2), (2, 2), (3, 1), (1, 1)]
     rows = [[5, 40, 40, 6, 41, 41, 41, 41, 7], [8, 9, 1], [42, 42, 42, 2, 3], [4, 43, 5]]
     batch = from_sequences(rows)
-    assert batch.input_ids is not None
     return replace(
         batch,
         media=image_batch(sizes),
@@ -269,10 +258,6 @@ def mixed_batch() -> RaggedBatch:
 
 def places(batch: RaggedBatch) -> dict[int, list[float]]:
     """For every token of an image: the token that stands in its place, and the first number of its patch."""
-    assert batch.media is not None
-    assert batch.media.inputs_embeds is not None
-    assert batch.input_ids is not None
-    assert batch.media_index is not None
     found: dict[int, list[float]] = {}
     for token, patch in zip(batch.input_ids[batch.media_index].tolist(), batch.media.inputs_embeds, strict=True):
         found.setdefault(token, []).append(float(patch[0]))
@@ -284,8 +269,6 @@ def test_a_choice_of_sequences_brings_their_images_along() -> None:
     wanted = places(batch)
     for chosen in ([0, 1, 2, 3], [3, 0], [2], [1], [], [0, 0]):
         part = batch.select(chosen)
-        assert part.media is not None
-        assert part.media_seqs is not None
         images = {0: [40, 41], 1: [], 2: [42], 3: [43]}
         tokens = [image for seq in chosen for image in images[seq]]
         assert part.media.num_seqs == len(tokens) == part.media_seqs.numel()
@@ -305,7 +288,6 @@ def test_sequences_apart_and_joined_again_are_the_batch(make: Callable[[], Ragge
             assert torch.equal(value, other), name
     assert torch.equal(batch.layout.lengths(), again.layout.lengths())
     if batch.media is not None:
-        assert again.media is not None
         assert torch.equal(batch.media.layout.lengths(), again.media.layout.lengths())
         assert places(batch) == places(again)
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from tests.conftest import random_batch
 from tests.helpers.patients import random_patients
 from tests.helpers.toy import rows, write_toy
-from unpad.batching.describe import describe_batch
+from unpad.batching.batch import describe_batch
 from unpad.training.loop import train
 
 

@@ -33,7 +33,6 @@ def test_groups_hold_every_token_once_and_in_place(lengths: list[int]) -> None:
         assert bool((rows == rows[:, :1]).all()), "a row holds one sequence"
         if group.key_mask is not None:
             assert group.key_mask.sum(1).tolist() == [lengths[i] for i in rows[:, 0].tolist()]
-            assert group.real is not None
             assert group.real.tolist() == group.key_mask.flatten().nonzero()[:, 0].tolist()
     assert sorted(seen) == list(range(total))
     out = torch.tensor(seen, dtype=torch.int64)

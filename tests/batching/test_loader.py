@@ -17,7 +17,6 @@ import torch
 
 from tests.helpers.toy import write_toy
 from unpad.batching.batch import RaggedBatch, from_padded
-from unpad.batching.layout import PaddedLayout
 from unpad.batching.loader import AHEAD, TokenSource, load_micro, load_steps
 from unpad.batching.plan import Micro, Plan, plan
 from unpad.data.tokens.corpus import prepare
@@ -116,7 +115,6 @@ def test_filler_completes_the_run_and_counts_nothing(tokens: TokenSet) -> None:
 def test_a_rectangle_holds_the_same_tokens(tokens: TokenSet) -> None:
     plain = load_micro(tokens, whole(tokens, [2, 95, 7]), PAD)
     padded = load_micro(tokens, whole(tokens, [2, 95, 7], pad_to=80), PAD)
-    assert isinstance(padded.layout, PaddedLayout)
     mask = padded.layout.attention_mask
     assert mask.shape == (3, 80)
     assert padded.num_targets == plain.num_targets

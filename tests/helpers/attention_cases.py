@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from unpad.batching.layout import Layout, build_layout
+from unpad.nn.attend import Attend
 from unpad.nn.attention import self_attention
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
 
@@ -32,10 +33,8 @@ class Case(NamedTuple):
     def run(self, **changed: object) -> Tensor:
         case = self._replace(**changed)
         longest = int(case.cu_seqlens.diff().max()) if len(case.cu_seqlens) > 1 else 0
-        return self_attention(
-            case.qkv, Layout(case.cu_seqlens, longest), case.heads, case.causal,
-            rotary=case.rotary, key_bias=case.key_bias, dropout=case.dropout, window=case.window,
-        )  # fmt: skip
+        how = Attend(case.causal, case.window, case.dropout, rotary=case.rotary, key_bias=case.key_bias)
+        return self_attention(case.qkv, Layout(case.cu_seqlens, longest), case.heads, how)
 
     def gradients(self, out: Tensor) -> list[Tensor]:
         leaves = [self.qkv] if self.key_bias is None else [self.qkv, self.key_bias]

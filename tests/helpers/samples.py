@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.layout import Layout, build_layout
+from unpad.models.vision_language.visual import VisionTokens
 
 M = TypeVar("M", bound=nn.Module)
 WIDTH = 16
@@ -21,21 +22,14 @@ QUESTION = [5, 2, 17, 0, 4, 1, 16]
 
 
 @dataclass(frozen=True)
-class Samples:
-    vision: Tensor  # (num_vision, WIDTH)
-    vision_layout: Layout
-    question: Tensor  # (num_question, WIDTH)
-    question_layout: Layout
+class Samples(VisionTokens):
+    """Vision tokens (num_vision, WIDTH) and question tokens (num_question, WIDTH)."""
 
     def only(self, seq: int) -> Samples:
         """One sample by itself, cut off from the graph of the batch."""
         vision = self.vision[self.vision_layout.tokens_of([seq])].detach().requires_grad_()
         question = self.question[self.question_layout.tokens_of([seq])].detach().requires_grad_()
         return Samples(vision, build_layout(np.array([len(vision)])), question, build_layout(np.array([len(question)])))
-
-    @property
-    def arguments(self) -> tuple[Tensor, Layout, Tensor, Layout]:
-        return self.vision, self.vision_layout, self.question, self.question_layout
 
 
 def make_samples(

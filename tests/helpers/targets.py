@@ -8,18 +8,7 @@ from typing import Any
 
 import pytest
 
-from unpad.nn.native import activation, attention, cross_entropy, decode, library, norm, quantized, rowwise_linear
-
-FUNCTIONS = (
-    *(
-        activation._functions,
-        attention._functions,
-        norm._functions,
-        cross_entropy._function,
-        cross_entropy._head_functions,
-    ),
-    *(decode._function, rowwise_linear._function, quantized._functions),
-)
+from unpad.nn.native import library
 
 
 def has(target: str) -> bool:
@@ -43,9 +32,7 @@ def running(target: str, table: Any = None) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "_load", lambda: loaded)
         try:
-            for function in FUNCTIONS:
-                function.cache_clear()
+            library._function.cache_clear()
             yield
         finally:
-            for function in FUNCTIONS:
-                function.cache_clear()
+            library._function.cache_clear()

@@ -33,7 +33,6 @@ from tests.helpers.patients import NUM_CODES, SET_SEQUENCES, random_patients, ti
 from tests.helpers.tiny_models import DECODERS, EXAMPLES, Example
 from tests.helpers.vision import ROWS, SAMPLES, TOWERS, prepare, tiny
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config, model_kinds
 from unpad.models.cnn import Cnn
@@ -44,7 +43,6 @@ from unpad.models.contract import (
     Generates,
     HasLatent,
     Model,
-    ModelConfig,
     PredictsSets,
     PrunesTokens,
     ReadsCodeVectors,
@@ -86,7 +84,6 @@ def test_losses_have_the_counts_that_were_promised_and_every_weight_a_term(model
 
 
 def test_members_with_defaults_hold_what_the_contract_says(model: Model, batch: RaggedBatch) -> None:
-    assert isinstance(model.config, ModelConfig)
     assert model.config.longest >= int(batch.position_ids.max()) + 1
     if model.config.kind != "cnn":  # one position whatever the image
         path = model.config.context_field.split(".")
@@ -118,7 +115,6 @@ def test_capabilities_do_what_they_say(model: Model, batch: RaggedBatch) -> None
     if isinstance(model, ScoresTokens):
         assert model.token_nll(batch).shape == (batch.num_targets,)
     if isinstance(model, Generates):
-        assert isinstance(batch.layout, Layout)
         lengths = batch.layout.lengths().tolist()
         cache = KeyValueCache([CachedRow(length + 1) for length in lengths])
         cache.begin(lengths)
@@ -134,12 +130,10 @@ def test_capabilities_do_what_they_say(model: Model, batch: RaggedBatch) -> None
 
 def test_a_model_of_sets_answers_about_sets_and_sequences() -> None:
     model, batch = (make() for make in EXAMPLES["set_sequence"][:2])
-    assert isinstance(model, PredictsSets)
     num_sets, size = batch.attended.lengths().sum() - batch.num_seqs, model.posterior(batch)[0].shape[1]
     assert [part.shape for part in model.posterior(batch)] == [(num_sets, size)] * 3
     assert model.reconstruct(batch, torch.zeros(num_sets, size, dtype=torch.float64)).shape == (num_sets,)
     hazards = model.hazards(batch)
-    assert isinstance(hazards, Tensor)
     assert len(hazards) == len(model.vectors(batch, "patient")) == batch.num_seqs
     assert model.next_codes(batch).shape == (num_sets, NUM_CODES)
     assert model.vectors(batch, "set").shape == (num_sets, size)
@@ -158,7 +152,6 @@ def test_methods_that_compute_with_weights_are_named(model: Model) -> None:
 
 def test_code_vectors_are_taken() -> None:
     model = EXAMPLES["set_sequence"][0]()
-    assert isinstance(model, ReadsCodeVectors)
     assert model.code_vector_size == 4
     model.load_code_vectors(torch.eye(NUM_CODES, 4))
 
@@ -399,7 +392,6 @@ VIT = {"kind": "vit", "width": 32, "blocks": 2, "heads": 2, "hidden": 64, "patch
 def test_it_learns_which_half_of_an_image_is_bright(section: dict[str, Any]) -> None:
     torch.manual_seed(0)
     model = build_model(model_config(section), 2)
-    assert isinstance(model, Classifies)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(60):
         made = halves(section["kind"], 32, step)

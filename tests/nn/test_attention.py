@@ -15,6 +15,7 @@ from tests.helpers.grid import pairs
 from tests.helpers.largest import Largest
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.nn import attention, kernel
+from unpad.nn.attend import Attend
 from unpad.nn.attention import reference_attention, self_attention
 from unpad.nn.native import library
 
@@ -30,7 +31,7 @@ def torch_attention(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: Layout | PaddedLayout, causal: bool
 ) -> torch.Tensor:
     with library.switched_off():
-        return self_attention(torch.cat([q, k, v], 1), layout, q.shape[1], causal)
+        return self_attention(torch.cat([q, k, v], 1), layout, q.shape[1], Attend(causal))
 
 
 @pytest.mark.promise("batch.any-mask", "batch.attention")
@@ -43,7 +44,7 @@ def torch_attention(
 def test_groups_equal_the_definition(lengths: list[int], causal: bool, kv_heads: int) -> None:
     layout = build_layout(np.array(lengths))
     q, k, v, grad = inputs(lengths, 4, kv_heads, 8, torch.float64)
-    expected = reference_attention(q, k, v, layout, causal)
+    expected = reference_attention(q, k, v, layout, Attend(causal))
     wanted = torch.autograd.grad(expected, [q, k, v], grad)
     got = torch_attention(q, k, v, layout, causal)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
@@ -65,11 +66,11 @@ def test_a_window_hides_what_is_further_back_in_every_layout(
     real = mask.flatten()
     layout = build_layout(mask.sum(1).numpy())
     q, k, v, grad = inputs([mask.numel()], 4, 2, 16, torch.float64)
-    expected = reference_attention(q[real], k[real], v[real], layout, True, window=window)
+    expected = reference_attention(q[real], k[real], v[real], layout, Attend(window=window))
     wanted = torch.autograd.grad(expected, [q, k, v], grad[real]) if real.any() else ()
     for x, inside in ((torch.cat([q, k, v], 1)[real], layout), (torch.cat([q, k, v], 1), PaddedLayout(mask))):
         with kernel.as_weighted() if weighted else nullcontext():
-            got = self_attention(x, inside, 4, True, window=window)
+            got = self_attention(x, inside, 4, Attend(window=window))
         got = got if inside is layout else got[real]
         torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
         for a, b in zip(torch.autograd.grad(got, [q, k, v], grad[real]) if wanted else (), wanted, strict=True):
@@ -91,7 +92,7 @@ def test_a_rectangle_with_real_cells_anywhere_equals_the_definition(
     real = mask.flatten()
     q, k, v, _ = inputs([mask.numel()], 4, kv_heads, 8, torch.float64)
     layout = build_layout(mask.sum(1).numpy())
-    expected = reference_attention(q[real], k[real], v[real], layout, causal)
+    expected = reference_attention(q[real], k[real], v[real], layout, Attend(causal))
     got = torch_attention(q, k, v, PaddedLayout(mask), causal)
     assert torch.isfinite(got).all()
     torch.testing.assert_close(got[real], expected, rtol=1e-10, atol=1e-12)
@@ -107,7 +108,7 @@ def test_both_bf16_kernels_stay_within_bf16_of_the_definition(
     layout = build_layout(np.array(lengths))
     low = inputs(lengths, 4, 2, 16, torch.bfloat16)
     high = [x.detach().double().requires_grad_(i < 3) for i, x in enumerate(low)]
-    expected = reference_attention(*high[:3], layout, causal)
+    expected = reference_attention(*high[:3], layout, Attend(causal))
     got = torch_attention(*low[:3], layout, causal)
     assert (got.double() - expected).norm() <= 0.01 * expected.norm()
     wanted = torch.autograd.grad(expected, high[:3], high[3])
@@ -137,7 +138,7 @@ def weighted(
     """Four query heads on two key heads, with the seed that `_dropped` draws with."""
     with library.switched_off(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(attention, "draw", lambda: SEED)
-        return self_attention(qkv, layout, 4, causal, key_bias=bias, dropout=dropout)
+        return self_attention(qkv, layout, 4, Attend(causal, dropout=dropout, key_bias=bias))
 
 
 def by_definition(

@@ -22,6 +22,7 @@ from unpad.inference.generate import generate, stream
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import linear
+from unpad.nn.attend import Attend
 from unpad.nn.attention import reference_attention, self_attention
 from unpad.nn.cache import PLACES, CachedRow, KeyValueCache, cut_step
 from unpad.nn.linear import independent_rows, reading
@@ -112,7 +113,7 @@ class Held:
         kv_heads, out = (qkv.shape[1] - self.heads) // 2, []
         for row in self.rows:
             q, k, v = row.split([self.heads, kv_heads, kv_heads], 1)
-            out.append(reference_attention(q, k, v, build_layout(np.array([len(row)])), True)[-1])
+            out.append(reference_attention(q, k, v, build_layout(np.array([len(row)])), Attend())[-1])
         return torch.stack(out)
 
 
@@ -135,8 +136,8 @@ def test_layers_may_hold_fewer_tokens_than_those_before(path: type[AbstractConte
         for index, layout in enumerate(layouts):
             qkv = tokens(int(layout.cu_seqlens[-1]))
             held.append(Held(qkv, layout, heads))
-            out = cache.attend(index, qkv, layout, heads, None)
-            torch.testing.assert_close(out, self_attention(qkv, layout, heads, True), rtol=0, atol=1e-12)
+            out = cache.attend(index, qkv, layout, heads, Attend())
+            torch.testing.assert_close(out, self_attention(qkv, layout, heads, Attend()), rtol=0, atol=1e-12)
         token = 2 * kv_heads * head_dim * 8  # bytes of one token per layer
         assert cache.num_bytes == token * 2 * sum(int(layout.cu_seqlens[-1]) for layout in layouts)
         for step in range(40):  # past the buffers' first size
@@ -153,7 +154,7 @@ def test_layers_may_hold_fewer_tokens_than_those_before(path: type[AbstractConte
             for index, one in enumerate(held):
                 one.rows = [one.rows[i] for i in order]
                 qkv = tokens(cache.num_rows)
-                out = cache.attend(index, qkv, build_layout(np.ones(cache.num_rows)), heads, None)
+                out = cache.attend(index, qkv, build_layout(np.ones(cache.num_rows)), heads, Attend())
                 torch.testing.assert_close(out, one.attend(qkv), rtol=0, atol=1e-12)
             assert cache.lengths.tolist() == [len(tokens) for tokens in held[0].rows]
 
@@ -163,7 +164,7 @@ def filled(lengths: list[int], most: int) -> tuple[KeyValueCache, Tensor]:
     cache, layout = KeyValueCache([CachedRow(most) for _ in lengths]), build_layout(np.array(lengths))
     qkv = torch.randn(sum(lengths), 2 + 2, 16, dtype=torch.float64)
     cache.begin(lengths)
-    cache.attend(0, qkv, layout, 2, None)
+    cache.attend(0, qkv, layout, 2, Attend())
     return cache, qkv
 
 
@@ -174,7 +175,7 @@ def test_the_buffers_of_a_row_double_when_they_are_full_and_stay_within_what_was
         cache, _ = filled([6], most)
         for length in range(7, most + 1):
             cache.begin(None)
-            cache.attend(0, torch.randn(1, 4, 16, dtype=torch.float64), build_layout(np.ones(1)), 2, None)
+            cache.attend(0, torch.randn(1, 4, 16, dtype=torch.float64), build_layout(np.ones(1)), 2, Attend())
             held.append(cache.num_bytes // (2 * 16 * 8))
             assert length <= held[-1] <= max(most, 12)
         with pytest.raises(AssertionError, match="exceeds the length"):
@@ -189,7 +190,7 @@ def test_a_long_row_makes_no_other_row_longer() -> None:
         short = [row._layers[0].buffer for row in (cache.rows[0], cache.rows[2])]
         for _ in range(3):
             cache.begin(None)
-            cache.attend(0, torch.randn(3, 4, 16, dtype=torch.float64), build_layout(np.ones(3)), 2, None)
+            cache.attend(0, torch.randn(3, 4, 16, dtype=torch.float64), build_layout(np.ones(3)), 2, Attend())
         assert short == [row._layers[0].buffer for row in (cache.rows[0], cache.rows[2])]
 
 
@@ -213,7 +214,7 @@ def test_prompts_lie_row_by_row(path: type[AbstractContextManager[object]]) -> N
         cache, layout = KeyValueCache([CachedRow(7) for _ in lengths]), build_layout(np.array(lengths))
         qkv = torch.randn(9, heads + 2, 16, dtype=torch.float64)
         cache.begin(lengths)
-        cache.attend(0, qkv, layout, heads, None)
+        cache.attend(0, qkv, layout, heads, Attend())
     for row, part in zip(cache.rows, qkv.split(lengths), strict=True):
         buffer = row._layers[0].buffer
         assert buffer.shape == (2, 1, min(2 * len(part), 7), 16)
@@ -256,7 +257,6 @@ def test_a_prompt_read_in_pieces_gets_the_bits_of_the_whole(
     torch.manual_seed(0)
     sizes = {"width": 64, "blocks": 2, "heads": 4, "hidden": 100, "context": 800, "tied": False}
     model, step = build_model(model_config({**sizes, **PIECES[kind]}), VOCAB), 1
-    assert isinstance(model, Decoder)
     prompt, *beside = random_sequences([700, 30, 90])
     dtype = DTYPES[precision]
     with torch.inference_mode(), path(), autocast(precision, torch.device("cpu")), independent_rows():
@@ -290,13 +290,13 @@ def test_every_cut_of_a_sequence_gives_its_attention_the_bits_of_the_whole(
             cache, out = KeyValueCache([CachedRow(length)]), []
             for part in qkv.tensor_split(cuts):
                 cache.begin([len(part)])
-                out.append(cache.attend(0, part, build_layout(np.array([len(part)])), heads, None, window=window))
+                out.append(cache.attend(0, part, build_layout(np.array([len(part)])), heads, Attend(window=window)))
             return torch.cat(out), cache.rows[0]._layers[0].buffer[:, :, :length]
 
         whole, held = pieces([])
         assert whole.isfinite().all()
         layout = build_layout(np.array([length]))
-        assert torch.equal(whole, self_attention(qkv, layout, heads, True, window=window))
+        assert torch.equal(whole, self_attention(qkv, layout, heads, Attend(window=window)))
         for cut in range(1, length):
             out, kept = pieces([cut])
             assert torch.equal(out, whole), cut
@@ -313,7 +313,6 @@ def reciter() -> tuple[Decoder, list[list[int]]]:
     torch.manual_seed(0)
     sizes = {"width": 64, "blocks": 2, "heads": 2, "kv_heads": 1, "hidden": 128, "context": 128, "tied": False}
     model = build_model(model_config(sizes), VOCAB)
-    assert isinstance(model, Decoder)
     optimizer, batch = torch.optim.Adam(model.parameters(), lr=5e-3), from_sequences(texts)
     for _ in range(150):
         optimizer.zero_grad()
@@ -375,7 +374,6 @@ def test_a_generation_casts_each_weight_once(streaming: bool, monkeypatch: pytes
     tokenizer = train_words(["a"], 300, 1, [])
     torch.manual_seed(0)
     model = build_model(model_config({"width": 32, "blocks": 2, "heads": 2, "hidden": 32, "context": 40}), 300)
-    assert isinstance(model, Decoder)
     settings = GenerateSettings(max_new_tokens=6, temperature=0.0)
     if streaming:
         list(stream(model, tokenizer, [tokenizer.bos_id], settings, precision="bf16"))

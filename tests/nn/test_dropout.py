@@ -7,8 +7,7 @@ import torch
 
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.paths import PATHS, Path, on
-from unpad.nn.draws import draw
-from unpad.nn.dropout import dropout, kept
+from unpad.nn.draws import draw, dropout, kept
 from unpad.nn.native import library
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from tests.helpers.attention_cases import error
 from unpad.batching.layout import build_layout
+from unpad.nn.attend import Attend
 from unpad.nn.attention import reference_attention, self_attention
 from unpad.nn.kernel import Kernel, noted
 from unpad.recipes.training import OptimSettings
@@ -28,20 +29,19 @@ def test_the_flash_kernel_is_attention_and_a_sequence_does_not_see_the_others(
     drawn = torch.randn(int(LENGTHS.sum()), 8 + 2 * kv_heads, 64, device="cuda")
     qkv, wide = drawn.bfloat16().requires_grad_(), drawn.bfloat16().double().requires_grad_()
     layout = build_layout(LENGTHS).to(qkv.device)
+    how = Attend(causal, window)
     with noted() as kernels:
-        out = self_attention(qkv, layout, 8, causal, window=window)
+        out = self_attention(qkv, layout, 8, how)
     assert kernels == {Kernel.VARLEN_FLASH}
     q, k, v = wide.split([8, kv_heads, kv_heads], 1)
-    truth = reference_attention(q, k, v, layout, causal, None, window)
+    truth = reference_attention(q, k, v, layout, how)
     gradient = torch.randn_like(out)
     out.backward(gradient)
     truth.backward(gradient.double())
-    assert qkv.grad is not None
-    assert wide.grad is not None
     assert error(out, truth) < 0.005
     assert error(qkv.grad, wide.grad) < 0.008
     for part, expected in zip(qkv.detach().split(LENGTHS.tolist()), out.split(LENGTHS.tolist()), strict=True):
-        alone = self_attention(part, build_layout(np.array([len(part)])).to(qkv.device), 8, causal, window=window)
+        alone = self_attention(part, build_layout(np.array([len(part)])).to(qkv.device), 8, how)
         assert torch.equal(alone, expected)
 
 

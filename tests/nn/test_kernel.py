@@ -18,6 +18,7 @@ from torch.nn import functional as F
 
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.nn import attention, kernel
+from unpad.nn.attend import Attend
 from unpad.nn.attention import self_attention
 from unpad.nn.block import Block, BlockConfig, Stream
 from unpad.nn.kernel import Kernel, by_definition, choose_kernels
@@ -98,9 +99,9 @@ def run(case: Case, device: torch.device = CPU) -> tuple[Kernel, ...]:
     total = layout.attention_mask.numel() if isinstance(layout, PaddedLayout) else int(layout.cu_seqlens[-1])
     qkv = torch.ones(total, HEADS + 2 * KV_HEADS, case.head_dim, dtype=case.dtype)
     bias = torch.zeros(total, dtype=case.dtype) if case.key_bias else None
-    dropout = 0.5 if case.dropout else 0.0
-    self_attention(qkv, layout, HEADS, case.causal, key_bias=bias, dropout=dropout)
-    return choose_kernels(case.dtype, device, layout, case.head_dim, key_bias=case.key_bias, dropout=case.dropout)
+    how = Attend(case.causal, dropout=0.5 if case.dropout else 0.0, key_bias=bias)
+    self_attention(qkv, layout, HEADS, how)
+    return choose_kernels(case.dtype, device, layout, case.head_dim, how)
 
 
 def switches(case: Case) -> ExitStack:
@@ -158,7 +159,7 @@ def test_memory_of_a_rectangle_and_of_a_window_grows_with_the_length(
         mask = torch.ones(1, length, dtype=torch.bool)
         qkv = torch.randn(length, 6, 16, requires_grad=True)
         laid_out = PaddedLayout(mask) if window is None else layout
-        return peak_of(lambda: self_attention(qkv, laid_out, 2, True, window=window).sum().backward(), CPU)
+        return peak_of(lambda: self_attention(qkv, laid_out, 2, Attend(window=window)).sum().backward(), CPU)
 
     with library.switched_off():
         assert peak(2048) < 2.5 * peak(1024)
@@ -170,7 +171,7 @@ def test_memory_of_a_rectangle_and_of_a_window_grows_with_the_length(
 @pytest.mark.parametrize("switch", [by_definition, library.switched_off])
 def test_a_switch_in_one_thread_changes_nothing_in_another(switch: Callable[[], AbstractContextManager[None]]) -> None:
     def choice() -> tuple[Kernel, ...]:
-        return choose_kernels(torch.float64, CPU, LAYOUTS["one sequence"], 16)
+        return choose_kernels(torch.float64, CPU, LAYOUTS["one sequence"], 16, Attend())
 
     usual, both = choice(), Barrier(2, timeout=600)
 

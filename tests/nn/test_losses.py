@@ -136,7 +136,6 @@ def test_the_weights_gradient_of_many_chunks_is_summed_in_fp32() -> None:
     exact = [values.detach().double().requires_grad_() for values in (hidden, weight)]
     F.cross_entropy(F.linear(*exact), labels, reduction="sum").backward()
     cross_entropy(hidden, weight, labels)[0].backward()
-    assert exact[1].grad is not None
     assert float((weight.grad.double() - exact[1].grad).norm() / exact[1].grad.norm()) < 2.5e-3  # rounded once
 
 

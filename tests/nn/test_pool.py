@@ -82,7 +82,6 @@ def test_what_is_empty_pools_into_zeros_and_passes_gradients(name: str, lengths:
     pooled = pools()[name](x, layout)
     assert torch.equal(pooled, torch.zeros(len(lengths), WIDTH, dtype=torch.float64))
     pooled.sum().backward()
-    assert x.grad is not None
     assert x.grad.shape == (0, WIDTH)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from tests.helpers.grid import pairs
 from unpad.batching.layout import build_layout
 from unpad.nn import attention
+from unpad.nn.attend import Attend
 from unpad.nn.attention import ragged_attention
 from unpad.nn.native import library
 
@@ -58,10 +59,10 @@ def test_scores_follow_the_definition(
     layout = build_layout(np.array(LENGTHS))
     options = {"scale": 0.3, "window": window, "softcap": softcap, "sinks": extra}
     if native:
-        got = ragged_attention(q, k, v, layout, True, **options)
+        got = ragged_attention(q, k, v, layout, Attend(**options))
     else:
         with library.switched_off():
-            got = ragged_attention(q, k, v, layout, True, **options)
+            got = ragged_attention(q, k, v, layout, Attend(**options))
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
     pairs = zip(torch.autograd.grad(got, leaves, grad), torch.autograd.grad(wanted, leaves, grad), strict=True)
     for one, other in pairs:
@@ -72,13 +73,13 @@ def test_the_scale_is_that_of_the_head_by_default() -> None:
     q, k, v = (torch.randn(9, 2, 16, dtype=torch.float64) for _ in range(3))
     layout = build_layout(np.array([4, 5]))
     expected = definition(q, k, v, [4, 5], 1 / math.sqrt(16), None, None, None)
-    torch.testing.assert_close(ragged_attention(q, k, v, layout, True), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(ragged_attention(q, k, v, layout, Attend()), expected, rtol=1e-10, atol=1e-12)
 
 
 def test_dropout_of_a_window_drops_weights_and_keeps_their_sum_on_average() -> None:
     torch.manual_seed(0)
     q, k = (torch.zeros(600, 1, 16) for _ in range(2))
     v = torch.ones(600, 1, 16)
-    out = ragged_attention(q, k, v, build_layout(np.array([600])), True, window=20, dropout=0.5)
+    out = ragged_attention(q, k, v, build_layout(np.array([600])), Attend(window=20, dropout=0.5))
     assert 0.95 < float(out.mean()) < 1.05
     assert float(out.std()) > 0.1

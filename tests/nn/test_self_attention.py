@@ -15,6 +15,7 @@ from tests.helpers.grid import pairs
 from tests.helpers.paths import PATHS, Path, on, taken
 from unpad.batching.layout import build_layout
 from unpad.nn import attention
+from unpad.nn.attend import Attend
 from unpad.nn.attention import reference_attention
 from unpad.nn.rope import rotate
 
@@ -59,10 +60,9 @@ def check(case: Case, forward: float, backward: float) -> None:
 
 def test_the_definition_here_is_the_reference() -> None:
     case = make_case(LENGTHS["mixed"], torch.float64, rotary=True)
-    assert case.rotary is not None
     q, k, v = case.qkv.split([4, 2, 2], 1)
     layout = build_layout(np.array(LENGTHS["mixed"]))
-    expected = reference_attention(rotate(q, *case.rotary), rotate(k, *case.rotary), v, layout, True)
+    expected = reference_attention(rotate(q, *case.rotary), rotate(k, *case.rotary), v, layout, Attend())
     torch.testing.assert_close(definition(case), expected, rtol=1e-12, atol=1e-12)
 
 

@@ -21,6 +21,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.decoder import Decoder
 from unpad.nn import attention, block
+from unpad.nn.attend import Attend
 from unpad.nn.attention import reference_attention
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
@@ -66,8 +67,8 @@ def certified(
 def leak(patch: Patch) -> None:
     """The first token of every sequence but the first sees the last token of the one before."""
 
-    def across(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, causal: bool, **options: Any) -> Tensor:
-        out = attention.self_attention(qkv, layout, heads, causal, **options)
+    def across(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, how: Attend) -> Tensor:
+        out = attention.self_attention(qkv, layout, heads, how)
         if isinstance(layout, PaddedLayout) or layout.num_seqs < 2:
             return out
         out, kv_heads = out.clone(), (qkv.shape[1] - heads) // 2
@@ -75,7 +76,7 @@ def leak(patch: Patch) -> None:
         pair = build_layout(np.array([2]))
         for start in layout.cu_seqlens[1:-1].tolist():
             both = slice(start - 1, start + 1)
-            out[start : start + 1] = reference_attention(q[both], k[both], v[both], pair, causal)[1:]
+            out[start : start + 1] = reference_attention(q[both], k[both], v[both], pair, Attend(how.causal))[1:]
         return out
 
     patch.setattr(block, "self_attention", across)
@@ -156,8 +157,8 @@ def dropout_stays_on(patch: Patch) -> None:
 
 
 def order_is_open(patch: Patch) -> None:
-    def open_mask(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, causal: bool, **options: Any) -> Tensor:
-        return attention.self_attention(qkv, layout, heads, False, **options)
+    def open_mask(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, how: Attend) -> Tensor:
+        return attention.self_attention(qkv, layout, heads, replace(how, causal=False))
 
     patch.setattr(block, "self_attention", open_mask)
 

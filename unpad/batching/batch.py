@@ -7,9 +7,9 @@ batch is built, so a label never crosses a boundary. Fields and their kinds: `fi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from itertools import accumulate
-from typing import Literal, TypeVar
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, pairwise
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -39,6 +39,7 @@ from unpad.batching.fields import (
     token_places,
 )
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
+from unpad.terminal.table import number_of
 
 Side = Literal["left", "right"]
 P = TypeVar("P", bound=BatchPart)
@@ -318,3 +319,80 @@ def _real_cells(layout: Layout | PaddedLayout, side: Side, pad_to: int) -> Tenso
 def from_padded(values: Tensor, attention_mask: Tensor) -> Tensor:
     """Real cells of a (batch, seq, ...) rectangle as one flat run, (total_tokens, ...)."""
     return values[attention_mask]
+
+
+# --------------------------------------------------------------------------- parts
+
+
+def in_parts(batch: RaggedBatch, most: int) -> list[RaggedBatch]:
+    """Cut a batch between its sequences, in order; bundles stay whole, and rows of a rectangle keep their width.
+
+    Args:
+        most: computed tokens of a part, as far as sequences and bundles allow.
+
+    Returns:
+        The parts; the batch itself if it is one of them.
+    """
+    bounds = _bounds(batch)  # (num_units + 1,) first sequences of what stays together
+    tokens = np.append(0, np.cumsum(_computed(batch)))[bounds]
+    cuts = [0]
+    for unit in range(1, len(bounds) - 1):
+        if tokens[unit + 1] - tokens[cuts[-1]] > most:
+            cuts.append(unit)
+    cuts.append(len(bounds) - 1)
+    if len(cuts) <= 2:
+        return [batch]
+    return [batch.select(range(bounds[a], bounds[b])) for a, b in pairwise(cuts)]
+
+
+def _computed(batch: RaggedBatch) -> np.ndarray:
+    """Tokens of every sequence, or its cells in a rectangle, (num_seqs,) int64."""
+    if isinstance(batch.layout, PaddedLayout):
+        return np.full(batch.num_seqs, batch.layout.attention_mask.shape[1], np.int64)
+    return batch.layout.lengths().cpu().numpy()
+
+
+def _bounds(batch: RaggedBatch) -> np.ndarray:
+    """Places of sequences between which a batch may be cut, its ends included, (num_units + 1,) int64."""
+    last = np.zeros(batch.num_seqs + 1, np.int64)  # end of the bundles that have begun so far
+    for members in batch.bundles:
+        last[min(members) + 1] = max(members) + 1
+    reach = np.maximum.accumulate(last)
+    places = np.arange(batch.num_seqs + 1)
+    bounds: np.ndarray = np.flatnonzero(reach <= places)
+    return bounds
+
+
+# --------------------------------------------------------------------------- in words, for `--verbose`
+
+
+def describe_batch(batch: RaggedBatch) -> list[str]:
+    """One line with the lengths, then one per tensor: shape, dtype and, for masks, the number of True entries."""
+    lengths = batch.layout.lengths()
+    longest = int(lengths.max()) if batch.num_seqs else 0
+    head = f"{number_of(batch.num_seqs, 'sequences')}, {number_of(batch.total_tokens, 'tokens')}, the longest {longest}"
+    return [head, *(f"{name} {_tensor(value)}" for name, value in _tensors(batch))]
+
+
+def _tensors(holder: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
+    """Tensors of a batch and of its parts, by dotted name."""
+    found: list[tuple[str, Tensor]] = []
+    for kept in fields(holder):
+        value = vars(holder)[kept.name]
+        parts = value if isinstance(value, tuple) else (value,)
+        for part in parts:
+            name = f"{prefix}{kept.name}" if part is value else f"{prefix}{type(part).__name__}"
+            if isinstance(part, Tensor):
+                found.append((name, part))
+            elif isinstance(part, Layout):
+                found.append((f"{name}.cu_seqlens", part.cu_seqlens))
+            elif isinstance(part, PaddedLayout):
+                found.append((f"{name}.attention_mask", part.attention_mask))
+            elif part is not None:
+                found += _tensors(part, f"{name}.")
+    return found
+
+
+def _tensor(value: Tensor) -> str:
+    shown = f"{tuple(value.shape)} {str(value.dtype).removeprefix('torch.')}"
+    return shown + (f", {int(value.sum()):,} True" if value.dtype == torch.bool else "")

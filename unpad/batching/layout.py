@@ -110,6 +110,11 @@ class Layout(Keyed):
     def num_seqs(self) -> int:
         return self.cu_seqlens.numel() - 1
 
+    @property
+    def longest(self) -> int:
+        """Cells of the longest row."""
+        return self.max_seqlen
+
     def lengths(self) -> Tensor:
         """Tokens per sequence, (num_seqs,) int64."""
         return self.cu_seqlens.diff().long()
@@ -208,6 +213,11 @@ class PaddedLayout(Keyed):
     @property
     def num_seqs(self) -> int:
         return self.attention_mask.shape[0]
+
+    @property
+    def longest(self) -> int:
+        """Cells of every row."""
+        return self.attention_mask.shape[1]
 
     def lengths(self) -> Tensor:
         """Real tokens per sequence, (batch,) int64."""

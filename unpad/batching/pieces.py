@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from unpad.batching.bundles import with_others
+from unpad.batching.grouping import with_others
 from unpad.batching.ledger import Ledger, entry
 from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings

@@ -5,6 +5,7 @@ A plan is data, returned by a pure function of lengths, settings, seed and epoch
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -12,10 +13,10 @@ from importlib import import_module
 
 import numpy as np
 
-from unpad.batching.bundles import bundled, unfold
-from unpad.batching.grouping import Grouping, joined, split_steps, sum_runs
+from unpad.batching.grouping import Grouping, bundled, joined, split_steps, sum_runs, unfold
 from unpad.batching.ledger import Ledger, entry
 from unpad.batching.pieces import Pieces, TargetCount, account, check_lengths, cut_and_count
+from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings
 
 SPAN = ("seq_ids", "starts", "stops", "first_target")  # of a piece: the arrays of a Micro
@@ -219,3 +220,37 @@ def _without_short_last_step(
             order, micro_offsets = order[: micro_offsets[micros]], micro_offsets[: micros + 1]
             grouping = Grouping(order, micro_offsets, step_offsets[:-1], pad_to[:micros], fill_to[:micros])
     return grouping, is_dropped
+
+
+# --------------------------------------------------------------------------- sequences of an epoch
+
+
+def draw_sequences(source_of: np.ndarray, weights: Sequence[float], seed: int, epoch: int) -> np.ndarray:
+    """Draw the sequences of one epoch: weight w takes each sequence floor(w) times, and a random share of the rest.
+
+    The share is drawn without replacement, and its size is right on average over epochs.
+
+    Args:
+        source_of: source of each sequence, an index into weights, (num_sequences,) int.
+        weights: epochs of each source per epoch of the run.
+
+    Returns:
+        Sequence ids in ascending order, (n,) int64; all of them once where every weight is 1.
+
+    Raises:
+        PlanError: a weight is not a positive number, or a sequence names a source without one.
+    """
+    source_of = np.asarray(source_of).astype(np.int64)
+    for source, weight in enumerate(weights):
+        if not (math.isfinite(weight) and weight > 0):
+            raise PlanError(f"source {source} has weight {weight}", fix="give it a positive number")
+    if len(source_of) and not (source_of.min() >= 0 and source_of.max() < len(weights)):
+        raise PlanError(f"a sequence is of source {source_of.max()}, there are {len(weights)} weights")
+    # The third word separates this stream from the one that orders the plan.
+    rng = np.random.default_rng([seed, epoch, 1])
+    times = np.floor(np.array(weights)).astype(np.int64)[source_of]  # (num_sequences,)
+    for source, weight in enumerate(weights):
+        members = np.flatnonzero(source_of == source)
+        share = math.floor(weight % 1 * len(members) + rng.random())
+        times[rng.permutation(members)[:share]] += 1
+    return np.repeat(np.arange(len(source_of)), times)

@@ -123,23 +123,6 @@ def _short(value: float) -> float:
 
 # The first of these terms that trains decides which weights are best.
 JUDGES = ("classification", "hazard", "reconstruction", "next_code")
-HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "loss": False,
-    "auroc": True,
-    "auroc_*": True,
-    "average_precision": True,
-    "brier": False,
-    "accuracy": True,
-    "commonest_class": None,
-    "prevalence": None,
-    "calibration_error": False,
-    "calibration_slope": None,
-    "calibration_intercept": None,
-    "concordance": True,
-    "brier_*": False,
-    "concordance_*": True,
-    **sets.HIGHER_IS_BETTER,
-}
 EVENT = "competing_event"
 NUM_POINTS = 200  # of a drawn curve
 Z = 1.959964  # normal quantile of 97.5 %

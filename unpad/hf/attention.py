@@ -23,6 +23,7 @@ from transformers.masking_utils import sdpa_mask
 
 from unpad.batching.layout import Layout, build_layout
 from unpad.errors import PlanError
+from unpad.nn.attend import Attend
 from unpad.nn.attention import ragged_attention
 from unpad.nn.precision import wide_dtype
 
@@ -240,7 +241,7 @@ def attend(
         key, value: (batch, kv_heads, keys, head_dim); values may have another head_dim.
         attention_mask: what `make_mask` returned.
         scaling: factor of the scores, by default 1 / sqrt(head_dim).
-        sliding_window, softcap, s_aux: window, softcap and sinks of `ragged_attention`.
+        sliding_window, softcap, s_aux: window, softcap and sinks of `Attend`.
         position_bias: added to the scores, (batch or 1, heads, seq, keys).
 
     Returns:
@@ -267,18 +268,15 @@ def attend(
     if sequences.real is not None:
         flat = [x.index_select(0, sequences.real) for x in flat]
     q, k, v = flat
-    out = ragged_attention(
-        q,
-        k,
-        v,
-        sequences.layout,
+    how = Attend(
         causal,
+        sliding_window,
+        dropout,
         scale=None if math.isclose(scale, head_dim**-0.5, rel_tol=1e-12) else scale,
-        window=sliding_window,
         softcap=softcap,
         sinks=s_aux,
-        dropout=dropout,
     )
+    out = ragged_attention(q, k, v, sequences.layout, how)
     if sequences.real is not None:
         out = out.new_zeros(batch * seq, *out.shape[1:]).index_copy(0, sequences.real, out)
     return out.unflatten(0, (batch, seq)), None

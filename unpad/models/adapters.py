@@ -20,8 +20,7 @@ from unpad.errors import RecipeError
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
 from unpad.nn.block import Stream
-from unpad.nn.draws import draw
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout
 from unpad.nn.linear import Linear
 from unpad.recipes.training import LoraSettings
 

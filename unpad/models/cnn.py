@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from unpad.batching.batch import RaggedBatch
 from unpad.models.contract import Classifier, ModelConfig
 from unpad.nn.block import init_weights
-from unpad.nn.draws import draw
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.precision import wide_dtype
 

@@ -28,8 +28,7 @@ from unpad.nn.block import (
     Unchanged,
     init_weights,
 )
-from unpad.nn.draws import draw
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout
 from unpad.nn.linear import compute_dtype, computing_copy, product
 from unpad.nn.losses import Terms, cross_entropy, target_nll, token_nll
 from unpad.nn.norm import Norm

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.activation import GATED, Kind, activate
+from unpad.nn.attend import Attend
 from unpad.nn.attention import scale_values, self_attention
 from unpad.nn.linear import Linear, apart
 from unpad.nn.native.activation import KINDS
@@ -111,16 +112,7 @@ class AttentionSettings:
 class Cache(Protocol):
     """Keys and values of earlier tokens, for decoding; implemented in `nn/cache.py`."""
 
-    def attend(
-        self,
-        index: int,
-        qkv: Tensor,
-        layout: Layout | PaddedLayout,
-        heads: int,
-        rotary: Rotary | None,
-        key_bias: Tensor | None,
-        window: int | None,
-    ) -> Tensor: ...
+    def attend(self, index: int, qkv: Tensor, layout: Layout | PaddedLayout, heads: int, how: Attend) -> Tensor: ...
 
 
 @dataclass(frozen=True)
@@ -250,7 +242,6 @@ class Attention(nn.Module):
         Returns:
             (total_tokens, width), or (num, width).
         """
-        rotary = self.rotary_of(stream)
         if cache is None and stream.value_scale is None and self.q_norm is None:  # attention may add the bias
             projected, bias = apart(self.to_qkv, x)
             qkv = projected.unflatten(-1, (-1, self.head_dim))  # (total_tokens, heads + 2 kv_heads, head_dim)
@@ -259,20 +250,18 @@ class Attention(nn.Module):
         if stream.value_scale is not None:
             everywhere = torch.ones_like(stream.value_scale, dtype=torch.bool)
             qkv = scale_values(qkv, self.kv_heads, stream.value_scale, everywhere)
+        how = Attend(
+            self.causal,
+            self.window,
+            self.dropout if self.training else 0.0,
+            qkv_bias=bias,
+            rotary=self.rotary_of(stream),
+            key_bias=stream.key_bias,
+        )
         if cache is None:
-            y = self_attention(
-                qkv,
-                stream.layout,
-                self.heads,
-                self.causal,
-                qkv_bias=bias,
-                rotary=rotary,
-                key_bias=stream.key_bias,
-                dropout=self.dropout if self.training else 0.0,
-                window=self.window,
-            )
+            y = self_attention(qkv, stream.layout, self.heads, how)
         else:
-            y = cache.attend(index, qkv, stream.layout, self.heads, rotary, stream.key_bias, self.window)
+            y = cache.attend(index, qkv, stream.layout, self.heads, how)
         y = y.flatten(1) if keep_index is None else y.flatten(1).index_select(0, keep_index)
         out: Tensor = self.to_out(y)
         return out

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unpad.batching.layout import Layout, PaddedLayout
-from unpad.nn.attention import Extras, attend_rows, in_window, self_attention
+from unpad.nn.attend import Attend
+from unpad.nn.attention import attend_rows, in_window, self_attention
 from unpad.nn.kernel import runs_native
 from unpad.nn.linear import rows_are_independent
 from unpad.nn.native import library
@@ -152,47 +153,37 @@ class KeyValueCache:
             row.length += new
             assert row.length <= row.most, "a sequence exceeds the length that was announced"
 
-    def attend(
-        self,
-        index: int,
-        qkv: Tensor,
-        layout: Layout | PaddedLayout,
-        heads: int,
-        rotary: Rotary | None,
-        key_bias: Tensor | None = None,
-        window: int | None = None,
-    ) -> Tensor:
+    def attend(self, index: int, qkv: Tensor, layout: Layout | PaddedLayout, heads: int, how: Attend) -> Tensor:
         """Store the new keys and values of a layer and attend to all of their row: as causal `self_attention`.
 
         Args:
             layout: of the new tokens; layers after a removal have fewer.
-            key_bias: (total_tokens,), of prompts that are read whole; all later passes keep it.
-            window: as of `self_attention`.
+            how: a key bias is of prompts that are read whole; all later passes keep it.
         """
         assert isinstance(layout, Layout), "new tokens come as a flat run"
         news = layout.lengths().tolist() if self._reading else [1] * len(self.rows)
         held = [row.hold(index, new, qkv, heads) for row, new in zip(self.rows, news, strict=True)]
         lengths = [one.length for one in held]
-        if key_bias is not None:
+        if how.key_bias is not None:
             assert self._reading, "new tokens have no bias"
             assert not any(lengths), "a prompt with a bias is read whole"
-            for one, bias in zip(held, key_bias.split(news), strict=True):
+            for one, bias in zip(held, how.key_bias.split(news), strict=True):
                 one.bias = bias
         try:
             buffers = [one.buffer for one in held]
             if self._reading and runs_native(qkv.dtype, qkv.device, qkv.shape[2]):
-                return piece_attention(qkv, layout.cu_seqlens, buffers, lengths, heads, rotary, key_bias, window)
+                return piece_attention(qkv, layout.cu_seqlens, buffers, lengths, heads, how)
             biased = any(one.bias is not None for one in held)
             if not self._reading and not biased and library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
-                return decode_attention(qkv, buffers, lengths, heads, rotary, window)
-            q, k, v = _turned(qkv, heads, rotary)
+                return decode_attention(qkv, buffers, lengths, heads, how)
+            q, k, v = _turned(qkv, heads, how.rotary)
             for one, new, keys, values in zip(held, news, k.split(news), v.split(news), strict=True):
                 one.buffer[0, :, one.length : one.length + new] = keys.transpose(0, 1)
                 one.buffer[1, :, one.length : one.length + new] = values.transpose(0, 1)
             if self._reading and not any(lengths) and not rows_are_independent(qkv):
-                return self_attention(qkv, layout, heads, True, rotary=rotary, key_bias=key_bias, window=window)
+                return self_attention(qkv, layout, heads, how)
             attend = _attend_piece if self._reading else _attend_last
-            parts = [attend(part, one, window) for part, one in zip(q.split(news), held, strict=True)]
+            parts = [attend(part, one, how.window) for part, one in zip(q.split(news), held, strict=True)]
             return torch.cat([q[:0], *parts])
         finally:
             for one, new in zip(held, news, strict=True):
@@ -228,9 +219,9 @@ def _attend_piece(q: Tensor, one: _Held, window: int | None) -> Tensor:
             x.repeat_interleave(q.shape[1] // len(x), 0)[None] for x in one.buffer[:, :, begin:stop].unbind()
         )
         mask = None if window is None else partial(in_window, stop - begin, window, q.device)
-        extras = None if one.bias is None else Extras(one.bias[:0], one.bias[None, begin:stop], 0.0, 0)
+        how = Attend(key_bias=None if one.bias is None else one.bias[None, begin:stop])
         queries = q[first - one.length : stop - one.length].transpose(0, 1)[None]  # (1, heads, num, head_dim)
-        out = attend_rows(queries, keys, values, rows, mask, True, extras)
+        out = attend_rows(queries, keys, values, rows, mask, how)
         parts.append(out[0].transpose(0, 1))
         first = stop
     return torch.cat(parts)

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.layout import Layout
-from unpad.nn.draws import draw
-from unpad.nn.dropout import kept
+from unpad.nn.draws import draw, kept
 from unpad.nn.linear import Linear, rows_are_independent
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened

@@ -9,6 +9,7 @@ from enum import Enum
 import torch
 
 from unpad.batching.layout import Layout, PaddedLayout
+from unpad.nn.attend import Attend
 from unpad.nn.native.attention import supports
 from unpad.nn.scope import Scope
 
@@ -38,39 +39,34 @@ def choose_kernels(
     device: torch.device,
     layout: Layout | PaddedLayout,
     head_dim: int,
+    how: Attend,
     *,
-    key_bias: bool = False,
-    dropout: bool = False,
     fused: bool = True,
-    window: int | None = None,
 ) -> tuple[Kernel, ...]:
     """Choose the kernel that attends within the sequences of a layout.
 
     Args:
         dtype, device: of queries, keys and values.
-        key_bias, dropout: whether attention has one.
-        fused: False if the scores are of a form that only matrix products of torch compute.
-        window: tokens that a token sees; None for all.
+        fused: False if values have another head_dim, so that only torch's matrix products compute attention.
 
     Returns:
         One kernel for the whole run, or one for each of `layout.groups`.
     """
-    weighted = key_bias or dropout or _as_weighted.get()  # fused kernels support neither
+    fused = fused and not how.shaped
+    weighted = how.weighted or how.shaped or _as_weighted.get()  # fused kernels support neither
     if isinstance(layout, PaddedLayout):
-        is_long = layout.attention_mask.shape[1] > MATMUL_MAX_LENGTH  # fused kernels take a mask of (seq, seq)
+        is_long = layout.longest > MATMUL_MAX_LENGTH  # fused kernels take a mask of (seq, seq)
         return (Kernel.PADDED_MATMUL if weighted or is_long else Kernel.PADDED_SDPA,)
     if _by_definition.get():
         return (Kernel.DEFINITION,)
     if fused and runs_native(dtype, device, head_dim):
         return (Kernel.NATIVE,)
-    if (
-        fused and device.type == "cuda" and dtype in HALF and not weighted
-    ):  # the flash kernel supports half precision only
-        return (Kernel.VARLEN_FLASH,)
+    if fused and device.type == "cuda" and dtype in HALF and not weighted:
+        return (Kernel.VARLEN_FLASH,)  # which supports half precision only
 
     def of_group(longest: int) -> Kernel:
         is_short = longest <= MATMUL_MAX_LENGTH
-        is_masked = window is not None and window < longest
+        is_masked = how.within(longest).window is not None
         return Kernel.GROUP_MATMUL if weighted or (dtype in HALF if is_short else is_masked) else Kernel.GROUP_SDPA
 
     return tuple(of_group(group.longest) for group in layout.groups)

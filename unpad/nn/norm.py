@@ -9,8 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from unpad.batching.layout import Layout, PaddedLayout
-from unpad.nn.draws import draw
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout
 from unpad.nn.linear import compute_dtype
 from unpad.nn.native import library
 from unpad.nn.native.norm import add_norm

@@ -27,7 +27,8 @@ from unpad.models.contract import ORIGIN, Model, PrunesTokens
 from unpad.models.objective import LAST
 from unpad.models.vision_language.losses import TERMS as ADVERSARY
 from unpad.models.vision_language.model import TEACHING, VisionLanguage
-from unpad.models.vision_language.prune import PruneConfig, VisionTokens, drawn_noise, select
+from unpad.models.vision_language.prune import PruneConfig, drawn_noise, even_order, random_order
+from unpad.models.vision_language.visual import VisionTokens
 from unpad.nn.block import BEFORE, Block
 from unpad.nn.losses import Terms
 from unpad.nn.rope import Rotary, rotate
@@ -95,7 +96,7 @@ def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
     row = _row(model, sample, merges=model.config.merge is not None and mode != "origin")
     batch, decoder = row.batch, model.decoder
     total = batch.total_tokens
-    there, p = torch.ones(total, dtype=torch.bool), torch.ones(total, dtype=batch_dtype(model))
+    there, p = torch.ones(total, dtype=torch.bool), torch.ones(total, dtype=next(model.parameters()).dtype)
     rotary, x = decoder._rotary(batch.position_ids, p.dtype), decoder._embed(batch)
     kept, weights = [], p[:0]  # before the first block there is no attention
     chances: list[Tensor] = []  # weights that tokens have by chance
@@ -112,18 +113,15 @@ def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
             if mode == "hard":
                 there = there & ~_removed(model, index, x, weights, row.visual & there, row)
                 continue
-            factor = torch.ones_like(p)
             noise = _noise(index, row.visual, row, p.dtype)
-            if mode == "relevance":
-                expected.append(_judged(model, index, x.detach(), weights, row.visual, row))
-                factor[row.visual] = torch.sigmoid(noise)
-                factor = torch.where(_needed(batch), 1, factor).requires_grad_()
-                chances.append(factor)
-                p = p * factor
-            else:
-                logits = _judged(model, index, x, weights, row.visual, row) + noise
-                factor[row.visual] = torch.sigmoid(logits / model.temperature)
-                p = p * torch.where(_needed(batch), 1, factor)
+            judged = _judged(model, index, x.detach() if mode == "relevance" else x, weights, row.visual, row)
+            factor = torch.ones_like(p)
+            factor[row.visual] = torch.sigmoid(noise if mode == "relevance" else (judged + noise) / model.temperature)
+            factor = torch.where(_needed(batch), 1, factor)
+            if mode == "relevance":  # weights by chance, which the heads beside them expect
+                expected.append(judged)
+                chances.append(factor.requires_grad_())
+            p = p * factor
     hidden = decoder.norm(x)[1]
     terms = _terms(model, hidden, batch, p[row.visual] if mode == "soft" else None)
     if expected:
@@ -134,12 +132,6 @@ def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
 def _pruning(model: VisionLanguage) -> PruneConfig:
     assert model.config.prune is not None, "a model that prunes"
     return model.config.prune
-
-
-def batch_dtype(model: VisionLanguage) -> torch.dtype:
-    """The dtype of a model's weights."""
-    dtype: torch.dtype = next(model.parameters()).dtype
-    return dtype
 
 
 def _attend(block: Block, x: Tensor, rotary: Rotary | None, there: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
@@ -172,7 +164,7 @@ def _judged(model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visua
         seen = weights[:, asks][:, :, visual].detach()
         received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1) * len(row.source)
     head = model.pruners[str(index)]
-    logits: Tensor = head(x[visual], layouts[0], x[asks], layouts[1], received)
+    logits: Tensor = head(VisionTokens(x[visual], layouts[0], x[asks], layouts[1], received))
     return logits
 
 
@@ -234,15 +226,14 @@ def _ranked(method: str, weights: Tensor, visual: Tensor, row: ReferenceRow) -> 
     if method == "attention":
         asks = row.question.nonzero().flatten()
         return weights[:, asks[-1], visual].mean(0) if len(asks) else weights.new_zeros(len(source))
+    if method == "class_token":
+        assert row.received is not None
+        return row.received[source]
+    if method == "random":
+        samples = torch.zeros(1, dtype=torch.int64) if ids is None else ids
+        return random_order(build_layout(np.array([len(source)])), samples)
     columns = media.grid[media.layout.seq_of_token(), 1]
-    tokens = VisionTokens(
-        build_layout(np.array([len(source)])),
-        sample_ids=torch.zeros(1, dtype=torch.int64) if ids is None else ids,
-        rows=(media.position_ids // columns)[source],
-        columns=(media.position_ids % columns)[source],
-        tower_attention=None if row.received is None else row.received[source],
-    )
-    return select(method, tokens)
+    return even_order((media.position_ids // columns)[source], (media.position_ids % columns)[source])
 
 
 def _terms(model: VisionLanguage, hidden: Tensor, batch: RaggedBatch, keep: Tensor | None) -> Terms:
@@ -309,7 +300,7 @@ def _merged(
         return features[best], best
     layouts = [build_layout(np.array([len(x)])) for x in (features, question)]
     assert model.merger is not None
-    merged = model.merger(features, layouts[0], question, layouts[1])
+    merged = model.merger(VisionTokens(features, layouts[0], question, layouts[1]))
     if merge.variant == "slots":
         assert merge.slots is not None, "checked by the config"
         return merged.features, torch.tensor([slot * num // merge.slots for slot in range(merge.slots)])

@@ -12,6 +12,7 @@ from unpad.errors import needs_memory
 from unpad.models import lower_sizes
 from unpad.models.adapters import draw_adapters
 from unpad.models.objective import set_objective
+from unpad.nn.attend import Attend
 from unpad.nn.block import Attention
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.precision import DTYPES
@@ -109,12 +110,12 @@ def _kernels_of_run(setup: Setup, trained: Variant | None) -> set[str]:
     rectangles = [batch.attended for batch in trained.micros] if trained else []
     layouts += [layout for layout in rectangles if isinstance(layout, PaddedLayout)]
     attentions = [part for part in setup.model.modules() if isinstance(part, Attention)]
-    kinds = {(drops, part.window) for part in attentions for drops in (False, part.dropout > 0)} or {(False, None)}
+    kinds = {Attend(True, part.window, drops) for part in attentions for drops in (0.0, part.dropout)} or {Attend()}
     return {
         kernel.value
         for layout in layouts
-        for drops, window in kinds
+        for how in kinds
         for kernel in choose_kernels(
-            DTYPES[setup.precision], setup.device, layout, head_dim, dropout=drops, window=window
+            DTYPES[setup.precision], setup.device, layout, head_dim, how.within(layout.longest)
         )
     }

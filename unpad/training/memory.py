@@ -22,9 +22,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, in_parts
 from unpad.batching.layout import PaddedLayout
-from unpad.batching.parts import in_parts
 from unpad.errors import OutOfMemoryError
 from unpad.machine.memory import peak_memory, process_memory
 from unpad.processes.sums import held_bytes

@@ -10,9 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unpad.batching.bundles import bundled
-from unpad.batching.mix import draw_sequences
-from unpad.batching.plan import Plan, plan
+from unpad.batching.grouping import bundled
+from unpad.batching.plan import Plan, draw_sequences, plan
 from unpad.data.family import Data, SequenceTable
 from unpad.data.sources.split import Split
 from unpad.models import model_config

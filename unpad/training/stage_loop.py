@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from torch import Tensor
 
-from unpad.batching.describe import describe_batch
+from unpad.batching.batch import describe_batch
 from unpad.batching.plan import Micro, rows_digest
 from unpad.data.measuring import Measuring
 from unpad.errors import OutOfMemoryError, Stopped, needs_memory

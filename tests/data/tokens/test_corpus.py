@@ -393,7 +393,6 @@ def test_the_split_follows_seed_and_declaration(folder: Path) -> None:
         assert 0 < split[5:].sum() < 35
     tokens, _, report = prepare(make_recipe(folder, data={**data, "holdout": 0.0}))
     assert tokens.split.sum() == 5
-    assert report.leaks is not None
     assert report.leaks.num_holdout == 5
 
 
@@ -403,7 +402,6 @@ def test_the_tokenizer_sees_the_training_part_alone(folder: Path) -> None:
     )
     data = {"text": "split.jsonl", "chat": [], "holdout": 0.0}
     _, tokenizer, _ = prepare(make_recipe(folder, data=data))
-    assert tokenizer.pieces is not None
     assert "水".encode() in tokenizer.pieces
     assert "龘".encode() not in tokenizer.pieces
 
@@ -439,7 +437,6 @@ def test_held_out_texts_are_compared_with_augmented_copies(folder: Path) -> None
     augment = {"multiplier": 1, "synonyms": 1.0, "synonyms_file": str(folder / "words.txt")}
     data = {"text": "leak.jsonl", "chat": [], "holdout": 0.0}
     _, _, report = prepare(make_recipe(folder, data=data))
-    assert report.leaks is not None
     assert report.leaks.num_near == 0
     _, _, report = prepare(make_recipe(folder, data=data, augment=augment))
     assert any("leak.jsonl:2: equal to an augmented copy of" in line for line in report.lines())
@@ -459,7 +456,6 @@ def test_leaks_of_the_test_part_are_reported_with_their_places_and_refused_on_re
     for _ in range(2):
         _, _, report = prepare(make_recipe(folder, data=data))
         assert report.leaks is None
-        assert report.test_leaks is not None
         assert (report.test_leaks.num_exact, report.test_leaks.num_near) == (1, 1)
         path = folder / "leak.jsonl"
         assert report.test_leak_places == [(f"{path}:4", f"{path}:1"), (f"{path}:3", f"{path}:1")]
@@ -480,14 +476,12 @@ def test_near_duplicates_stay_together_on_request_and_groups_always_do(
     (folder / "alike.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"text": "alike.jsonl", "chat": [], "holdout": 0.25}
     apart, _, report = prepare(make_recipe(folder, data=data))
-    assert report.leaks is not None
     assert report.leaks.num_near > 0
     for turn in range(2):  # the second time from the cache, and without a row
         if turn:
             monkeypatch.setattr(corpus_leaks, "near_sets", lambda *_: pytest.fail("looked for again"))
             monkeypatch.setattr(corpus_files, "read_file", lambda *_: pytest.fail("read again"))
         tokens, _, report = prepare(make_recipe(folder, data={**data, "near_duplicates": "together"}))
-        assert report.leaks is not None
         assert (report.leaks.num_near, report.leaks.num_exact, report.leaks.num_groups) == (0, 0, 0)
         assert np.array_equal(tokens.split[:20], tokens.split[20:40])
         assert np.array_equal(tokens.split[40::2], tokens.split[41::2])
@@ -509,10 +503,8 @@ def test_near_duplicates_of_texts_and_conversations_are_in_one_part(folder: Path
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"text": "alike.jsonl", "chat": "chats.jsonl", "holdout": 0.3}
     _, _, report = prepare(make_recipe(folder, data=data))
-    assert report.leaks is not None
     assert report.leaks.num_near > 0
     tokens, _, report = prepare(make_recipe(folder, data={**data, "near_duplicates": "together"}))
-    assert report.leaks is not None
     assert (report.leaks.num_near, report.leaks.num_exact) == (0, 0)
     assert report.leaks.num_holdout > 10
     assert np.array_equal(tokens.split[20:40], tokens.split[40:60])

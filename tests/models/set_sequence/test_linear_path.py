@@ -37,7 +37,6 @@ def path_of(dtype: torch.dtype = torch.float64, causes: int = 1) -> LinearPath:
 def by_hand(path: LinearPath, batch: RaggedBatch, sets_read: int | None = None, cause: int = 0) -> float:
     """Sum of a patient alone for one cause, in plain loops; of its first sets."""
     events, codes, total = batch.require(EventSets), batch.input_ids, 0.0
-    assert codes is not None
     bounds = events.members.cu_seqlens.tolist()
     for code in range(1, NUM_CODES):
         means, present = [], False
@@ -55,7 +54,6 @@ def by_hand(path: LinearPath, batch: RaggedBatch, sets_read: int | None = None, 
 
 
 def summed(path: LinearPath, batch: RaggedBatch) -> Tensor:
-    assert batch.input_ids is not None
     found: Tensor = path(batch.input_ids, batch.require(EventSets))
     return found.detach()
 
@@ -80,7 +78,6 @@ def test_every_patient_has_the_bits_of_a_batch_of_its_own(dtype: torch.dtype, ca
 
 def test_at_every_set_is_the_record_that_ends_there() -> None:
     path, batch = path_of(causes=2), random_patients(LENGTHS)
-    assert batch.input_ids is not None
     found = path.at_every_set(batch.input_ids, batch.require(EventSets)).detach()
     wanted = [
         [by_hand(path, batch.select([row]), number + 1, cause) for cause in range(2)]
@@ -89,7 +86,6 @@ def test_at_every_set_is_the_record_that_ends_there() -> None:
     ]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64), rtol=0, atol=1e-6)
     bare = random_patients([0, 0])
-    assert bare.input_ids is not None
     assert path.at_every_set(bare.input_ids, bare.require(EventSets)).shape == (0, 2)
 
 
@@ -117,7 +113,6 @@ def model_of(**fields: object) -> SetSequence:
     torch.manual_seed(0)
     config = model_config({"kind": "set_sequence", "width": 12, "hidden": 16, "latent": 8, "blocks": 1, **fields})
     model = build_model(config, NUM_CODES)
-    assert isinstance(model, SetSequence)
     return model.eval()
 
 
@@ -138,7 +133,6 @@ def test_a_model_begins_as_the_regression_on_its_patients(known: str) -> None:
     model, batch = model_of(last_values=True, **FIELDS[known]), shown(0)
     before = {name: part.clone() for name, part in model.state_dict().items()}
     model.begin(batch)
-    assert model.last_values is not None
     weight = model.last_values.weight.detach()
     assert weight[1, 0] > 0.6, "the last value of code 1 decides"
     assert weight[2].abs().max() < 0.2
@@ -149,7 +143,6 @@ def test_a_model_begins_as_the_regression_on_its_patients(known: str) -> None:
     new = shown(1)
     with torch.no_grad():
         answers = model.classify(new) if "labels" in known else model.hazards(new)
-    assert answers is not None
     values = new.require(EventSets).values.view(-1, 3)[:, 1]
     assert float(torch.corrcoef(torch.stack([answers.flatten(1)[:, -1], values]))[0, 1]) > 0.9, (
         "untrained, it knows already"
@@ -170,8 +163,6 @@ def test_several_classes_begin_as_a_regression_of_each_against_the_commonest(com
     assert int(torch.bincount(labels[labels >= 0]).argmax()) == commonest
     model = model_of(last_values=True, classes=3)
     model.begin(replace(batch, seq_labels=labels))
-    assert model.last_values is not None
-    assert model.patient.classes is not None
     weight = model.last_values.weight.detach()
     weights = [torch.zeros_like(weight[:, :COLUMNS]), *weight.split(COLUMNS, 1)]
     biases = model.patient.classes.bias.detach()
@@ -179,8 +170,6 @@ def test_several_classes_begin_as_a_regression_of_each_against_the_commonest(com
         pair = model_of(last_values=True)
         known = torch.where(labels == one, 1, torch.where(labels == commonest, 0, -1))
         pair.begin(replace(batch, seq_labels=known))
-        assert pair.last_values is not None
-        assert pair.patient.classes is not None
         torch.testing.assert_close(weights[one] - weights[commonest], pair.last_values.weight.detach())
         torch.testing.assert_close((biases[one] - biases[commonest]), pair.patient.classes.bias.detach()[1])
     with torch.no_grad():
@@ -194,7 +183,6 @@ def test_several_classes_begin_as_a_regression_of_each_against_the_commonest(com
 def test_a_class_without_a_training_patient_begins_as_an_unlikely_one(absent: int) -> None:
     batch = cohort(60, 1.0)
     batch = batch.with_part(replace(batch.require(EventSets), durations=None, cause=None))
-    assert batch.seq_labels is not None
     others = torch.tensor([one for one in range(3) if one != absent])
     model = model_of(last_values=True, classes=3)
     model.begin(replace(batch, seq_labels=others[batch.seq_labels.clamp_min(0)]))
@@ -235,7 +223,6 @@ def test_the_penalty_is_weak_where_there_is_much_to_learn_and_strong_where_there
     for effect, found in ((1.5, known), (0.0, nothing)):
         model = model_of(last_values=True, bins=BINS)
         model.begin(cohort(250, effect, seed=5))
-        assert model.last_values is not None
         found["weight"] = model.last_values.weight.detach()
     assert known["weight"][1, 0] > 1.0
     assert nothing["weight"].abs().max() < 0.1
@@ -243,8 +230,6 @@ def test_the_penalty_is_weak_where_there_is_much_to_learn_and_strong_where_there
 
 def test_a_solution_has_no_gradient_left() -> None:
     batch = cohort(200, 1.0)
-    assert batch.input_ids is not None
-    assert batch.seq_labels is not None
     label = batch.seq_labels.double()[:, None]
     last = values_of_patients(batch.input_ids, batch.require(EventSets), torch.float64)
     problem = Regression(last, NUM_CODES, torch.ones_like(label), label)
@@ -258,7 +243,6 @@ def test_a_solution_has_no_gradient_left() -> None:
     torch.testing.assert_close(losses, cross_entropy)
     weight, _ = problem.parts(found)
     (losses.sum() + 1.5 * weight.square().sum()).backward()
-    assert found.grad is not None
     assert found.grad.abs().max() < 200 * 2 * TOLERANCE
     assert weight.abs().max() > 0.5
 
@@ -268,11 +252,8 @@ def test_what_the_network_adds_is_small_at_first_and_everything_learns() -> None
     model.begin(batch)
     with torch.no_grad():
         whole = model.hazards(batch)
-        assert whole is not None
-        assert model.patient.bins is not None
         model.patient.bins.weight.zero_()
         alone = model.hazards(batch)
-    assert alone is not None
     assert float((whole - alone).abs().max()) < 0.3
     model.train()
     model.patient.bins.weight.data.fill_(0.01)
@@ -304,8 +285,6 @@ def competing_cohort(num: int) -> RaggedBatch:
 
 def observed_incidence(events: EventSets, cause: int, horizon: float) -> float:
     """Cumulative incidence of a cause (Aalen and Johansen 1978), person by person in the order of time."""
-    assert events.durations is not None
-    assert events.cause is not None
     ends = sorted(zip(events.durations.tolist(), events.cause.tolist(), strict=True))
     total, left = 0.0, 1.0
     for place, (wait, what) in enumerate(ends):
@@ -321,16 +300,13 @@ def test_the_mean_probability_is_the_observed_cumulative_incidence_and_censoring
     horizon, num = 200.0, 1000  # within a bin
     batch, found, weights = competing_cohort(num), {}, {}
     events = batch.require(EventSets)
-    assert events.cause is not None
     alone = batch.with_part(replace(events, cause=torch.where(events.cause == 1, 1, 0)))
     for competing, given in ((1, batch), (0, alone)):
         model = model_of(last_values=True, bins=BINS, horizon=horizon, competing=competing)
         model.begin(given)
         with torch.no_grad():
             hazards = model.hazards(batch)
-            assert hazards is not None
             found[competing] = float(model.classify(batch).exp()[:, 1].mean()), model.competing(hazards).exp()
-            assert model.last_values is not None
             weights[competing] = model.last_values.weight.split(COLUMNS, 1)
     wanted = [observed_incidence(events, cause, horizon) for cause in (1, 2)]
     assert found[1][0] == pytest.approx(wanted[0], abs=0.03), "the outcome"

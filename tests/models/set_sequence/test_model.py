@@ -164,7 +164,6 @@ def change_events(batch: RaggedBatch, chosen: Tensor) -> RaggedBatch:
     """Other codes and values in these sets, (num_sets,) bool, and other times."""
     events = events_of(batch)
     at = chosen.repeat_interleave(events.members.lengths())
-    assert batch.input_ids is not None
     changed = replace(
         events,
         values=torch.where(at, events.values + 2, events.values),
@@ -517,7 +516,6 @@ def test_the_loss_of_which_event_came_is_told_apart_and_is_of_those_who_had_one(
     assert count == model.count_targets(batch)["cause"] == 3, "not of the one without a duration, or beyond the bins"
     with torch.no_grad():
         hazards = model.hazards(batch)
-        assert hazards is not None
         logs = hazards.log_softmax(2)  # of a cause, given an event
     assert float(total) == pytest.approx(-float(logs[0, 0, 1] + logs[2, 1, 2] + logs[5, 2, 0]))
     assert "cause" not in model_of("plain").losses(random_patients([3]))

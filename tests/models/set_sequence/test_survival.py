@@ -259,7 +259,6 @@ def test_a_horizon_of_certain_hazards_has_scores_and_gradients(dtype: torch.dtyp
     scores = class_scores(logits, bins_until(100.0, bin_edges(EDGES, "")))
     scores.log_softmax(1).sum().backward()
     assert scores.isfinite().all()
-    assert logits.grad is not None
     assert logits.grad.isfinite().all()
     assert scores.detach()[0, 1].exp() < 1e-30
     assert float(scores.detach()[1, 1].exp()) == pytest.approx(1 / causes)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -38,7 +40,7 @@ def make(kind: str, dropout: float = 0.0) -> nn.Module:
 
 
 def run(merger: nn.Module, samples: Samples) -> Merged:
-    merged = merger(*samples.arguments)
+    merged = merger(samples)
     assert isinstance(merged, Merged)
     return merged
 
@@ -104,7 +106,7 @@ def test_another_samples_question_changes_nothing_and_ones_own_does(kind: str) -
     changed = samples.question.detach().clone()
     tokens = samples.question_layout.tokens_of([2])
     changed[tokens] = other.question.detach()[tokens] * 3
-    after = run(merger, Samples(samples.vision, samples.vision_layout, changed, samples.question_layout))
+    after = run(merger, replace(samples, question=changed))
     for seq, (start, stop) in enumerate(bounds_of(before.layout)):
         assert torch.equal(before.features[start:stop], after.features[start:stop]) == (seq != 2 or start == stop)
 
@@ -123,7 +125,7 @@ def test_a_different_question_chooses_different_tokens(size: float, monkeypatch:
     monkeypatch.setattr(merge, "segment_top_k", top_k)
     for seed in range(2):
         question = size * make_samples([40], [6], seed=seed).question.detach()
-        merger(samples.vision, samples.vision_layout, question, samples.question_layout)
+        merger(replace(samples, question=question))
     assert [int(choice.sum()) for choice in chosen] == [16, 16]
     assert not torch.equal(chosen[0], chosen[1])
 

@@ -11,7 +11,6 @@ from torch import Tensor
 from tests.helpers.merging import BLOCKS, MERGES, WIDTH, merging
 from tests.helpers.vision import IMAGE, PATCH, VOCAB, Row, prepare
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.inference.engine import advance, prefill
 from unpad.inference.generate import generate
@@ -46,7 +45,6 @@ def batch() -> RaggedBatch:
 
 def left_rows(model: VisionLanguage, run: RaggedBatch) -> list[Tensor]:
     """Hidden states of each sequence, of the tokens that are left."""
-    assert run.media is not None
     hidden, lengths = model(run), run.layout.lengths()
     patches = torch.zeros_like(lengths).index_add(0, run.media_seqs, run.media.layout.lengths())
     return list(hidden.split((lengths - patches + model.kept[-1]).tolist()))
@@ -118,9 +116,6 @@ def test_the_language_model_reads_as_many_tokens_as_promised(merge: str, batch: 
 def test_an_image_stays_at_its_own_place_and_text_where_it_was(merge: str, batch: RaggedBatch) -> None:
     reading = merging(merge)._read(batch)
     short, visual = reading.batch, reading.visual
-    assert isinstance(short.layout, Layout)
-    assert visual is not None
-    assert batch.media is not None
     is_visual = torch.zeros(short.total_tokens, dtype=torch.bool)
     is_visual[visual.index] = True
     text = batch.input_ids != IMAGE
@@ -151,8 +146,6 @@ def test_the_question_has_a_say_and_the_answer_has_none(merge: str) -> None:
     model, seen = merging(merge), []
     for question, answers in (("7 8", ["9 10"]), ("7 8", ["33 40 2 1"]), ("7 8", None), ("30 41", ["9 10"])):
         reading = model._read(prepare([(f"1 5 <image> {question}", [(5, 5)], "")], answers=answers).batch)
-        assert reading.visual is not None
-        assert reading.batch.inputs_embeds is not None
         seen.append(reading.batch.inputs_embeds[reading.visual.index])
     assert torch.equal(seen[0], seen[1])
     assert torch.equal(seen[0], seen[2])
@@ -172,11 +165,9 @@ def test_the_class_token_ranks_by_its_own_weights() -> None:
     }  # fmt: skip
     torch.manual_seed(0)
     model = build_model(model_config(section), VOCAB).double().eval()
-    assert isinstance(model, VisionLanguage)
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.2)
     media = prepare([("<image> 1", [(4, 4)], "2"), ("3 <image>", [(4, 4)], "2")]).batch.media
-    assert media is not None
     weights: list[Tensor] = []
 
     def look(module: Any, arguments: tuple[Any, ...]) -> None:

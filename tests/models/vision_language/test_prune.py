@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,23 +15,23 @@ from torch import Tensor
 from tests.helpers.paths import PATHS, on
 from tests.helpers.samples import WIDTH, bounds_of, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
-from unpad.errors import RecipeError
 from unpad.models.vision_language.prune import (
     REMOVED,
     PrunerHead,
-    VisionTokens,
     cumulative_keep,
     drawn_noise,
+    even_order,
     fresh_noise,
     hard_keep,
     keep_probability,
     keep_top,
-    last_tokens,
     log_keep,
-    select,
+    random_order,
     soft_bias,
     text_to_vision_attention,
 )
+from unpad.models.vision_language.visual import last_tokens
+from unpad.nn.attend import Attend
 from unpad.nn.attention import scale_values, self_attention
 from unpad.nn.rope import Rotary, rotary_frequencies, rotary_table, rotate
 
@@ -48,10 +49,10 @@ def head(**settings: Any) -> PrunerHead:
 @pytest.mark.promise("vqa.prune-heads")
 def test_another_samples_question_changes_nothing_and_ones_own_does() -> None:
     pruner, samples = moved(head()), make_samples()
-    before = pruner(*samples.arguments)
+    before = pruner(samples)
     changed = samples.question.detach().clone()
     changed[samples.question_layout.tokens_of([2])] *= -2
-    after = pruner(samples.vision, samples.vision_layout, changed, samples.question_layout)
+    after = pruner(replace(samples, question=changed))
     for seq, (start, stop) in enumerate(bounds_of(samples.vision_layout)):
         assert torch.equal(before[start:stop], after[start:stop]) == (seq != 2 or start == stop)
 
@@ -87,15 +88,15 @@ def test_the_draw_of_evaluation_depends_on_layer_and_place_alone() -> None:
 def test_the_attention_signal_is_added_as_it_is() -> None:
     samples = make_samples()
     signal = torch.rand(len(samples.vision), dtype=torch.float64)
-    plain = head().double().eval()(*samples.arguments)
+    plain = head().double().eval()(samples)
     fixed, learned = head(attention_weight="fixed").double().eval(), head(attention_weight="learned").double().eval()
     for pruner in (fixed, learned):
-        torch.testing.assert_close(pruner(*samples.arguments, signal), plain + 0.5 * signal)
+        torch.testing.assert_close(pruner(replace(samples, received=signal)), plain + 0.5 * signal)
         assert float(pruner.state_dict()["attention_weight"]) == 0.5
     assert "attention_weight" in dict(learned.named_parameters())
     assert "attention_weight" not in dict(fixed.named_parameters())
     with pytest.raises(AssertionError):
-        fixed(*samples.arguments)
+        fixed(samples)
 
 
 def test_bf16_stays_near_fp64() -> None:
@@ -103,9 +104,9 @@ def test_bf16_stays_near_fp64() -> None:
     low = head().eval()
     low.load_state_dict({name: value.float() for name, value in exact.state_dict().items()})
     samples = make_samples()
-    wanted = exact(*samples.arguments)
+    wanted = exact(samples)
     with torch.autocast("cpu", torch.bfloat16):
-        got = low(samples.vision.float(), samples.vision_layout, samples.question.float(), samples.question_layout)
+        got = low(replace(samples, vision=samples.vision.float(), question=samples.question.float()))
     assert got.dtype == torch.float32
     assert (got.double() - wanted).norm() < 0.05 * wanted.norm()
 
@@ -145,15 +146,16 @@ def test_probability_zero_is_removal(causal: bool, scaled: bool, kernels: str) -
     probability = (torch.rand(int(is_vision.sum())) > 0.4).double()
     bias = soft_bias(probability, is_vision)
     softly = scale_values(qkv, KV_HEADS, probability, is_vision) if scaled else qkv
-    soft = self_attention(softly, layout, HEADS, causal, rotary=rotary, key_bias=bias)
+    soft = self_attention(softly, layout, HEADS, Attend(causal, rotary=rotary, key_bias=bias))
     stays = torch.ones_like(is_vision)
     stays[is_vision] = probability > 0
-    hard = self_attention(qkv[stays], layout.keep(stays), HEADS, causal, rotary=(rotary[0][stays], rotary[1][stays]))
+    kept_rotary = rotary[0][stays], rotary[1][stays]
+    hard = self_attention(qkv[stays], layout.keep(stays), HEADS, Attend(causal, rotary=kept_rotary))
     torch.testing.assert_close(soft[stays], hard, rtol=0, atol=1e-12)
-    whole = self_attention(qkv, layout, HEADS, causal, rotary=rotary)
+    whole = self_attention(qkv, layout, HEADS, Attend(causal, rotary=rotary))
     ones = soft_bias(torch.ones_like(probability), is_vision)
     torch.testing.assert_close(
-        self_attention(qkv, layout, HEADS, causal, rotary=rotary, key_bias=ones), whole, rtol=0, atol=1e-12
+        self_attention(qkv, layout, HEADS, Attend(causal, rotary=rotary, key_bias=ones)), whole, rtol=0, atol=1e-12
     )
     assert (soft - whole).abs().max() > 0.1
 
@@ -164,10 +166,10 @@ def test_a_sequence_may_begin_with_removed_tokens(kernels: str) -> None:
     is_vision = torch.arange(8) < 5
     probability = torch.zeros(5, dtype=torch.float64, requires_grad=True)
     x = qkv.clone().requires_grad_()
-    out = self_attention(x, layout, HEADS, True, key_bias=soft_bias(probability, is_vision))
+    out = self_attention(x, layout, HEADS, Attend(key_bias=soft_bias(probability, is_vision)))
     found = torch.autograd.grad(out.sum(), [x, probability])
     assert all(torch.isfinite(y).all() for y in (out, *found))
-    alone = self_attention(qkv[5:], build_layout(np.array([3])), HEADS, True)
+    alone = self_attention(qkv[5:], build_layout(np.array([3])), HEADS, Attend())
     torch.testing.assert_close(out[5:], alone, rtol=0, atol=1e-12)
 
 
@@ -244,7 +246,7 @@ def test_the_signal_is_the_mean_of_the_layers_own_weights(causal: bool, biased: 
         values = torch.zeros_like(qkv[:, :KV_HEADS])
         values[token] = 1
         out = self_attention(
-            torch.cat([q, k, values], 1), layout, HEADS, causal, rotary=rotary, key_bias=bias
+            torch.cat([q, k, values], 1), layout, HEADS, Attend(causal, rotary=rotary, key_bias=bias)
         )  # (total_tokens, heads, head_dim), in each channel the weight of that token
         start, stop = next((a, b) for a, b in bounds_of(layout) if a <= token < b)
         wanted.append(out[start:stop][is_text[start:stop]].mean())
@@ -278,15 +280,15 @@ def test_the_last_token_stands_for_the_text_in_fastv_and_all_tokens_for_a_class_
 def test_random_is_decided_by_seed_and_sample_alone() -> None:
     lengths, ids = [5, 40, 0, 12], torch.tensor([7, 3, 1 << 40, 9])
     layout = build_layout(np.array(lengths))
-    scores = select("random", VisionTokens(layout, sample_ids=ids), seed=1)
+    scores = random_order(layout, ids, seed=1)
     for seq, (start, stop) in enumerate(bounds_of(layout)):
-        alone = VisionTokens(build_layout(np.array([lengths[seq]])), sample_ids=ids[seq : seq + 1])
-        assert torch.equal(select("random", alone, seed=1), scores[start:stop])
+        alone = random_order(build_layout(np.array([lengths[seq]])), ids[seq : seq + 1], seed=1)
+        assert torch.equal(alone, scores[start:stop])
         assert len(scores[start:stop].unique()) == stop - start
-    assert not torch.equal(scores, select("random", VisionTokens(layout, sample_ids=ids), seed=2))
-    assert not torch.equal(scores, select("random", VisionTokens(layout, sample_ids=ids + 1), seed=1))
+    assert not torch.equal(scores, random_order(layout, ids, seed=2))
+    assert not torch.equal(scores, random_order(layout, ids + 1, seed=1))
     one = build_layout(np.array([20000]))
-    scores = select("random", VisionTokens(one, sample_ids=torch.tensor([5])))
+    scores = random_order(one, torch.tensor([5]))
     best = keep_top(scores, one, torch.tensor([5000])).nonzero().flatten().double()
     assert float(best.mean()) == pytest.approx(10000, rel=0.03)
 
@@ -296,9 +298,9 @@ def test_random_is_decided_by_seed_and_sample_alone() -> None:
 def test_uniform_keeps_a_lattice(budget: int, step: int) -> None:
     layout = build_layout(np.array([576]))
     rows, columns = torch.arange(576) // 24, torch.arange(576) % 24
-    kept = keep_top(select("uniform", VisionTokens(layout, rows=rows, columns=columns)), layout, torch.tensor([budget]))
+    kept = keep_top(even_order(rows, columns), layout, torch.tensor([budget]))
     assert torch.equal(kept, (rows % step == 0) & (columns % step == 0))
-    half = keep_top(select("uniform", VisionTokens(layout, rows=rows, columns=columns)), layout, torch.tensor([288]))
+    half = keep_top(even_order(rows, columns), layout, torch.tensor([288]))
     assert torch.equal(half, (rows + columns) % 2 == 0), "like the fields of one colour of a chess board"
 
 
@@ -307,18 +309,8 @@ def test_uniform_is_even_for_any_budget_and_grid(budget: int) -> None:
     height, width = 18, 32
     layout = build_layout(np.array([height * width]))
     rows, columns = torch.arange(height * width) // width, torch.arange(height * width) % width
-    kept = keep_top(select("uniform", VisionTokens(layout, rows=rows, columns=columns)), layout, torch.tensor([budget]))
+    kept = keep_top(even_order(rows, columns), layout, torch.tensor([budget]))
     share = kept.double().view(height, width)
     quarters = [share[a : a + 9, b : b + 16].mean() for a in (0, 9) for b in (0, 16)]
     assert max(quarters) - min(quarters) < 0.1
     assert int(kept.sum()) == budget
-
-
-@pytest.mark.promise("vqa.methods")
-def test_attention_ranks_by_what_it_is_given_and_unknown_names_are_told() -> None:
-    layout, signal = build_layout(np.array([4])), torch.rand(4)
-    assert torch.equal(select("attention", VisionTokens(layout, text_attention=signal)), signal)
-    assert torch.equal(select("class_token", VisionTokens(layout, tower_attention=signal)), signal)
-    with pytest.raises(RecipeError, match="unifrom") as error:
-        select("unifrom", VisionTokens(layout))
-    assert "uniform" in error.value.fix

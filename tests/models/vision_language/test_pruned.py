@@ -16,7 +16,6 @@ from tests.helpers.grid import pairs
 from tests.helpers.pruning import BLOCKS, EARLY, HEADS, KV_HEADS, METHODS, ROWS, WIDTH, pruned
 from tests.helpers.vision import IMAGE, VOCAB, prepare
 from unpad.batching.batch import RaggedBatch, from_sequences
-from unpad.batching.layout import PaddedLayout
 from unpad.data.preprocess import Preprocessed
 from unpad.errors import RecipeError
 from unpad.inference.engine import advance, prefill
@@ -109,8 +108,6 @@ def test_removal_before_the_first_block_equals_a_mask(method: str, path: Any, pr
 def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Preprocessed) -> None:
     """Other pixels in patches that go change nothing; after the first block the text would have seen them."""
     batch, outputs = prepared.batch.select([4]), {}
-    assert batch.media is not None
-    assert batch.media.inputs_embeds is not None
     for layer in (-1, 0):
         model = pruned(layers=[layer], method="uniform", keep=0.4)
         assert model.tower.config.num_run == 0, "where a tower would spread what patches hold"
@@ -133,8 +130,6 @@ def test_tokens_that_are_left_keep_their_positions(prepared: Preprocessed, monke
 
     def counted_anew(stream: Stream, kept: Tensor) -> Stream:
         left = keep(stream, kept)
-        assert stream.rotary is not None
-        assert left.rotary is not None
         assert all(map(torch.equal, left.rotary, (angles[kept] for angles in stream.rotary)))
         places = torch.cat([torch.arange(n) for n in left.layout.lengths().tolist()])
         return Stream(left.x, left.delta, left.layout, model.decoder._rotary(places, left.x.dtype))
@@ -481,7 +476,6 @@ def test_modes_follow_training_unless_chosen() -> None:
 def test_a_model_without_pruning_has_nothing_of_it() -> None:
     language = {"width": WIDTH, "blocks": 2, "heads": HEADS}
     model = build_model(model_config({"kind": "vision_language", "language": language}), VOCAB)
-    assert isinstance(model, VisionLanguage)
     assert model.mode == "origin"
     assert not any(name.startswith("pruners") for name in model.state_dict())
     with pytest.raises(RecipeError, match="no prune section"):
@@ -520,7 +514,6 @@ def test_the_patches_that_enter_each_block_are_named(prepared: Preprocessed, met
     model, batch = pruned(**METHODS[method]), prepared.batch
     model(batch)
     together, counts = model.kept_tokens, model.kept
-    assert batch.media is not None
     assert torch.equal(together[0], torch.arange(batch.media.total_tokens))
     assert [len(one) for one in together] == [int(count.sum()) for count in counts]
     assert len(together[0]) > len(together[1]) == len(together[2]) > len(together[3])
@@ -570,7 +563,6 @@ def test_removed_cells_of_a_rectangle_become_padding(prepared: Preprocessed) -> 
     model, batch = pruned(), prepared.batch.pad("right")
 
     def look(module: Any, arguments: tuple[Any, ...]) -> None:
-        assert isinstance(arguments[0].layout, PaddedLayout)
         masks.append(arguments[0].layout.attention_mask)
 
     for block in model.decoder.blocks:

@@ -119,7 +119,6 @@ def test_without_a_discriminator_its_terms_are_none_of_the_models() -> None:
 def test_what_it_compares_is_the_text_of_both_passes(batch: RaggedBatch) -> None:
     """Text of the whole model, and of the pruned one; block 0 prunes, so what block 1 and the last make differs."""
     model = asked(*ADVERSARY).eval()
-    assert model.discriminator is not None
     model.mode = "soft"
     seen: list[Tensor] = []
     model.discriminator.judge.register_forward_pre_hook(lambda _, arguments: seen.append(arguments[0]))
@@ -188,7 +187,6 @@ def test_what_is_found_is_the_difference_that_a_tokens_weight_makes(
     def loss() -> tuple[Tensor, PrunePass]:
         reading = model._read(one)
         pruning = model._pruning(reading)
-        assert pruning is not None
         return model.decoder.losses(reading.batch, pruning)["cross_entropy"][0], pruning
 
     total, pruning = loss()
@@ -264,7 +262,6 @@ def test_by_default_the_temperature_stays_and_evaluation_draws_nothing(batch: Ra
 @pytest.mark.promise("vqa.reinit")
 def test_the_discriminator_is_drawn_anew_as_often_as_asked(batch: RaggedBatch) -> None:
     model = asked("discriminator", discriminator={"layers": [1], "inner": 8, "reinit": 1.0})
-    assert model.discriminator is not None
     before = [p.detach().clone() for p in model.discriminator.parameters()]
     drawn = model.begin_step(1, 100, {"discriminator": 1.0})
     assert {id(p) for p in drawn} == {id(p) for p in model.discriminator.parameters()}
@@ -298,7 +295,6 @@ def test_sparsity_of_the_model_is_its_closed_form(settings: dict[str, Any], want
     terms, reading = model.losses(batch), model._read(batch)
     pruning = model._pruning(reading)
     model.decoder(reading.batch, None, pruning)
-    assert isinstance(pruning, PrunePass)
     shares = segment_mean(pruning.keep(), pruning.visual_layout)
     tokens = torch.tensor([sum(rows * columns for rows, columns in row[1]) for row in ROWS])
     gap = shares - ((3 / tokens.clamp_min(1)).clamp_max(1) if wanted == "tokens" else 0.2)
@@ -368,5 +364,4 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
 
 def test_a_discriminator_of_one_layer_has_the_width_of_the_model() -> None:
     model = pruned(discriminator={"layers": [-1, 3], "inner": 4})
-    assert model.discriminator is not None
     assert [layer.weight.shape for layer in model.discriminator.judge.squeeze] == [(4, WIDTH)]

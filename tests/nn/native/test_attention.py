@@ -9,7 +9,9 @@ import torch
 
 from tests.helpers.attention_cases import SEED, definition, error, in_double, make_case, parts
 from tests.helpers.paths import LOWEST, NATIVE_DTYPES
+from unpad.batching.layout import Layout
 from unpad.nn import attention
+from unpad.nn.attend import Attend
 from unpad.nn.native import library
 from unpad.nn.native.attention import native_attention, supports
 
@@ -66,18 +68,15 @@ def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(
 
     def attend(*inputs: torch.Tensor) -> list[torch.Tensor]:
         leaves = [x.detach().clone().requires_grad_() for x in inputs]
-        out = native_attention(
-            leaves[0],
-            case.cu_seqlens,
-            heads=case.heads,
-            kv_heads=case.kv_heads,
-            causal=case.causal,
+        how = Attend(
+            case.causal,
+            dropout=case.dropout,
             qkv_bias=leaves[1] if len(leaves) > 1 else None,
             rotary=case.rotary,
             key_bias=case.key_bias,
-            dropout=case.dropout,
             seed=SEED,
         )
+        out = native_attention(leaves[0], Layout(case.cu_seqlens, 300), case.heads, how)
         return [out, *torch.autograd.grad(out, leaves, case.grad)]
 
     bias = torch.randn(case.qkv[0].numel()).to(dtype)

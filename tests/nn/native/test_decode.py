@@ -9,6 +9,7 @@ from torch import Tensor
 from tests.helpers.attention_cases import error
 from tests.helpers.grid import pairs
 from tests.helpers.paths import LOWEST, NATIVE_DTYPES
+from unpad.nn.attend import Attend
 from unpad.nn.native import library
 from unpad.nn.native.decode import decode_attention
 from unpad.nn.native.rowwise_linear import rowwise_linear
@@ -46,7 +47,8 @@ class Inputs:
     def run(self) -> tuple[Tensor, list[Tensor]]:
         """The output, and the rows afterwards."""
         rows = [row.clone() for row in self.rows]
-        out = decode_attention(self.qkv, rows, self.lengths.tolist(), self.heads, self.rotary, self.window)
+        how = Attend(window=self.window, rotary=self.rotary)
+        out = decode_attention(self.qkv, rows, self.lengths.tolist(), self.heads, how)
         return out, rows
 
     def select(self, row: int) -> None:

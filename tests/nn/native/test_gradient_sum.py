@@ -34,7 +34,6 @@ def expected(gradient: Tensor, total: Tensor, factor: float, shift: float, repla
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_every_target_gives_the_bits_of_torch(target: str, num_threads: int) -> None:
     loaded = library._load()[0]
-    assert loaded is not None
     table = loaded.library.unpad_kernels_for(target.encode())
     if not table:
         pytest.skip(f"this processor has no {library.TARGETS[target]}")

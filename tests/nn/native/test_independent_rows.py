@@ -9,6 +9,7 @@ import torch
 from tests.helpers.grid import pairs
 from tests.helpers.targets import able, has, running
 from unpad.batching.layout import Layout
+from unpad.nn.attend import Attend
 from unpad.nn.attention import self_attention
 from unpad.nn.native import library
 from unpad.nn.native.quantized import GROUP, Int4Weight, Int8Weight, multiply_int8, to_int4, to_int8
@@ -118,7 +119,7 @@ def test_a_prefix_has_the_same_bits_whatever_follows(
 
     def first(length: int) -> torch.Tensor:
         layout = Layout(torch.tensor([0, length], dtype=torch.int32), length)
-        return self_attention(qkv[:length], layout, heads, causal=True, window=window)
+        return self_attention(qkv[:length], layout, heads, Attend(window=window))
 
     with torch.inference_mode(), running(target):
         whole = first(len(qkv))

@@ -24,6 +24,7 @@ from torch import Tensor
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.targets import has, running
 from tests.helpers.tile_cases import NAMES, Case, attend, attend_by
+from unpad.nn.attend import Attend
 from unpad.nn.native import library
 from unpad.nn.native.decode import piece_attention
 from unpad.proof.certificate import prove
@@ -157,9 +158,8 @@ def test_a_prompt_that_is_read_in_pieces_has_the_bits_of_one_that_is_read_at_onc
         parts = [inputs.part(start, stop), inputs.part(*behind)]
         qkv, cos, sin = (torch.cat([getattr(part, name) for part in parts]) for name in ("qkv", "cos", "sin"))
         cu_seqlens = torch.tensor([0, stop - start, stop - start + behind[1] - behind[0]]).int()
-        out = piece_attention(
-            qkv, cu_seqlens, buffers, [start, behind[0]], case.heads, (cos, sin), window=window or None
-        )
+        how = Attend(window=window or None, rotary=(cos, sin))
+        out = piece_attention(qkv, cu_seqlens, buffers, [start, behind[0]], case.heads, how)
         assert torch.equal(out, torch.cat([whole[start:stop], whole[slice(*behind)]])), (start, stop)
 
 

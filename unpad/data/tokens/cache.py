@@ -18,14 +18,15 @@ import json
 import mmap
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, fields
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NoReturn, TypeVar
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from unpad.data.sources.example import BadRow
 from unpad.data.tokens.lost import commonest
@@ -48,6 +49,7 @@ DTYPES = {
     "lost_target_bytes": "<i4", "num_system": "<i4", "num_chosen": "<i4", "details": "|u1", "bad": "|u1",
 }  # fmt: skip
 TOKEN_DTYPES = ("<u2", "<u4")
+Stored = TypeVar("Stored")
 NOT_OF_ROWS = ("offsets", "loss_mask", "details", "bad")  # columns of other lengths than one value per row
 
 
@@ -154,57 +156,67 @@ class Shard:
         return self.offsets.size - 1
 
     @cached_property
-    def _details(self) -> dict[str, Any]:
-        details: dict[str, Any] = _stored_json(self.details, lambda values: _are_details(values, self.num_rows))
-        return details
+    def _details(self) -> RowDetails:
+        details = _stored(_DETAILS, self.details)
+        return details if len(details.where) == self.num_rows else _refuse_details()
 
     def where(self, row: int) -> str:
         """Place of the row within its file, such as ":12", without the file's name, which is not part of a shard."""
-        place: str = self._details["where"][row]
-        return place
+        return self._details.where[row]
 
     def group(self, row: int) -> str:
-        group: str = self._details["group"].get(str(row), "")
-        return group
+        return self._details.group.get(str(row), "")
 
     @property
     def groups(self) -> list[str]:
         """Group of every row, "" without one."""
-        named: dict[str, str] = self._details["group"]
+        named = self._details.group
         return [named.get(str(row), "") for row in range(self.num_rows)] if named else [""] * self.num_rows
 
     def keywords(self, row: int) -> tuple[str, ...]:
-        return tuple(self._details["keywords"].get(str(row), ()))
+        return self._details.keywords.get(str(row), ())
 
     @property
     def lost_counts(self) -> dict[str, int]:
         """The commonest characters that the tokenizer lost -> how often; parsed only if there are some."""
-        lost: dict[str, int] = self._details["lost"] if self.lost_chars.any() else {}
-        return lost
+        return self._details.lost if self.lost_chars.any() else {}
 
     def bad_rows(self, path: str) -> list[BadRow]:
         """Bad rows of the file; `path` is the file's current name."""
-        if not self.bad.size:
-            return []
-        return [BadRow(path + place, *rest) for place, *rest in _stored_json(self.bad, _are_bad_rows)]
+        rows = _stored(_BAD_ROWS, self.bad) if self.bad.size else []
+        return [replace(row, where=path + row.where) for row in rows]
+
+
+@dataclass(frozen=True)
+class RowDetails:
+    """Fields of rows that only reports and evaluation read; groups and keywords are by the number of their row."""
+
+    where: list[str]
+    group: dict[str, str]
+    keywords: dict[str, tuple[str, ...]]
+    lost: dict[str, int]
+
+
+_DETAILS = TypeAdapter(RowDetails)
+_BAD_ROWS = TypeAdapter(list[BadRow])
 
 
 def pack_details(
     where: Iterable[str], groups: Iterable[str], keywords: Iterable[tuple[str, ...]], lost: Counter[str]
 ) -> np.ndarray:
     """Pack fields that only reports and evaluation read as JSON, (bytes,) uint8; `where` is within the file."""
-    details = {
-        "where": list(where),
-        "group": {str(row): group for row, group in enumerate(groups) if group},
-        "keywords": {str(row): words for row, words in enumerate(keywords) if words},
-        "lost": {character: lost[character] for character in commonest(lost)[:MOST_LOST]},
-    }
-    return _json_bytes(details)
+    details = RowDetails(
+        list(where),
+        {str(row): group for row, group in enumerate(groups) if group},
+        {str(row): words for row, words in enumerate(keywords) if words},
+        {character: lost[character] for character in commonest(lost)[:MOST_LOST]},
+    )
+    return _json_bytes(asdict(details))
 
 
 def pack_bad_rows(bad: Iterable[BadRow], path: str) -> np.ndarray:
     """Pack a file's bad rows without the file's name as JSON, (bytes,) uint8; empty without bad rows."""
-    rows = [[row.where.removeprefix(path), row.code, row.what, row.fix, row.excerpt, row.num_rows] for row in bad]
+    rows = [asdict(replace(row, where=row.where.removeprefix(path))) for row in bad]
     return _json_bytes(rows) if rows else np.zeros(0, np.uint8)
 
 
@@ -212,47 +224,21 @@ def _json_bytes(value: Any) -> np.ndarray:
     return np.frombuffer(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode(), np.uint8)
 
 
-def _stored_json(array: np.ndarray, fits: Callable[[Any], bool]) -> Any:
+def _stored(adapter: TypeAdapter[Stored], array: np.ndarray) -> Stored:
     """Parse what `_json_bytes` packed.
 
     Raises:
         SourceError: it was packed by something else.
     """
     try:
-        value = json.loads(array.tobytes())
-        if fits(value):
-            return value
-    except (ValueError, RecursionError):
-        pass
+        return adapter.validate_json(array.tobytes(), strict=True)
+    except ValueError:
+        _refuse_details()
+
+
+def _refuse_details() -> NoReturn:
     fix = f"delete the folder of stored tokens, {cache_folder()}, which is made again"
     raise SourceError("stored tokens hold no usable details", fix=fix)
-
-
-def _are_details(details: Any, num_rows: int) -> bool:
-    if not isinstance(details, dict) or not all(
-        isinstance(details.get(name), dict) for name in ("group", "keywords", "lost")
-    ):
-        return False
-    keywords, where = details["keywords"].values(), details.get("where")
-    if not all(isinstance(words, list) for words in keywords):
-        return False
-    texts = [*details["group"].values(), *(word for words in keywords for word in words)]
-    return (
-        isinstance(where, list)
-        and len(where) == num_rows
-        and all(isinstance(text, str) for text in (*where, *texts))
-        and all(type(number) is int for number in details["lost"].values())
-    )
-
-
-def _are_bad_rows(rows: Any) -> bool:
-    return isinstance(rows, list) and all(
-        isinstance(row, list)
-        and len(row) == 6
-        and all(isinstance(part, str) for part in row[:5])
-        and (row[5] is None or type(row[5]) is int)
-        for row in rows
-    )
 
 
 def shard_path(folder: Path, key: str) -> Path:

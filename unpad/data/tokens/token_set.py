@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from unpad.data.tokens.cache import Shard, make_key
+
+# Columns of shards and of token sets that are added up where documents are joined.
+COUNTS = ("num_targets", "target_chars", "target_bytes", "lost_target_chars", "lost_target_bytes", "num_chosen")
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,6 +137,7 @@ class TokenSet:
         def total(values: np.ndarray) -> np.ndarray:
             return np.add.reduceat(values[order].astype(np.int64), first)
 
+        counts: dict[str, Any] = {name: total(getattr(self, name)) for name in COUNTS}
         return replace(
             self,
             lengths=total(self.lengths),
@@ -141,12 +146,7 @@ class TokenSet:
             split=split.astype(np.uint8),
             unit=np.arange(first.size),
             copy=np.zeros(first.size, np.uint8),
-            num_targets=total(self.num_targets),
-            target_chars=total(self.target_chars),
-            target_bytes=total(self.target_bytes),
-            lost_target_chars=total(self.lost_target_chars),
-            lost_target_bytes=total(self.lost_target_bytes),
-            num_chosen=total(self.num_chosen),
+            **counts,
             documents=self.documents[order],
             first_document=np.append(first, order.size),
         )
@@ -275,6 +275,7 @@ def build_token_set(
     shards = [part.shard for part in parts]
     sizes = np.array([shard.num_rows for shard in shards], np.int64)
     total = int(sizes.sum())
+    counts: dict[str, Any] = {name: rows_of([getattr(shard, name) for shard in shards], np.int32) for name in COUNTS}
     return TokenSet(
         lengths=rows_of([np.diff(shard.offsets) for shard in shards], np.int64),
         kind=np.repeat(np.array([part.kind for part in parts], np.uint8), sizes),
@@ -282,12 +283,7 @@ def build_token_set(
         split=rows_of([part.split for part in parts], np.uint8),
         unit=rows_of([part.unit for part in parts], np.int64),
         copy=rows_of([shard.copy for shard in shards], np.uint8),
-        num_targets=rows_of([shard.num_targets for shard in shards], np.int32),
-        target_chars=rows_of([shard.target_chars for shard in shards], np.int32),
-        target_bytes=rows_of([shard.target_bytes for shard in shards], np.int32),
-        lost_target_chars=rows_of([shard.lost_target_chars for shard in shards], np.int32),
-        lost_target_bytes=rows_of([shard.lost_target_bytes for shard in shards], np.int32),
-        num_chosen=rows_of([shard.num_chosen for shard in shards], np.int32),
+        **counts,
         weights=weights,
         parts=tuple(parts),
         documents=np.arange(total),

@@ -26,8 +26,7 @@ from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models.set_sequence.event_sets import OUTCOME, EventSets
 from unpad.models.set_sequence.linear_path import COLUMNS, LastValues, Regression, fit
-from unpad.nn.draws import draw
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
 from unpad.nn.precision import widened

@@ -21,8 +21,7 @@ from unpad.models.vision_language.prune_pass import BlockRecord
 from unpad.models.vision_language.visual import Visual, cells, is_text
 from unpad.nn.activation import activate
 from unpad.nn.block import Between
-from unpad.nn.draws import draw, normal
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout, normal
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms
 from unpad.nn.precision import widened

@@ -1,8 +1,7 @@
 """Token mergers: layers that replace the vision tokens of each sample or image by fewer weighted means.
 
-Vision tokens of all samples form one flat run, question tokens another, with one sequence per sample in both. All
-mergers have the forward of `TopMerger`. A sample without vision tokens gets none; a sample without question tokens is
-merged without the question's influence.
+Each is a `Reducer`. A sample without vision tokens gets none; a sample without question tokens is merged without the
+question's influence.
 
 The batch gets shorter: text keeps its order and its positions, and the merged tokens of an image replace its patches.
 Each merged token takes the place and position of one patch (`Merged.places`), so the following tokens of a sequence
@@ -12,6 +11,7 @@ have the same positions as without merging. The last token of an image predicts 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -22,12 +22,11 @@ from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
-from unpad.models.vision_language.visual import Visual, is_question
+from unpad.models.vision_language.visual import VisionTokens, Visual, is_question
 from unpad.nn.activation import activate
 from unpad.nn.block import BlockConfig, FeedForward
 from unpad.nn.cross_attention import EPS, CrossAttention, PairedRuns, PairWeights, Projection, pair_sequences
-from unpad.nn.draws import draw, uniform
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout, uniform
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened
@@ -59,6 +58,14 @@ class Merged:
     layout: Layout
     weights: TokenWeights
     places: Tensor
+
+
+class Reducer(nn.Module, ABC):
+    """Layer that replaces the vision tokens of each sample or image by fewer weighted means of them."""
+
+    @abstractmethod
+    def forward(self, tokens: VisionTokens) -> Merged:
+        """Merge the vision tokens of each sample."""
 
 
 def num_merged(layout: Layout, ratio: float) -> Tensor:
@@ -155,7 +162,7 @@ def _share_out(q: Tensor, k: Tensor, bias: Tensor, pairs: PairedRuns, scale: flo
     return PairWeights(pairs, tuple(rectangles))
 
 
-class TopMerger(nn.Module):
+class TopMerger(Reducer):
     """Merger to the best tokens of each sample, as weighted means of the tokens that resemble them.
 
     Args:
@@ -169,21 +176,12 @@ class TopMerger(nn.Module):
         super().__init__()
         self.assign = TopAssignment(width, inner, ratio, temperature, dropout)
 
-    def forward(
-        self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
-    ) -> Merged:
-        """Merge the vision tokens of each sample.
-
-        Args:
-            vision_features: (num_vision, width).
-            question: (num_question, question_width).
-            vision_layout, question_layout: one sequence per sample; either may be empty.
-        """
-        weights, layout, centres = self.assign(vision_features, vision_layout)
-        return Merged(weights.average(vision_features), layout, weights, centres)
+    def forward(self, tokens: VisionTokens) -> Merged:
+        weights, layout, centres = self.assign(tokens.vision, tokens.vision_layout)
+        return Merged(weights.average(tokens.vision), layout, weights, centres)
 
 
-class QuestionMerger(nn.Module):
+class QuestionMerger(Reducer):
     """`TopMerger` that ranks and compares tokens after attention to the question.
 
     The result is the weighted mean of the raw features plus a projection of the weighted mean of the attended ones.
@@ -215,22 +213,17 @@ class QuestionMerger(nn.Module):
         self.assign = TopAssignment(inner, inner, ratio, temperature, dropout)
         self.to_out = _zero_linear(inner, width)
 
-    def attended(
-        self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
-    ) -> Tensor:
+    def attended(self, tokens: VisionTokens) -> Tensor:
         """Vision tokens after attention to the question of their sample, (num_vision, inner)."""
-        vision, question = self.vision_in(vision_features), self.question_in(question)
-        delta, _ = self.attention(vision, question, pair_sequences(vision_layout, question_layout))
+        vision, question = self.vision_in(tokens.vision), self.question_in(tokens.question)
+        delta, _ = self.attention(vision, question, pair_sequences(tokens.vision_layout, tokens.question_layout))
         attended: Tensor = self.norm(widened(vision), delta)[1]
         return attended
 
-    def forward(
-        self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
-    ) -> Merged:
-        """As `TopMerger.forward`."""
-        attended = self.attended(vision_features, vision_layout, question, question_layout)
-        weights, layout, centres = self.assign(attended, vision_layout)
-        features = weights.average(vision_features) + self.to_out(weights.average(attended))
+    def forward(self, tokens: VisionTokens) -> Merged:
+        attended = self.attended(tokens)
+        weights, layout, centres = self.assign(attended, tokens.vision_layout)
+        features = weights.average(tokens.vision) + self.to_out(weights.average(attended))
         return Merged(features, layout, weights, centres)
 
 
@@ -244,7 +237,7 @@ def _zero_linear(width: int, out: int) -> Linear:
 # --------------------------------------------------------------------------- learned slots
 
 
-class PoolMerger(nn.Module):
+class PoolMerger(Reducer):
     """Merger by learned slots, which attend to the vision tokens given the question; each slot becomes one token.
 
     Every sample with vision tokens gets exactly `slots` tokens, even if it had fewer. The result is
@@ -286,21 +279,18 @@ class PoolMerger(nn.Module):
         self.to_out = _zero_linear(inner, width)
         self.scale = nn.Parameter(torch.tensor(0.1))
 
-    def forward(
-        self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
-    ) -> Merged:
-        """As `TopMerger.forward`."""
+    def forward(self, tokens: VisionTokens) -> Merged:
+        vision_layout = tokens.vision_layout
         counts = (vision_layout.lengths() > 0) * self.slots.shape[0]
         layout = _lay_out(counts, self.slots.shape[0] if vision_layout.max_seqlen else 0, vision_layout.keys)
-        asked = self._question_term(question, question_layout, vision_layout.bases).index_select(
-            0, layout.seq_of_token()
-        )
+        term = self._question_term(tokens.question, tokens.question_layout, vision_layout.bases)
+        asked = term.index_select(0, layout.seq_of_token())
         queries = self.query_norm(self.slots.index_select(0, segment_place(layout)) + asked)[1]  # (total_out, inner)
-        vision = self.vision_in(vision_features)
+        vision = self.vision_in(tokens.vision)
         delta, weights = self.attention(queries, vision, pair_sequences(layout, vision_layout))
         x = self.attention_norm(widened(queries), delta)[1]
         x = self.out_norm(widened(x), self.feed_forward(x), layout)[1]
-        features = self.scale * self.to_out(x) + weights.average(vision_features)
+        features = self.scale * self.to_out(x) + weights.average(tokens.vision)
         return Merged(features, layout, weights, _evenly(layout, vision_layout))
 
     def _question_term(self, question: Tensor, layout: Layout, places: Tensor | None) -> Tensor:
@@ -334,17 +324,23 @@ class Chosen:
         return values.index_select(0, self.places)
 
 
-def keep_best(features: Tensor, layout: Layout, scores: Tensor, budget: Tensor) -> Merged:
-    """Keep the tokens with the highest scores of each sample unchanged, and drop the others.
+class BestMerger(Reducer):
+    """Reducer that keeps the tokens unchanged which received most attention in the tower, and drops the others.
 
     Args:
-        features: (num_vision, dim).
-        scores: (num_vision,).
-        budget: (num_seqs,) int64.
+        ratio: tokens left per token.
     """
-    best = segment_top_k(scores, layout, budget)
-    chosen = Chosen(best.nonzero().flatten())
-    return Merged(chosen.average(features), layout.keep(best), chosen, chosen.places)
+
+    def __init__(self, ratio: float) -> None:
+        super().__init__()
+        self.ratio = ratio
+
+    def forward(self, tokens: VisionTokens) -> Merged:
+        assert tokens.received is not None, "class_token ranks by the attention that patches received in the tower"
+        layout = tokens.vision_layout
+        best = segment_top_k(tokens.received, layout, num_merged(layout, self.ratio))
+        chosen = Chosen(best.nonzero().flatten())
+        return Merged(chosen.average(tokens.vision), layout.keep(best), chosen, chosen.places)
 
 
 # --------------------------------------------------------------------------- similar tokens, without learning
@@ -371,8 +367,8 @@ class TokenGroups:
         return (total / self.sizes[:, None]).to(values.dtype)
 
 
-class SimilarityMerger(nn.Module):
-    """`similarity_merge` with the mergers' interface; nothing is learned.
+class SimilarityMerger(Reducer):
+    """`similarity_merge` as a layer; nothing is learned.
 
     Args:
         ratio: tokens left per token.
@@ -383,11 +379,8 @@ class SimilarityMerger(nn.Module):
         assert 0 < ratio <= 1, f"a merger leaves a ratio in (0, 1] of its tokens, not {ratio}"
         self.ratio = ratio
 
-    def forward(
-        self, vision_features: Tensor, vision_layout: Layout, question: Tensor, question_layout: Layout
-    ) -> Merged:
-        """As `TopMerger.forward`."""
-        return similarity_merge(vision_features, vision_layout, num_merged(vision_layout, self.ratio))
+    def forward(self, tokens: VisionTokens) -> Merged:
+        return similarity_merge(tokens.vision, tokens.vision_layout, num_merged(tokens.vision_layout, self.ratio))
 
 
 def similarity_merge(features: Tensor, layout: Layout, budget: Tensor) -> Merged:
@@ -466,68 +459,49 @@ class MergeConfig(Section):
         return self
 
 
-def make_merger(config: MergeConfig, width: int, question_width: int) -> nn.Module | None:
-    """Create the layer of a variant; None for class_token, which has no layer.
+def make_merger(config: MergeConfig, width: int, question_width: int) -> Reducer:
+    """Create the layer of a variant.
 
     Args:
         width: channels of the tower's features.
         question_width: channels of embeddings of text.
     """
     ratio, slots = config.ratio or 1.0, config.slots or 1  # a variant has one of the two
-    if config.variant == "simple":
-        return TopMerger(width, config.inner, ratio, config.temperature, config.dropout)
-    if config.variant == "question":
-        return QuestionMerger(
-            width, question_width, config.inner, config.heads, ratio, config.temperature, config.dropout
-        )
-    if config.variant == "slots":
-        return PoolMerger(width, question_width, slots, config.inner, config.heads, config.dropout)
-    return SimilarityMerger(ratio) if config.variant == "similarity" else None
+    inner, heads, temperature, dropout = config.inner, config.heads, config.temperature, config.dropout
+    match config.variant:
+        case "simple":
+            return TopMerger(width, inner, ratio, temperature, dropout)
+        case "question":
+            return QuestionMerger(width, question_width, inner, heads, ratio, temperature, dropout)
+        case "slots":
+            return PoolMerger(width, question_width, slots, inner, heads, dropout)
+        case "similarity":
+            return SimilarityMerger(ratio)
+        case "class_token":
+            return BestMerger(ratio)
 
 
 def merge_images(
-    config: MergeConfig,
-    merger: nn.Module | None,
-    batch: RaggedBatch,
-    text: Tensor,
-    features: Tensor,
-    tower_attention: Tensor | None,
+    merger: Reducer, batch: RaggedBatch, text: Tensor, features: Tensor, tower_attention: Tensor | None
 ) -> Merged:
     """Merge the visual tokens of each image, given the question of its row.
 
     Args:
-        merger: from `make_merger`.
         batch: a flat run with images.
         text: (total_tokens, question_width), embeddings; placeholders' are not read.
         features: (media.total_tokens, width), of the tower.
         tower_attention: (media.total_tokens,); for class_token.
     """
     assert batch.media is not None, "there is nothing to merge"
-    images = batch.media.layout
-    assert isinstance(images, Layout), "images come as a flat run"
-    if merger is None:
-        assert tower_attention is not None, "class_token ranks by the attention that patches received in the tower"
-        assert config.ratio is not None, "checked by the config"
-        return keep_best(features, images, tower_attention, num_merged(images, config.ratio))
     assert batch.media_index is not None, "a batch with images holds their places"
     assert batch.media_seqs is not None, "and their rows"
+    assert isinstance(batch.media.layout, Layout), "images come as a flat run"
     assert isinstance(batch.layout, Layout), "a flat run"
     asks = is_question(batch, batch.media_index)
-    tokens, layout = _runs_of(batch.layout.keep(asks), batch.media_seqs)
+    layout, tokens = batch.layout.keep(asks).select(batch.media_seqs)
     questions = text.index_select(0, asks.nonzero().flatten()).index_select(0, tokens)
-    merged: Merged = merger(features, images, questions, layout)
+    merged: Merged = merger(VisionTokens(features, batch.media.layout, questions, layout, tower_attention))
     return merged
-
-
-def _runs_of(layout: Layout, seqs: Tensor) -> tuple[Tensor, Layout]:
-    """Tokens of these sequences (num,) int64, which may repeat, and their own layout."""
-    lengths = layout.lengths().index_select(0, seqs)
-    bounds = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
-    shift = layout.cu_seqlens.long().index_select(0, seqs) - bounds[:-1]
-    keys = None if layout.keys is None else layout.keys.index_select(0, seqs)
-    out = Layout(bounds.to(torch.int32), int(lengths.max()) if len(lengths) else 0, keys=keys)
-    tokens = shift.repeat_interleave(lengths)
-    return tokens + torch.arange(len(tokens), device=tokens.device), out
 
 
 def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) -> tuple[RaggedBatch, Visual]:

@@ -411,13 +411,12 @@ class VisionLanguage(Generates, PrunesTokens):
     ) -> VisionReading:
         """Insert the tower's features into the text, as patches or merged."""
         assert features is not None, "a batch with images"
-        merge = self.config.merge
-        if merge is None or mode == "origin":
+        if self.merger is None or mode == "origin":
             return VisionReading(self.splice(batch, self.projector(features)), placed(batch, received), features)
         batch = batch.flat()
         text = self._text(batch)
         with apart("merge"):
-            merged = merge_images(merge, self.merger, batch, text, features, received)
+            merged = merge_images(self.merger, batch, text, features, received)
         short, visual = shorten(batch, text, merged, self.projector(merged.features))
         return VisionReading(short, replace(visual, tower_attention=received), features)
 

@@ -7,7 +7,6 @@ by degrees, with probability 0 entirely; hard removal removes it from the run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -16,13 +15,12 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from unpad.batching.layout import Layout
-from unpad.errors import RecipeError, nearest
+from unpad.models.vision_language.visual import VisionTokens
 from unpad.nn.activation import activate
 from unpad.nn.attention import spread_values
 from unpad.nn.block import BEFORE
 from unpad.nn.cross_attention import EPS, CrossAttention, Projection, pair_sequences, received_attention
-from unpad.nn.draws import draw, mix, uniform
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout, mix, uniform
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.precision import widened
@@ -204,34 +202,25 @@ class PrunerHead(nn.Module):
         else:
             self.register_buffer("attention_weight", half)
 
-    def forward(
-        self,
-        vision: Tensor,
-        vision_layout: Layout,
-        question: Tensor,
-        question_layout: Layout,
-        attention: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, tokens: VisionTokens) -> Tensor:
         """Score vision tokens.
 
         Args:
-            vision: (num_vision, width) hidden states.
-            question: (num_question, width) hidden states; a sample may have none.
-            attention: (num_vision,), from `text_to_vision_attention`, times the tokens that share it; only with an
-                attention weight.
+            tokens: hidden states of both. With an attention weight they received what `text_to_vision_attention` gives
+                times the tokens that share it.
 
         Returns:
             (num_vision,) logits of being kept, fp32 or wider.
         """
-        seen, asked = self.vision_in(vision), self.question_in(question)
-        delta, _ = self.attention(seen, asked, pair_sequences(vision_layout, question_layout))
+        seen, asked = self.vision_in(tokens.vision), self.question_in(tokens.question)
+        delta, _ = self.attention(seen, asked, pair_sequences(tokens.vision_layout, tokens.question_layout))
         hidden = activate("gelu", self.hidden(self.norm(widened(seen), delta)[1]))
         if self.training and self.dropout:
-            hidden = dropout(hidden, self.dropout, draw(), vision_layout.places)
+            hidden = dropout(hidden, self.dropout, draw(), tokens.vision_layout.places)
         logits = widened(self.to_logit(hidden)[:, 0])
-        assert (attention is None) == (self.attention_weight is None), "attention goes with an attention weight"
-        if attention is not None and self.attention_weight is not None:
-            logits = logits + self.attention_weight * attention
+        assert (tokens.received is None) == (self.attention_weight is None), "attention goes with an attention weight"
+        if tokens.received is not None and self.attention_weight is not None:
+            logits = logits + self.attention_weight * tokens.received
         return logits
 
 
@@ -378,67 +367,15 @@ def text_to_vision_attention(
     return received_attention(q.index_select(0, text), k, pairs, key_bias=key_bias, places=places)[is_vision]
 
 
-def last_tokens(layout: Layout) -> Tensor:
-    """True on the last token of each sequence, (total_tokens,) bool."""
-    bounds = layout.cu_seqlens.long()
-    found = torch.zeros(int(bounds[-1]), dtype=torch.bool, device=bounds.device)
-    # Before an empty sequence another one ends; for an empty first one -1 is the end of the run, an end too.
-    return found.index_fill_(0, bounds[1:] - 1, True) if len(found) else found
-
-
 # --------------------------------------------------------------------------- rankings for comparison
 
-RANKINGS = ("random", "uniform", "attention", "class_token")
 
-
-@dataclass(frozen=True)
-class VisionTokens:
-    """Properties of the vision tokens of a batch that rankings use; a ranking needs only its own.
+def random_order(layout: Layout, sample_ids: Tensor, seed: int = 0) -> Tensor:
+    """Scores by which the tokens of a sample are kept in an order of (seed, sample id) alone, (num_vision,) fp64.
 
     Args:
-        layout: one sequence per sample.
-        sample_ids: (num_seqs,) int64, of the corpus; for random.
-        rows, columns: (num_vision,) int64, place of each token in the grid of its image, below 65536; for uniform.
-        text_attention: (num_vision,), from `text_to_vision_attention` in the language model; for attention.
-        tower_attention: (num_vision,), the same in the vision tower; for class_token.
+        sample_ids: (num_seqs,) int64, of the corpus.
     """
-
-    layout: Layout
-    sample_ids: Tensor | None = None
-    rows: Tensor | None = None
-    columns: Tensor | None = None
-    text_attention: Tensor | None = None
-    tower_attention: Tensor | None = None
-
-
-def select(name: str, tokens: VisionTokens, seed: int = 0) -> Tensor:
-    """Rank vision tokens without learning; `keep_top` keeps the best for any budget.
-
-    random orders the tokens of a sample by (seed, sample id) alone. uniform keeps an evenly spaced part of each grid,
-    whatever the budget. attention and class_token rank by the attention received.
-
-    Returns:
-        (num_vision,), higher = keep.
-
-    Raises:
-        RecipeError: the name is unknown.
-    """
-    if name == "random":
-        assert tokens.sample_ids is not None, "random draws by sample ids"
-        return _random(tokens.layout, tokens.sample_ids, seed)
-    if name == "uniform":
-        assert tokens.rows is not None, "uniform needs places in the grid"
-        assert tokens.columns is not None, "uniform needs places in the grid"
-        return _evenly_spaced(tokens.rows, tokens.columns)
-    if name not in RANKINGS:
-        raise RecipeError(f"there is no ranking {name!r} of vision tokens", fix=nearest(name, [*RANKINGS]))
-    scores = tokens.text_attention if name == "attention" else tokens.tower_attention
-    assert scores is not None, f"{name} ranks by attention, and got none"
-    return scores
-
-
-def _random(layout: Layout, sample_ids: Tensor, seed: int) -> Tensor:
-    """32 bits of a hash of seed, sample and place, as fp64."""
     sample = sample_ids.index_select(0, layout.seq_of_token())
     low = 0xFFFFFFFF
     bits = mix(torch.tensor(seed & low, device=sample.device))
@@ -447,9 +384,15 @@ def _random(layout: Layout, sample_ids: Tensor, seed: int) -> Tensor:
     return bits.double()
 
 
-def _evenly_spaced(rows: Tensor, columns: Tensor, bits: int = 16) -> Tensor:
-    """Order of ordered dithering (Bayer 1973, "An optimum method for two-level rendition of continuous-tone pictures"):
-    the first 4^k-th part of a grid is every 2^k-th cell in both directions, and the cells between follow likewise."""
+def even_order(rows: Tensor, columns: Tensor, bits: int = 16) -> Tensor:
+    """Scores by which an evenly spaced part of each grid is kept, whatever the budget, (num_vision,) fp64.
+
+    Order of ordered dithering (Bayer 1973, "An optimum method for two-level rendition of continuous-tone pictures"):
+    the first 4^k-th part of a grid is every 2^k-th cell in both directions, and the cells between follow likewise.
+
+    Args:
+        rows, columns: (num_vision,) int64, place of each token in the grid of its image, below 65536.
+    """
     rank = torch.zeros_like(rows)
     for bit in range(bits):
         both, row = (rows ^ columns) >> bit & 1, rows >> bit & 1

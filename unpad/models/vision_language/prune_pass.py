@@ -13,19 +13,18 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.models.vision_language.prune import (
     PruneConfig,
-    VisionTokens,
     cumulative_keep,
     drawn_noise,
+    even_order,
     fresh_noise,
     hard_keep,
     keep_probability,
     keep_top,
-    last_tokens,
-    select,
+    random_order,
     soft_bias,
     text_to_vision_attention,
 )
-from unpad.models.vision_language.visual import Visual, cells, is_last, is_question, mark
+from unpad.models.vision_language.visual import VisionTokens, Visual, cells, is_last, is_question, last_tokens, mark
 from unpad.nn.block import Between, Block, Stream
 from unpad.nn.draws import apart
 from unpad.nn.segments import segment_place, segment_sum
@@ -133,7 +132,7 @@ class PrunePass:
         head = self._heads[str(index)]
         if head.training != self._learns:  # to set it takes as long as a layer of a short prompt
             head.train(self._learns)
-        logits: Tensor = head(visual, self.visual_layout, question, self._question_layout, received)
+        logits: Tensor = head(VisionTokens(visual, self.visual_layout, question, self._question_layout, received))
         return logits
 
     def _noise(self, index: int, logits: Tensor) -> Tensor:
@@ -175,22 +174,20 @@ class PrunePass:
 
     def _rank(self, index: int, entered: Stream) -> Tensor:
         """Scores of the visual tokens, (num_visual,), by a ranking."""
-        media, received, in_tower = self._given.media, None, self._given.tower_attention
-        assert media.grid is not None, "a batch of images holds their sizes"
-        if self._config.method == "attention":
+        media, in_tower, method = self._given.media, self._given.tower_attention, self._config.method
+        if method == "attention":
             # Attention of the question's last token, as in FastV; other tokens may precede the image.
-            received = self._received(index, entered, self._question[last_tokens(self._question_layout)])
+            return self._received(index, entered, self._question[last_tokens(self._question_layout)])
+        if method == "class_token":
+            assert in_tower is not None, "the tower was asked for it"
+            return in_tower.index_select(0, self._source)
+        if method == "random":
+            ids = self._seq_ids  # without ids every sample draws the same, which no neighbour changes either
+            return random_order(self.visual_layout, torch.zeros_like(self._lengths) if ids is None else ids)
+        assert media.grid is not None, "a batch of images holds their sizes"
         columns = media.grid[:, 1].index_select(0, cells(media.layout).seq_of_token())
-        ids = self._seq_ids  # without ids every sample draws the same, which no neighbour changes either
-        tokens = VisionTokens(
-            self.visual_layout,
-            sample_ids=torch.zeros_like(self.visual_layout.lengths()) if ids is None else ids,
-            rows=(media.position_ids // columns).index_select(0, self._source),
-            columns=(media.position_ids % columns).index_select(0, self._source),
-            text_attention=received,
-            tower_attention=None if in_tower is None else in_tower.index_select(0, self._source),
-        )
-        return select(self._config.method, tokens)
+        place, width = (x.index_select(0, self._source) for x in (media.position_ids, columns))
+        return even_order(place // width, place % width)
 
     @torch.no_grad()
     def _received(self, index: int, entered: Stream, text: Tensor) -> Tensor:

@@ -19,8 +19,7 @@ from unpad.errors import SourceError
 from unpad.models.vision_language.prune import text_to_vision_attention
 from unpad.nn.activation import Kind
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
-from unpad.nn.draws import draw
-from unpad.nn.dropout import dropout
+from unpad.nn.draws import draw, dropout
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
 from unpad.nn.positions import GridPositions

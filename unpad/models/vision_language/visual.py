@@ -11,7 +11,24 @@ from torch.nn import functional as F
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.errors import SourceError
-from unpad.models.vision_language.prune import last_tokens
+
+
+@dataclass(frozen=True)
+class VisionTokens:
+    """Vision tokens of samples or images, and the question about each, as mergers and heads read them.
+
+    Args:
+        vision: (num_vision, width).
+        question: (num_question, question_width).
+        vision_layout, question_layout: one sequence per sample; either may be empty.
+        received: (num_vision,), attention that each token received, where it is asked for.
+    """
+
+    vision: Tensor
+    vision_layout: Layout
+    question: Tensor
+    question_layout: Layout
+    received: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -58,6 +75,14 @@ def is_real(layout: Layout | PaddedLayout, total: int, device: torch.device) -> 
     if isinstance(layout, PaddedLayout):
         return layout.attention_mask.flatten()
     return torch.ones(total, dtype=torch.bool, device=device)
+
+
+def last_tokens(layout: Layout) -> Tensor:
+    """True on the last token of each sequence, (total_tokens,) bool."""
+    bounds = layout.cu_seqlens.long()
+    found = torch.zeros(int(bounds[-1]), dtype=torch.bool, device=bounds.device)
+    # Before an empty sequence another one ends; for an empty first one -1 is the end of the run, an end too.
+    return found.index_fill_(0, bounds[1:] - 1, True) if len(found) else found
 
 
 def is_last(layout: Layout | PaddedLayout) -> Tensor:

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from unpad.batching.layout import Layout
+from unpad.nn.attend import Attend
 from unpad.nn.autograd import apply
-from unpad.nn.native.library import code, computes, function, pointer
+from unpad.nn.native.library import call, computes, fields, operator, pointer
 from unpad.nn.precision import wide_dtype
-
-Rotary = tuple[Tensor, Tensor]  # cosines and sines of `rotary_table`, each (total_tokens, 1, head_dim / 2)
 
 MIN_HEAD_DIM, MAX_HEAD_DIM = 16, 128
 
@@ -31,44 +29,20 @@ def _fits(dtype: torch.dtype, head_dim: int) -> bool:
     return MIN_HEAD_DIM <= head_dim <= MAX_HEAD_DIM and head_dim % multiple == 0
 
 
-def native_attention(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    *,
-    heads: int,
-    kv_heads: int,
-    causal: bool,
-    scale: float | None = None,
-    qkv_bias: Tensor | None = None,
-    rotary: Rotary | None = None,
-    key_bias: Tensor | None = None,
-    dropout: float = 0.0,
-    seed: int = 0,
-    bases: Tensor | None = None,
-    window: int | None = None,
-) -> Tensor:
-    """softmax(scale q k^T + key_bias) v within each sequence and nowhere else.
+def native_attention(qkv: Tensor, layout: Layout, heads: int, how: Attend) -> Tensor:
+    """Attention within each sequence and nowhere else; dropout draws by `how.seed` and the layout's bases.
 
     Args:
         qkv: (total_tokens, heads + 2 * kv_heads, head_dim) bf16, fp32 or fp64: queries, keys, values.
-        cu_seqlens: (num_seqs + 1,) int32, from 0 to total_tokens.
-        scale: factor of the scores, by default 1 / sqrt(head_dim).
-        qkv_bias: ((heads + 2 * kv_heads) * head_dim,) of qkv's type, added to every token's numbers first.
-        rotary: angles by which queries and keys are rotated first, as `nn.rope.rotate` does. No gradient flows to it.
-        key_bias: (total_tokens,), added to every score of a key; -inf hides the key. Every query must see a key that
-            is not hidden. Gradient flows to it.
-        dropout: share of weights set to zero, the others divided by 1 - dropout; drawn from `seed` and the places of
-            query and key in the run, the same in backward.
-        bases: (num_seqs,) int64, place of the first token of every sequence for dropout; None: that in the run.
-        window: keys that a query sees at most, its own and those just before it; causal attention only.
 
     Returns:
-        (total_tokens, heads, head_dim) of qkv's type. Gradient flows to qkv and qkv_bias.
+        (total_tokens, heads, head_dim) of qkv's type. Gradient flows to qkv, qkv_bias and key_bias.
     """
-    cos, sin = rotary if rotary is not None else (None, None)
-    scale = 1 / math.sqrt(qkv.shape[-1]) if scale is None else scale
-    settings = (heads, kv_heads, causal, scale, cos, sin, dropout, seed, bases, window or 0)
-    out: Tensor = apply(_Attention, qkv, qkv_bias, key_bias, cu_seqlens, *settings)
+    cos, sin = how.rotary if how.rotary is not None else (None, None)
+    scale = 1 / math.sqrt(qkv.shape[2]) if how.scale is None else how.scale
+    sizes, draws = (heads, (qkv.shape[1] - heads) // 2), (how.dropout, how.seed, layout.bases)
+    settings = *sizes, how.causal, scale, cos, sin, *draws, how.window or 0
+    out: Tensor = apply(_Attention, qkv, how.qkv_bias, how.key_bias, layout.cu_seqlens, *settings)
     return out
 
 
@@ -77,8 +51,7 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any, qkv: Tensor, qkv_bias: Tensor | None, key_bias: Tensor | None, cu_seqlens: Tensor, *settings: Any
     ) -> Tensor:
-        out: Tensor
-        out, log_z = _forward(qkv, qkv_bias, key_bias, cu_seqlens, *settings)
+        out, log_z = attention_forward(qkv, qkv_bias, key_bias, cu_seqlens, *settings)
         cos, sin = settings[4:6]
         *ctx.settings, bases, ctx.window = settings[:4] + settings[6:]
         ctx.save_for_backward(qkv, qkv_bias, key_bias, cu_seqlens, cos, sin, bases, out, log_z)
@@ -90,7 +63,7 @@ class _Attention(torch.autograd.Function):
         *shared, cos, sin, bases, out, log_z = ctx.saved_tensors
         before, after, key_bias = ctx.settings[:4], (*ctx.settings[4:], bases, ctx.window), shared[2]
         wants_qkv_bias, wants_bias = bool(ctx.needs_input_grad[1]), bool(ctx.needs_input_grad[2])
-        grad_qkv, grad_bias = _backward(grads[0], out, log_z, *shared, *before, cos, sin, *after, wants_bias)
+        grad_qkv, grad_bias = attention_backward(grads[0], out, log_z, *shared, *before, cos, sin, *after, wants_bias)
         return (
             grad_qkv,
             grad_qkv.flatten(1).sum(0) if wants_qkv_bias else None,
@@ -101,51 +74,27 @@ class _Attention(torch.autograd.Function):
 
 # --------------------------------------------------------------------------- operators
 
-_SETTINGS = (
+_INPUTS = (
     "Tensor qkv, Tensor? qkv_bias, Tensor? key_bias, Tensor cu_seqlens, int heads, int kv_heads, bool causal, "
     "float scale, Tensor? cos, Tensor? sin, float dropout, int seed, Tensor? bases, int window"
 )
-_OPS = torch.library.Library("unpad", "FRAGMENT")
-_OPS.define(f"ragged_attention({_SETTINGS}) -> (Tensor, Tensor)")
-_OPS.define(
-    f"ragged_attention_backward(Tensor grad_out, Tensor out, Tensor log_z, {_SETTINGS}, bool wants_bias)"
-    " -> (Tensor, Tensor)"
-)
-_forward = torch.ops.unpad.ragged_attention.default
-_backward = torch.ops.unpad.ragged_attention_backward.default
 
 
 class AttentionSizes(ctypes.Structure):
     """`struct unpad_attention` of kernels.h."""
 
-    _fields_ = (
-        ("num_seqs", ctypes.c_int64),
-        ("total_tokens", ctypes.c_int64),
-        ("heads", ctypes.c_int64),
-        ("kv_heads", ctypes.c_int64),
-        ("head_dim", ctypes.c_int64),
-        ("scale", ctypes.c_double),
-        ("dropout", ctypes.c_double),
-        ("seed", ctypes.c_uint64),
-        ("bases", ctypes.c_void_p),
-        ("window", ctypes.c_int64),
-        ("causal", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-    )
-
-
-@lru_cache(maxsize=1)
-def _functions() -> tuple[Any, Any]:
-    """The compiled forward and backward, with their argument types declared once."""
-    shared = [ctypes.c_int, ctypes.POINTER(AttentionSizes), *[ctypes.c_void_p] * 6]  # cu_seqlens ... key_bias
-    return (
-        function("attention_forward", None, *shared, *[ctypes.c_void_p] * 2),
-        function("attention_backward", None, *shared, *[ctypes.c_void_p] * 5),
+    _fields_ = fields(
+        "q num_seqs total_tokens heads kv_heads head_dim",
+        "d scale dropout",
+        "u seed",
+        "p bases",
+        "q window",
+        "i causal num_threads",
     )
 
 
 class _Inputs(NamedTuple):
-    """Inputs that forward and backward share, in the order of `_SETTINGS`."""
+    """Inputs that forward and backward share, in the order of `_INPUTS`."""
 
     qkv: Tensor
     qkv_bias: Tensor | None
@@ -198,30 +147,13 @@ class _Inputs(NamedTuple):
             num_threads=torch.get_num_threads(),
         )
 
-    def call(self, compiled: Callable[..., None], *results: Tensor | None) -> None:
+    def call(self, function: str, *results: Tensor | None) -> None:
         """Call a compiled function on these inputs and its own arrays."""
         bias = self.qkv_bias
         assert bias is None or bias.dtype == self.qkv.dtype, f"qkv_bias is {bias.dtype}"
         assert bias is None or bias.numel() == self.qkv.shape[1] * self.qkv.shape[2], "qkv_bias does not match"
         tensors = self.cu_seqlens, self.qkv, bias, self.cos, self.sin, self.key_bias, *results
-        compiled(code(self.qkv.dtype), ctypes.byref(self.sizes()), *map(pointer, tensors))
-
-
-def attention_forward(*given: Any) -> tuple[Tensor, Tensor]:
-    """Out (total_tokens, heads, head_dim), and log_z (heads, total_tokens) wide, the log of each softmax's sum."""
-    inputs = _Inputs(*given).readable()
-    out, log_z = _empty_forward(*inputs)
-    inputs.call(_functions()[0], out, log_z)
-    return out, log_z
-
-
-def attention_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
-    """Gradient of qkv, and of key_bias per key head, (kv_heads, total_tokens) wide, or (0,) if unwanted."""
-    *shared, wants_bias = given
-    inputs, grad_out = _Inputs(*shared).readable(), grad_out.contiguous()
-    grad_qkv, grad_bias = _empty_backward(grad_out, out, log_z, *inputs, wants_bias)
-    inputs.call(_functions()[1], out, log_z, grad_out, grad_qkv, grad_bias if wants_bias else None)
-    return grad_qkv, grad_bias
+        call(function, self.qkv.dtype, self.sizes(), *tensors)
 
 
 def _empty_forward(qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
@@ -231,6 +163,15 @@ def _empty_forward(qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     return qkv.new_empty((total, heads, head_dim)), qkv.new_empty((heads, total), dtype=wide_dtype(qkv.dtype))
 
 
+@operator("ragged_attention", _empty_forward, schema=f"({_INPUTS}) -> (Tensor, Tensor)")
+def attention_forward(*given: Any) -> tuple[Tensor, Tensor]:
+    """Out (total_tokens, heads, head_dim), and log_z (heads, total_tokens) wide, the log of each softmax's sum."""
+    inputs = _Inputs(*given).readable()
+    out, log_z = _empty_forward(*inputs)
+    inputs.call("attention_forward", out, log_z)
+    return out, log_z
+
+
 def _empty_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, qkv: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     """Empty results of the backward pass."""
     kv_heads, wants_bias = settings[4], settings[-1]
@@ -238,7 +179,15 @@ def _empty_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, qkv: Tensor, *
     return torch.empty_like(qkv), qkv.new_empty(shape, dtype=wide_dtype(qkv.dtype))
 
 
-_OPS.impl("ragged_attention", attention_forward, "CPU")
-_OPS.impl("ragged_attention_backward", attention_backward, "CPU")
-torch.library.register_fake("unpad::ragged_attention", _empty_forward, lib=_OPS)
-torch.library.register_fake("unpad::ragged_attention_backward", _empty_backward, lib=_OPS)
+@operator(
+    "ragged_attention_backward",
+    _empty_backward,
+    schema=f"(Tensor grad_out, Tensor out, Tensor log_z, {_INPUTS}, bool wants_bias) -> (Tensor, Tensor)",
+)
+def attention_backward(grad_out: Tensor, out: Tensor, log_z: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    """Gradient of qkv, and of key_bias per key head, (kv_heads, total_tokens) wide, or (0,) if unwanted."""
+    *shared, wants_bias = given
+    inputs, grad_out = _Inputs(*shared).readable(), grad_out.contiguous()
+    grad_qkv, grad_bias = _empty_backward(grad_out, out, log_z, *inputs, wants_bias)
+    inputs.call("attention_backward", out, log_z, grad_out, grad_qkv, grad_bias if wants_bias else None)
+    return grad_qkv, grad_bias

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from unpad.nn.attend import Attend
 from unpad.nn.native.attention import AttentionSizes
-from unpad.nn.native.library import code, function, pointer
+from unpad.nn.native.library import call, fields, operator, pointer
 from unpad.nn.precision import wide_dtype
 
 
@@ -26,8 +26,7 @@ def decode_attention(
     buffers: Sequence[Tensor],
     lengths: Sequence[int],
     heads: int,
-    rotary: tuple[Tensor, Tensor] | None,
-    window: int | None = None,
+    how: Attend,
 ) -> Tensor:
     """Store each row's new key and value and attend to all keys of the row; no gradient.
 
@@ -36,15 +35,13 @@ def decode_attention(
         buffers: of each row, (2, kv_heads, capacity, head_dim) of qkv's type: keys and values, changed at
             [:, :, lengths[row]].
         lengths: earlier tokens of each row, below its capacity.
-        rotary: cosines and sines of `rotary_table`, which rotate queries and keys first.
-        window: keys seen at most, the new one and those just before it; None for all.
+        how: only its rotary angles and its window count.
 
     Returns:
         (num_rows, heads, head_dim).
     """
-    cos, sin = rotary if rotary is not None else (None, None)
-    out: Tensor = _decode_attention(qkv, list(buffers), list(lengths), heads, cos, sin, window or 0)
-    return out
+    cos, sin = how.rotary if how.rotary is not None else (None, None)
+    return _decode(qkv, list(buffers), list(lengths), heads, cos, sin, how.window or 0)
 
 
 def piece_attention(
@@ -53,9 +50,7 @@ def piece_attention(
     buffers: Sequence[Tensor],
     lengths: Sequence[int],
     heads: int,
-    rotary: tuple[Tensor, Tensor] | None,
-    key_bias: Tensor | None = None,
-    window: int | None = None,
+    how: Attend,
 ) -> Tensor:
     """Store the new keys and values of every sequence behind the held ones and attend causally to all; no gradient.
 
@@ -65,60 +60,36 @@ def piece_attention(
         qkv: (total_tokens, heads + 2 * kv_heads, head_dim), new tokens of heads as `attention.supports`.
         cu_seqlens: (num_seqs + 1,) int32, boundaries of the new tokens.
         buffers, lengths: as of `decode_attention`, with room for the new tokens.
-        key_bias: (total_tokens,), added to the scores of a key; only where nothing is held.
+        how: only its rotary angles, its window and, where nothing is held, its key bias count.
 
     Returns:
         (total_tokens, heads, head_dim).
     """
-    assert key_bias is None or not any(lengths), "held keys have no bias"
-    cos, sin = rotary if rotary is not None else (None, None)
-    out: Tensor = _piece_attention(
-        qkv, cu_seqlens, list(buffers), list(lengths), heads, cos, sin, key_bias, window or 0
-    )
-    return out
-
-
-_library = torch.library.Library("unpad", "FRAGMENT")
-_library.define(
-    "decode_attention(Tensor qkv, Tensor(a!)[] buffers, int[] lengths, int heads, Tensor? cos, Tensor? sin, int window)"
-    " -> Tensor"
-)
-_library.define(
-    "piece_attention(Tensor qkv, Tensor cu_seqlens, Tensor(a!)[] buffers, int[] lengths, int heads, Tensor? cos,"
-    " Tensor? sin, Tensor? key_bias, int window) -> Tensor"
-)
-_decode_attention = torch.ops.unpad.decode_attention.default
-_piece_attention = torch.ops.unpad.piece_attention.default
+    assert how.key_bias is None or not any(lengths), "held keys have no bias"
+    cos, sin = how.rotary if how.rotary is not None else (None, None)
+    return _piece(qkv, cu_seqlens, list(buffers), list(lengths), heads, cos, sin, how.key_bias, how.window or 0)
 
 
 class _Buffers(ctypes.Structure):
     """`struct unpad_held` of kernels.h."""
 
-    _fields_ = (("lengths", ctypes.c_void_p), ("capacities", ctypes.c_void_p), ("buffers", ctypes.c_void_p))
+    _fields_ = fields("p lengths capacities buffers")
 
-
-@cache
-def _function() -> tuple[Any, Any]:
-    """The compiled functions for pieces and for one token, with their argument types declared once."""
-    sizes, held = ctypes.POINTER(AttentionSizes), ctypes.POINTER(_Buffers)
-    return (
-        function("piece_attention", None, ctypes.c_int, sizes, ctypes.c_void_p, held, *[ctypes.c_void_p] * 5),
-        function("decode_attention", None, ctypes.c_int, sizes, held, *[ctypes.c_void_p] * 4),
-    )
-
-
-def _held(buffers: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int]) -> tuple[_Buffers, list[Any]]:
-    """The structure, and the arrays that it points to."""
-    capacities = [buffer.shape[2] for buffer in buffers]
-    for length, new, capacity in zip(lengths, news, capacities, strict=True):
-        assert 0 <= length <= length + new <= capacity, "a row is full"
-    num = len(buffers)
-    arrays: list[Any] = [
-        (ctypes.c_int64 * num)(*lengths),
-        (ctypes.c_int64 * num)(*capacities),
-        (ctypes.c_void_p * num)(*map(pointer, buffers)),
-    ]
-    return _Buffers(*map(ctypes.addressof, arrays)), arrays
+    @classmethod
+    def of(cls, buffers: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int]) -> _Buffers:
+        """Held tokens in buffers that have room for the new ones."""
+        capacities = [buffer.shape[2] for buffer in buffers]
+        for length, new, capacity in zip(lengths, news, capacities, strict=True):
+            assert 0 <= length <= length + new <= capacity, "a row is full"
+        num = len(buffers)
+        arrays: list[Any] = [
+            (ctypes.c_int64 * num)(*lengths),
+            (ctypes.c_int64 * num)(*capacities),
+            (ctypes.c_void_p * num)(*map(pointer, buffers)),
+        ]
+        held = cls(*map(ctypes.addressof, arrays))
+        held.arrays = arrays  # they live as long as what points to them
+        return held
 
 
 def _sizes(qkv: Tensor, buffers: Sequence[Tensor], heads: int, window: int) -> AttentionSizes:
@@ -128,19 +99,22 @@ def _sizes(qkv: Tensor, buffers: Sequence[Tensor], heads: int, window: int) -> A
     for buffer in buffers:
         assert (buffer.shape[:2], buffer.shape[3]) == ((2, kv_heads), head_dim), "a buffer is of other heads"
         assert buffer.dtype == qkv.dtype, "mixed dtypes"
+    numbers = len(buffers), total, heads, kv_heads, head_dim
     return AttentionSizes(
-        num_seqs=len(buffers),
-        total_tokens=total,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        scale=head_dim**-0.5,
-        window=window,
-        causal=True,
-        num_threads=torch.get_num_threads(),
+        *numbers, scale=head_dim**-0.5, window=window, causal=True, num_threads=torch.get_num_threads()
     )
 
 
+def _tables(dtype: torch.dtype, *tables: Tensor | None) -> list[Tensor | None]:
+    """Tables as kernels read them."""
+    return [None if table is None else table.to(wide_dtype(dtype)).contiguous() for table in tables]
+
+
+def _empty_decode(qkv: Tensor, buffers: Any, lengths: Any, heads: int, *settings: Any) -> Tensor:
+    return qkv.new_empty((qkv.shape[0], heads, qkv.shape[2]))
+
+
+@operator("decode_attention", _empty_decode, changes=["buffers"])
 def _decode(
     qkv: Tensor,
     buffers: Sequence[Tensor],
@@ -150,18 +124,19 @@ def _decode(
     sin: Tensor | None,
     window: int,
 ) -> Tensor:
-    qkv, wide = qkv.contiguous(), wide_dtype(qkv.dtype)
     assert len(buffers) == len(qkv), "one buffer per row"
     assert supports(qkv.dtype, qkv.shape[2]), (qkv.dtype, qkv.shape[2])
-    held, arrays = _held(buffers, lengths, [1] * len(qkv))
-    tables = [None if table is None else table.to(wide).contiguous() for table in (cos, sin)]
-    out = qkv.new_empty((len(qkv), heads, qkv.shape[2]))
-    sizes = _sizes(qkv, buffers, heads, window)
-    _function()[1](code(qkv.dtype), sizes, held, pointer(qkv), *map(pointer, tables), pointer(out))
-    del arrays  # until here the kernel reads them
+    sizes, held = _sizes(qkv, buffers, heads, window), _Buffers.of(buffers, lengths, [1] * len(qkv))
+    out = _empty_decode(qkv, buffers, lengths, heads)
+    call("decode_attention", qkv.dtype, sizes, held, qkv.contiguous(), *_tables(qkv.dtype, cos, sin), out)
     return out
 
 
+def _empty_piece(qkv: Tensor, cu_seqlens: Tensor, buffers: Any, lengths: Any, heads: int, *settings: Any) -> Tensor:
+    return qkv.new_empty((qkv.shape[0], heads, qkv.shape[2]))
+
+
+@operator("piece_attention", _empty_piece, changes=["buffers"])
 def _piece(
     qkv: Tensor,
     cu_seqlens: Tensor,
@@ -173,27 +148,9 @@ def _piece(
     key_bias: Tensor | None,
     window: int,
 ) -> Tensor:
-    qkv, cu_seqlens, wide = qkv.contiguous(), cu_seqlens.contiguous(), wide_dtype(qkv.dtype)
     assert cu_seqlens.dtype == torch.int32, cu_seqlens.dtype
-    held, arrays = _held(buffers, lengths, cu_seqlens.diff().tolist())
-    tables = [None if table is None else table.to(wide).contiguous() for table in (cos, sin, key_bias)]
-    out = qkv.new_empty((len(qkv), heads, qkv.shape[2]))
-    sizes = _sizes(qkv, buffers, heads, window)
-    pointers = map(pointer, (qkv, *tables, out))
-    _function()[0](code(qkv.dtype), sizes, pointer(cu_seqlens), held, *pointers)
-    del arrays  # until here the kernel reads them
+    sizes, held = _sizes(qkv, buffers, heads, window), _Buffers.of(buffers, lengths, cu_seqlens.diff().tolist())
+    out = _empty_piece(qkv, cu_seqlens, buffers, lengths, heads)
+    tensors = qkv.contiguous(), *_tables(qkv.dtype, cos, sin, key_bias), out
+    call("piece_attention", qkv.dtype, sizes, cu_seqlens.contiguous(), held, *tensors)
     return out
-
-
-def _fake_decode(qkv: Tensor, buffers: Any, lengths: Any, heads: int, *settings: Any) -> Tensor:
-    return qkv.new_empty((qkv.shape[0], heads, qkv.shape[2]))
-
-
-def _fake_piece(qkv: Tensor, cu_seqlens: Tensor, buffers: Any, lengths: Any, heads: int, *settings: Any) -> Tensor:
-    return qkv.new_empty((qkv.shape[0], heads, qkv.shape[2]))
-
-
-_library.impl("decode_attention", _decode, "CPU")
-_library.impl("piece_attention", _piece, "CPU")
-torch.library.register_fake("unpad::decode_attention", _fake_decode, lib=_library)
-torch.library.register_fake("unpad::piece_attention", _fake_piece, lib=_library)

@@ -9,11 +9,11 @@ import ctypes
 import os
 import platform
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -38,17 +38,41 @@ NAMES = TARGETS | {PLAIN_TILES: "AVX-512 BF16 with plain tiles"}
 _switched_off: Scope[bool] = Scope(False)
 
 
+# Functions of `struct unpad_kernels` of kernels.h in its order: letters of their arguments, and of a result after ">".
+FUNCTIONS = {
+    "attention_forward": "ippppppppp",
+    "attention_backward": "ipppppppppppp",
+    "piece_attention": "ipppppppp",
+    "decode_attention": "ipppppp",
+    "rowwise_linear": "iqqqipppp",
+    "int8_linear": "qqqipppp",
+    "int4_linear": "qqqipppp",
+    "add_norm_forward": "ipppppppp",
+    "add_norm_backward": "ipppppppppp",
+    "activation_forward": "iiqqippp",
+    "activation_backward": "iiqqippppp",
+    "cross_entropy": "iqqdiipppp>q",
+    "add_rounded": "qddiipp",
+    "head_forward": "qqqdipppppp>q",
+    "head_backward": "qqqdippppppp",
+}
+TYPES: dict[str, Any] = {
+    **{"i": ctypes.c_int, "q": ctypes.c_int64, "u": ctypes.c_uint64, "d": ctypes.c_double, "p": ctypes.c_void_p},
+    "": None,
+}
+Compute = TypeVar("Compute", bound=Callable[..., Any])
+_OPERATORS = torch.library.Library("unpad", "FRAGMENT")
+
+
+def fields(*groups: str) -> tuple[tuple[str, Any], ...]:
+    """Fields of a structure of kernels.h: groups of a letter of `TYPES` and the names of this type."""
+    return tuple((name, TYPES[letter]) for letter, *names in map(str.split, groups) for name in names)
+
+
 class _Table(ctypes.Structure):
     """`struct unpad_kernels` of kernels.h: addresses of functions."""
 
-    _fields_ = tuple(
-        (name, ctypes.c_void_p)
-        for name in (
-            "attention_forward", "attention_backward", "piece_attention", "decode_attention", "rowwise_linear",
-            "int8_linear", "int4_linear", "add_norm_forward", "add_norm_backward", "activation_forward",
-            "activation_backward", "cross_entropy", "add_rounded", "head_forward", "head_backward",
-        )
-    )  # fmt: skip
+    _fields_ = fields(f"p {' '.join(FUNCTIONS)}")
 
 
 class Kernels(NamedTuple):
@@ -100,12 +124,52 @@ def _openmp_runtimes() -> set[str]:
     return {file for file in files if Path(file).name.startswith(("libgomp", "libiomp", "libomp"))}
 
 
-def function(name: str, result: Any, *arguments: Any) -> Callable[..., Any]:
-    """A compiled function of `struct unpad_kernels` with its ctypes; check `enabled` first."""
+@cache
+def _function(name: str) -> Callable[..., Any]:
+    """A compiled function of `struct unpad_kernels` with its ctypes."""
     loaded, reason = _load()
     assert loaded is not None, reason
-    found: Callable[..., Any] = ctypes.CFUNCTYPE(result, *arguments)(getattr(loaded.table, name))
-    return found
+    arguments, _, result = FUNCTIONS[name].partition(">")
+    typed = ctypes.CFUNCTYPE(TYPES[result], *(TYPES[letter] for letter in arguments))
+    return typed(getattr(loaded.table, name))
+
+
+def call(name: str, *arguments: Any) -> Any:
+    """Call a function of `FUNCTIONS`; check `enabled` first.
+
+    Args:
+        arguments: numbers; tensors, for their addresses; None for NULL; a dtype for its number in kernels.h; a
+            structure for a reference to it.
+    """
+    return _function(name)(*map(_passed, arguments))
+
+
+def _passed(argument: Any) -> Any:
+    if argument is None or isinstance(argument, Tensor):
+        return pointer(argument)
+    if isinstance(argument, torch.dtype):
+        return code(argument)
+    return ctypes.byref(argument) if isinstance(argument, ctypes.Structure) else argument
+
+
+def operator(
+    name: str, empty: Callable[..., Any], changes: Sequence[str] = (), schema: str | None = None
+) -> Callable[[Compute], Compute]:
+    """Make a function an operator of torch, `unpad::NAME` in profiles and for torch.compile.
+
+    Args:
+        empty: takes the same arguments and returns results without numbers.
+        changes: arguments that are written to.
+        schema: of arguments and results; default from the function's types.
+    """
+
+    def register(compute: Compute) -> Compute:
+        _OPERATORS.define(name + (schema or torch.library.infer_schema(compute, mutates_args=changes)))
+        _OPERATORS.impl(name, compute, "CPU")
+        torch.library.register_fake(f"unpad::{name}", empty, lib=_OPERATORS)
+        return cast(Compute, getattr(torch.ops.unpad, name).default)
+
+    return register
 
 
 def has_function(name: str) -> bool:

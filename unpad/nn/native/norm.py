@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from functools import cache
 from typing import Any
 
 import torch
@@ -12,23 +10,14 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from unpad.nn.autograd import apply
-from unpad.nn.native.library import code, function, pointer
+from unpad.nn.native.library import call, fields, operator, pointer
 from unpad.nn.precision import wide_dtype
 
 
 class _Norm(ctypes.Structure):
     """`struct unpad_norm` of kernels.h."""
 
-    _fields_ = (
-        ("total_tokens", ctypes.c_int64),
-        ("width", ctypes.c_int64),
-        ("eps", ctypes.c_double),
-        ("dropout", ctypes.c_double),
-        ("seed", ctypes.c_uint64),
-        ("places", ctypes.c_void_p),
-        ("centred", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-    )
+    _fields_ = fields("q total_tokens width", "d eps dropout", "u seed", "p places", "i centred num_threads")
 
 
 def add_norm(
@@ -64,7 +53,7 @@ def add_norm(
     if torch.is_grad_enabled():
         both: tuple[Tensor, Tensor] = apply(_AddNorm, residual, delta, weight, bias, settings, dtype)
         return both
-    total, y, _ = torch.ops.unpad.add_norm.default(residual, delta, weight, bias, *settings, dtype)
+    total, y, _ = _forward(residual, delta, weight, bias, *settings, dtype)
     return residual if delta is None else total, y
 
 
@@ -79,7 +68,7 @@ class _AddNorm(torch.autograd.Function):
         settings: tuple[float, bool, float, int, Tensor | None],
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        total, y, stats = torch.ops.unpad.add_norm.default(residual, delta, weight, bias, *settings, dtype)
+        total, y, stats = _forward(residual, delta, weight, bias, *settings, dtype)
         if delta is None:
             total = residual
         ctx.save_for_backward(total, stats, weight, settings[4])
@@ -95,8 +84,9 @@ class _AddNorm(torch.autograd.Function):
         total, stats, weight, places = ctx.saved_tensors
         if grad_y is None:  # only the sum was used
             grad_y = torch.zeros_like(total, dtype=ctx.dtype)
-        grad_residual, grad_delta, grad_weight, grad_bias = torch.ops.unpad.add_norm_backward.default(
-            grad_y, grad_total, total, stats, weight, ctx.has_delta, ctx.has_bias, *ctx.settings, places
+        settings = *ctx.settings, places
+        grad_residual, grad_delta, grad_weight, grad_bias = _backward(
+            grad_y, grad_total, total, stats, weight, ctx.has_delta, ctx.has_bias, *settings
         )
         return (
             grad_residual,
@@ -108,48 +98,13 @@ class _AddNorm(torch.autograd.Function):
         )
 
 
-_library = torch.library.Library("unpad", "FRAGMENT")
-_SETTINGS = "float eps, bool centred, float dropout, int seed, Tensor? places"
-_library.define(
-    f"add_norm(Tensor residual, Tensor? delta, Tensor weight, Tensor? bias, {_SETTINGS}, ScalarType dtype)"
-    " -> (Tensor, Tensor, Tensor)"
-)
-_library.define(
-    "add_norm_backward(Tensor grad_y, Tensor? grad_sum, Tensor sum, Tensor stats, Tensor weight, bool has_delta,"
-    f" bool has_bias, {_SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor)"
-)
-
-
-def _outputs(residual: Tensor, delta: Tensor | None, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _outputs(residual: Tensor, delta: Tensor | None, *settings: Any) -> tuple[Tensor, Tensor, Tensor]:
     """Empty tensors for sum, y and stats; an operator may not return its argument: without delta sum is empty."""
     total = residual.new_empty(residual.shape if delta is not None else 0)
-    return total, residual.new_empty(residual.shape, dtype=dtype), residual.new_empty((len(residual), 2))
+    return total, residual.new_empty(residual.shape, dtype=settings[-1]), residual.new_empty((len(residual), 2))
 
 
-def _grads(grad_y: Tensor, weight: Tensor, has_delta: bool, has_bias: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Empty tensors for the gradients of residual, delta, weight and bias, without numbers for a missing tensor."""
-    return (
-        weight.new_empty(grad_y.shape),
-        grad_y.new_empty(grad_y.shape if has_delta else 0),
-        weight.new_empty(weight.shape),
-        weight.new_empty(weight.shape if has_bias else 0),
-    )
-
-
-@cache
-def _functions() -> tuple[Callable[..., None], Callable[..., None]]:
-    sizes = [ctypes.c_int, ctypes.POINTER(_Norm)]
-    return (
-        function("add_norm_forward", None, *sizes, *[ctypes.c_void_p] * 7),
-        function("add_norm_backward", None, *sizes, *[ctypes.c_void_p] * 9),
-    )
-
-
-def _sizes(shape: torch.Size, eps: float, centred: bool, dropout: float, seed: int, places: Tensor | None) -> _Norm:
-    assert 0 <= dropout < 1, f"dropout of {dropout}"
-    return _Norm(shape[0], shape[1], eps, dropout, seed, pointer(places), centred, torch.get_num_threads())
-
-
+@operator("add_norm", _outputs)
 def _forward(
     residual: Tensor,
     delta: Tensor | None,
@@ -167,26 +122,29 @@ def _forward(
     for vector in (weight,) if bias is None else (weight, bias):
         assert vector.dtype == wide, f"parameters of {vector.dtype} with a residual of {wide}"
         assert vector.shape == residual.shape[1:], "parameters do not match"
-    residual = residual.contiguous()
     if delta is not None:
         assert delta.dtype == dtype, f"delta is {delta.dtype}, not {dtype}"
         assert delta.shape == residual.shape, "delta does not match"
         delta = delta.contiguous()
-    total, y, stats = _outputs(residual, delta, dtype)
-    _functions()[0](
-        code(dtype),
-        _sizes(residual.shape, eps, centred, dropout, seed, places),
-        residual.data_ptr(),
-        pointer(delta),
-        pointer(weight),
-        pointer(bias),
-        total.data_ptr(),
-        y.data_ptr(),
-        stats.data_ptr(),
+    outputs = _outputs(residual, delta, dtype)
+    sizes = _sizes(residual, eps, centred, dropout, seed, places)
+    call("add_norm_forward", dtype, sizes, residual.contiguous(), delta, weight, bias, *outputs)
+    return outputs
+
+
+def _grads(
+    grad_y: Tensor, grad_sum: Any, total: Any, stats: Any, weight: Tensor, has_delta: bool, has_bias: bool, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Empty tensors for the gradients of residual, delta, weight and bias, without numbers for a missing tensor."""
+    return (
+        weight.new_empty(grad_y.shape),
+        grad_y.new_empty(grad_y.shape if has_delta else 0),
+        weight.new_empty(weight.shape),
+        weight.new_empty(weight.shape if has_bias else 0),
     )
-    return total, y, stats
 
 
+@operator("add_norm_backward", _grads)
 def _backward(
     grad_y: Tensor,
     grad_sum: Tensor | None,
@@ -203,44 +161,13 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     grad_y, total = grad_y.contiguous(), total.contiguous()
     grad_sum = None if grad_sum is None else grad_sum.contiguous()
-    grads = _grads(grad_y, weight, has_delta, has_bias)
-    grad_residual, grad_delta, grad_weight, grad_bias = grads
-    _functions()[1](
-        code(grad_y.dtype),
-        _sizes(grad_y.shape, eps, centred, dropout, seed, places),
-        grad_y.data_ptr(),
-        pointer(grad_sum),
-        total.data_ptr(),
-        pointer(stats),
-        pointer(weight),
-        grad_residual.data_ptr(),
-        grad_delta.data_ptr() if has_delta else None,
-        grad_weight.data_ptr(),
-        grad_bias.data_ptr() if has_bias else None,
-    )
+    grads = _grads(grad_y, None, None, None, weight, has_delta, has_bias)
+    wanted = grads[0], grads[1] if has_delta else None, grads[2], grads[3] if has_bias else None
+    sizes = _sizes(grad_y, eps, centred, dropout, seed, places)
+    call("add_norm_backward", grad_y.dtype, sizes, grad_y, grad_sum, total, stats, weight, *wanted)
     return grads
 
 
-def _fake_forward(
-    residual: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, *settings: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _outputs(residual, delta, settings[-1])
-
-
-def _fake_backward(
-    grad_y: Tensor,
-    grad_sum: Tensor | None,
-    total: Tensor,
-    stats: Tensor,
-    weight: Tensor,
-    has_delta: bool,
-    has_bias: bool,
-    *settings: Any,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return _grads(grad_y, weight, has_delta, has_bias)
-
-
-_library.impl("add_norm", _forward, "CPU")
-_library.impl("add_norm_backward", _backward, "CPU")
-torch.library.register_fake("unpad::add_norm", _fake_forward, lib=_library)
-torch.library.register_fake("unpad::add_norm_backward", _fake_backward, lib=_library)
+def _sizes(x: Tensor, eps: float, centred: bool, dropout: float, seed: int, places: Tensor | None) -> _Norm:
+    assert 0 <= dropout < 1, f"dropout of {dropout}"
+    return _Norm(*x.shape, eps, dropout, seed, pointer(places), centred, torch.get_num_threads())

@@ -12,9 +12,7 @@ is farthest from zero becomes -8: Q4_0 of GGUF. Activations stay as they are.
 from __future__ import annotations
 
 import copy
-import ctypes
 from abc import abstractmethod
-from functools import cache
 from typing import Any, ClassVar, Literal, TypeVar
 
 import torch
@@ -23,7 +21,7 @@ from torch.nn import functional as F
 from torch.utils._pytree import tree_map
 
 from unpad.nn.native import library
-from unpad.nn.native.library import function, pointer
+from unpad.nn.native.library import operator
 
 Kind = Literal["int8", "int4"]
 GROUP = 32  # inputs that share a scale in int4
@@ -92,6 +90,11 @@ def _rounded(weight: Tensor, scales: Tensor) -> Tensor:
 # --------------------------------------------------------------------------- operators
 
 
+def _empty_int8(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
+    return x.new_empty((x.shape[0], len(scales)))
+
+
+@operator("int8_linear", _empty_int8)
 def int8_linear(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
     """x weight^T without gradient, where the sums are whole numbers.
 
@@ -103,10 +106,15 @@ def int8_linear(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
     Returns:
         (num_rows, out) fp32.
     """
-    y: Tensor = _int8_linear(x, numbers, scales)
-    return y
+    assert numbers.shape == (-(-len(scales) // BLOCK), -(-x.shape[1] // 4), BLOCK, 4), (x.shape, numbers.shape)
+    return _multiply("int8_linear", x, numbers, scales, _empty_int8(x, numbers, scales))
 
 
+def _empty_int4(x: Tensor, numbers: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
+    return x.new_empty((x.shape[0], num_outputs))
+
+
+@operator("int4_linear", _empty_int4)
 def int4_linear(x: Tensor, numbers: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
     """x weight^T without gradient; a row's result depends neither on the other rows nor on their number.
 
@@ -118,54 +126,17 @@ def int4_linear(x: Tensor, numbers: Tensor, scales: Tensor, num_outputs: int) ->
     Returns:
         (num_rows, num_outputs) fp32.
     """
-    y: Tensor = _int4_linear(x, numbers, scales, num_outputs)
-    return y
-
-
-_library = torch.library.Library("unpad", "FRAGMENT")
-_library.define("int8_linear(Tensor x, Tensor numbers, Tensor scales) -> Tensor")
-_library.define("int4_linear(Tensor x, Tensor numbers, Tensor scales, int num_outputs) -> Tensor")
-_int8_linear = torch.ops.unpad.int8_linear.default
-_int4_linear = torch.ops.unpad.int4_linear.default
-
-
-@cache
-def _functions() -> tuple[Any, Any]:
-    arguments = [*[ctypes.c_int64] * 3, ctypes.c_int, *[ctypes.c_void_p] * 4]
-    return function("int8_linear", None, *arguments), function("int4_linear", None, *arguments)
-
-
-def _forward_int8(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
-    assert numbers.shape == (-(-len(scales) // BLOCK), -(-x.shape[1] // 4), BLOCK, 4), (x.shape, numbers.shape)
-    return _forward(0, x, numbers, scales, len(scales))
-
-
-def _forward_int4(x: Tensor, numbers: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
     blocks, width = -(-num_outputs // BLOCK), x.shape[1]
     assert numbers.shape == (blocks, width // 8, BLOCK), (x.shape, numbers.shape)
     assert scales.shape == (blocks, width // 32, BLOCK), (x.shape, scales.shape)
-    return _forward(1, x, numbers, scales, num_outputs)
+    return _multiply("int4_linear", x, numbers, scales, _empty_int4(x, numbers, scales, num_outputs))
 
 
-def _forward(which: int, x: Tensor, numbers: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
+def _multiply(function: str, x: Tensor, numbers: Tensor, scales: Tensor, y: Tensor) -> Tensor:
     assert x.dtype == scales.dtype == torch.float32, (x.dtype, scales.dtype)
-    x, y = x.contiguous(), x.new_empty((x.shape[0], num_outputs))
-    threads = torch.get_num_threads()
-    _functions()[which](*x.shape, num_outputs, threads, pointer(x), pointer(numbers), pointer(scales), pointer(y))
+    x = x.contiguous()
+    library.call(function, *x.shape, y.shape[1], torch.get_num_threads(), x, numbers, scales, y)
     return y
-
-
-def _fake_int8(x: Tensor, numbers: Tensor, scales: Tensor) -> Tensor:
-    return x.new_empty((x.shape[0], len(scales)))
-
-
-def _fake_int4(x: Tensor, numbers: Tensor, scales: Tensor, num_outputs: int) -> Tensor:
-    return x.new_empty((x.shape[0], num_outputs))
-
-
-for _name, _made, _fake in (("int8_linear", _forward_int8, _fake_int8), ("int4_linear", _forward_int4, _fake_int4)):
-    _library.impl(_name, _made, "CPU")
-    torch.library.register_fake(f"unpad::{_name}", _fake, lib=_library)
 
 
 # --------------------------------------------------------------------------- in a model

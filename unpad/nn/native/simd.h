@@ -27,7 +27,7 @@
 namespace unpad {
 namespace {
 
-/* Bits that determine what dropout keeps: the finaliser of MurmurHash3. nn/dropout.py computes the same in torch. */
+/* Bits that determine what dropout keeps: the finaliser of MurmurHash3. nn/draws.py computes the same in torch. */
 inline uint32_t mix(uint32_t x) {
     x ^= x >> 16;
     x *= 0x85ebca6bu;

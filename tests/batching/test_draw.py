@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.batching.mix import draw_sequences
+from unpad.batching.plan import draw_sequences
 from unpad.errors import PlanError
 
 
