@@ -118,10 +118,10 @@ def test_the_table_of_the_first_pages_is_that_of_the_page_that_runs_the_command(
         rows = re.findall(r"^\| (padded right|flattening|TRL packing bfd|unpad)\b.*? \| (.+?) \| (.+?) \|", table, re.M)
         assert len(rows) == 4
         for name, verdict, gradient in rows:
-            found = re.search(rf"^{name} +(sound|LEAKING) +(\S+)", proved, re.MULTILINE)
-            assert found is not None
-            assert ("**" in verdict) == (found[1] == "LEAKING")
-            assert gradient == (right if found[1] == "sound" else off.format(round(100 * float(found[2]))))
+            row = re.search(rf"^{name} +(sound|LEAKING) +(\S+)", proved, re.MULTILINE)
+            assert row is not None
+            assert ("**" in verdict) == (row[1] == "LEAKING")
+            assert gradient == (right if row[1] == "sound" else off.format(round(100 * float(row[2]))))
     assert "155 decoders, 26 leak" in (ROOT / "docs" / "internals" / "census.md").read_text(encoding="utf-8")
 
 

@@ -143,25 +143,18 @@ def _two_rotaries_here(fields: Fields) -> Fields:
 
 
 def _two_rotaries_there(config: Config) -> Fields:
-    whole, local = _angles_there(config), config.sliding_rope_theta or config.rope_theta
-    scaled = whole["rope_type"] != "default"
-    return {
-        "max_position_embeddings": config.longest,
-        "rope_theta": config.rope_theta,
-        "rope_local_base_freq": local,
-        "rope_scaling": {key: value for key, value in whole.items() if key != "rope_theta"} if scaled else None,
-        "rope_parameters": {FULL: whole, SLIDING: {"rope_type": "default", "rope_theta": local}},
-    }
+    fields, local = _rotary_there(config), config.sliding_rope_theta or config.rope_theta
+    both = {FULL: fields["rope_parameters"], SLIDING: {"rope_type": "default", "rope_theta": local}}
+    return {**fields, "rope_local_base_freq": local, "rope_parameters": both}
 
 
 TWO_ROTARIES = Reading(_two_rotaries_here, _two_rotaries_there)
 
 
-def _window_there(config: Config) -> Fields:
-    return {"sliding_window": config.sliding_window}
-
-
-WINDOW = Reading(lambda fields: {"sliding_window": fields.get("sliding_window")}, _window_there)
+WINDOW = Reading(
+    lambda fields: {"sliding_window": fields.get("sliding_window")},
+    lambda config: {"sliding_window": config.sliding_window},
+)
 
 
 def _some_windows_here(fields: Fields) -> Fields:
@@ -191,12 +184,10 @@ def _gemma_windows_here(fields: Fields) -> Fields:
     return {"sliding_window": fields["sliding_window"], "sliding_blocks": places}
 
 
-def _gemma_windows_there(config: Config) -> Fields:
-    window = config.sliding_window or config.longest
-    return {"sliding_window": window, "layer_types": _layer_types(config)}
-
-
-GEMMA_WINDOWS = Reading(_gemma_windows_here, _gemma_windows_there)
+GEMMA_WINDOWS = Reading(
+    _gemma_windows_here,
+    lambda config: {"sliding_window": config.sliding_window or config.longest, "layer_types": _layer_types(config)},
+)
 
 
 def _layer_types(config: Config) -> list[str]:
@@ -216,11 +207,10 @@ def _unrotated_here(fields: Fields) -> Fields:
     return {"no_rope_blocks": _places(turns, "no_rope_layers", 0, 1)}
 
 
-def _unrotated_there(config: Config) -> Fields:
-    return {"no_rope_layers": [int(index not in config.no_rope_blocks) for index in range(config.blocks)]}
-
-
-UNROTATED = Reading(_unrotated_here, _unrotated_there)
+UNROTATED = Reading(
+    _unrotated_here,
+    lambda config: {"no_rope_layers": [int(index not in config.no_rope_blocks) for index in range(config.blocks)]},
+)
 BIASES = Reading(
     lambda fields: {"bias": _both_biases(fields)},
     lambda config: {"attention_bias": config.bias, "mlp_bias": config.bias},
@@ -238,11 +228,9 @@ def _both_biases(fields: Fields) -> object:
     return value
 
 
-def _inner_here(fields: Fields) -> Fields:
-    return {"hidden": fields.get("n_inner") or 4 * fields["n_embd"]}
-
-
-INNER = Reading(_inner_here, lambda config: {"n_inner": config.hidden})
+INNER = Reading(
+    lambda fields: {"hidden": fields.get("n_inner") or 4 * fields["n_embd"]}, lambda config: {"n_inner": config.hidden}
+)
 
 
 def _same_embedding_here(fields: Fields) -> Fields:

@@ -505,11 +505,6 @@ class Case:
     device: torch.device
 
 
-def no_lines(case: Case) -> list[Line]:
-    """No further lines."""
-    return []
-
-
 @dataclass(frozen=True)
 class Claims:
     """Functions of the certificate for models of one kind of input.
@@ -528,7 +523,7 @@ class Claims:
     leaves: Callable[[Model, RaggedBatch], tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]]
     order: str
     order_line: Callable[[Model, RaggedBatch], Line]
-    more_lines: Callable[[Case], list[Line]] = no_lines
+    more_lines: Callable[[Case], list[Line]] = lambda case: []
 
 
 def claims_of(model: Model) -> Claims:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
 from unpad.models.contract import WEIGHTS, Model, ReadsTokens
 from unpad.nn.losses import Terms
 from unpad.proof.members import HasMembers
-from unpad.recipes.training import Weight
 
 
 @runtime_checkable
@@ -27,31 +25,6 @@ class Provable(HasMembers, Protocol):
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]: ...
 
 
-@runtime_checkable
-class _Embeds(HasMembers, Protocol):
-    embed: nn.Module
-
-
-@runtime_checkable
-class _Weighs(HasMembers, Protocol):
-    weights: Mapping[str, Weight]
-
-
-@runtime_checkable
-class _Configured(HasMembers, Protocol):
-    config: object
-
-
-@runtime_checkable
-class _Ordered(HasMembers, Protocol):
-    causal: bool
-
-
-@runtime_checkable
-class _Attends(HasMembers, Protocol):
-    head_dim: int
-
-
 class PlainModel(ReadsTokens):
     """Model around a module with the members of `Provable`, and optionally `embed`, `weights`, `config.causal` and
     `config.head_dim`."""
@@ -59,10 +32,9 @@ class PlainModel(ReadsTokens):
     def __init__(self, module: Provable) -> None:
         super().__init__()
         self.module = module
-        self.weights = module.weights if isinstance(module, _Weighs) else WEIGHTS
-        config = module.config if isinstance(module, _Configured) else None
-        self.causal = config.causal if isinstance(config, _Ordered) else True
-        self.head_dim = config.head_dim if isinstance(config, _Attends) else None
+        self.weights = getattr(module, "weights", WEIGHTS)
+        config = getattr(module, "config", None)
+        self.causal, self.head_dim = getattr(config, "causal", True), getattr(config, "head_dim", None)
 
     def forward(self, batch: RaggedBatch) -> Tensor:
         return self.module(batch)
@@ -74,8 +46,7 @@ class PlainModel(ReadsTokens):
         return self.module.count_targets(batch)
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
-        assert isinstance(self.module, _Embeds), "a module of tokens has `embed`"
-        embedded: Tensor = self.module.embed(ids)
+        embedded: Tensor = self.module.embed(ids)  # type: ignore[attr-defined]  # a module of tokens has it
         return embedded
 
 

@@ -96,7 +96,7 @@ def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
     row = _row(model, sample, merges=model.config.merge is not None and mode != "origin")
     batch, decoder = row.batch, model.decoder
     total = batch.total_tokens
-    there, p = torch.ones(total, dtype=torch.bool), torch.ones(total, dtype=batch_dtype(model))
+    there, p = torch.ones(total, dtype=torch.bool), torch.ones(total, dtype=next(model.parameters()).dtype)
     rotary, x = decoder._rotary(batch.position_ids, p.dtype), decoder._embed(batch)
     kept, weights = [], p[:0]  # before the first block there is no attention
     chances: list[Tensor] = []  # weights that tokens have by chance
@@ -113,18 +113,15 @@ def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
             if mode == "hard":
                 there = there & ~_removed(model, index, x, weights, row.visual & there, row)
                 continue
-            factor = torch.ones_like(p)
             noise = _noise(index, row.visual, row, p.dtype)
-            if mode == "relevance":
-                expected.append(_judged(model, index, x.detach(), weights, row.visual, row))
-                factor[row.visual] = torch.sigmoid(noise)
-                factor = torch.where(_needed(batch), 1, factor).requires_grad_()
-                chances.append(factor)
-                p = p * factor
-            else:
-                logits = _judged(model, index, x, weights, row.visual, row) + noise
-                factor[row.visual] = torch.sigmoid(logits / model.temperature)
-                p = p * torch.where(_needed(batch), 1, factor)
+            judged = _judged(model, index, x.detach() if mode == "relevance" else x, weights, row.visual, row)
+            factor = torch.ones_like(p)
+            factor[row.visual] = torch.sigmoid(noise if mode == "relevance" else (judged + noise) / model.temperature)
+            factor = torch.where(_needed(batch), 1, factor)
+            if mode == "relevance":  # weights by chance, which the heads beside them expect
+                expected.append(judged)
+                chances.append(factor.requires_grad_())
+            p = p * factor
     hidden = decoder.norm(x)[1]
     terms = _terms(model, hidden, batch, p[row.visual] if mode == "soft" else None)
     if expected:
@@ -135,12 +132,6 @@ def plain_pass(model: VisionLanguage, sample: RaggedBatch, mode: str) -> Plain:
 def _pruning(model: VisionLanguage) -> PruneConfig:
     assert model.config.prune is not None, "a model that prunes"
     return model.config.prune
-
-
-def batch_dtype(model: VisionLanguage) -> torch.dtype:
-    """The dtype of a model's weights."""
-    dtype: torch.dtype = next(model.parameters()).dtype
-    return dtype
 
 
 def _attend(block: Block, x: Tensor, rotary: Rotary | None, there: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:

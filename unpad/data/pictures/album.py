@@ -6,16 +6,13 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import torch
-from pydantic import Field
-from typing_extensions import TypedDict
 
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.data.family import PICTURES
@@ -33,7 +30,6 @@ from unpad.storage.reading import Count, shaped
 from unpad.terminal.progress import counted
 
 DECODERS = 4  # threads: decoding and resizing release the interpreter's lock
-CHUNK = 64  # images per task of a thread that finds sizes
 
 
 def pixels_of(example: ImageExample, opacity: bool = False) -> np.ndarray:
@@ -51,15 +47,16 @@ def pixels_of(example: ImageExample, opacity: bool = False) -> np.ndarray:
 def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) -> np.ndarray:
     """Rows and columns of patches of every image, (num_images, 2) int64; adaptive sizes depend on the pixels."""
 
-    def grid(example: ImageExample) -> tuple[int, int]:
-        content = detail(pixels_of(example)) if settings.size == "adaptive" else None
-        return grid_of(example.width, example.height, patch, settings, content)
-
-    if settings.size != "adaptive":
-        return np.array([grid(example) for example in examples], np.int64).reshape(-1, 2)
+    details: Iterable[float | None] = [None] * len(examples)
     with ThreadPoolExecutor(DECODERS) as pool:
-        grids = counted(pool.map(grid, examples, chunksize=CHUNK), "measuring images", len(examples), "images")
-        return np.array(list(grids), np.int64).reshape(-1, 2)
+        if settings.size == "adaptive":
+            contents = pool.map(lambda example: detail(pixels_of(example)), examples)
+            details = counted(contents, "measuring images", len(examples), "images")
+        grids = [
+            grid_of(example.width, example.height, patch, settings, content)
+            for example, content in zip(examples, details, strict=True)
+        ]
+    return np.array(grids, np.int64).reshape(-1, 2)
 
 
 @dataclass(eq=False)
@@ -153,8 +150,7 @@ class Album:
             patches = dict(zip(once, pool.map(lambda entry: self._patches(*entry), once), strict=True))
             if keys is None or not self.settings.augments:
                 return [patches[entry] for entry in shown]
-            of_each = [(patches[entry], entry[1], key) for entry, key in zip(shown, keys, strict=True)]
-            return list(pool.map(lambda entry: self._changed(*entry), of_each))
+            return list(pool.map(lambda entry, key: self._changed(patches[entry], entry[1], key), shown, keys))
 
     def decode(self, image: int) -> np.ndarray:
         """Patches of an image at its own size, straight from its file: (num_patches, channels * patch * patch) float32.
@@ -294,9 +290,9 @@ class SeenPictures:
         width, height: least and most that training saw, in pixels.
     """
 
-    modes: dict[str, int]
-    width: tuple[int, int]
-    height: tuple[int, int]
+    modes: dict[str, Count]
+    width: tuple[Count, Count]
+    height: tuple[Count, Count]
 
     def to_bytes(self) -> bytes:
         """The content of `pictures.json`."""
@@ -328,15 +324,6 @@ def summarise(examples: Sequence[ImageExample], factor: float = 1.0) -> SeenPict
     return SeenPictures(modes, width, height)
 
 
-_Bounds = Annotated[list[Count], Field(min_length=2, max_length=2)]
-
-
-class _Seen(TypedDict):
-    modes: dict[str, Count]
-    width: _Bounds
-    height: _Bounds
-
-
 def seen_pictures(kept: dict[str, bytes] | None) -> SeenPictures | None:
     """Summary of the training pictures among the kept files of a run; None for a run of an earlier version.
 
@@ -345,7 +332,7 @@ def seen_pictures(kept: dict[str, bytes] | None) -> SeenPictures | None:
     """
     if kept is None or PICTURES not in kept:
         return None
-    values = shaped(kept[PICTURES], _Seen, Path(PICTURES))
+    values = shaped(kept[PICTURES], SeenPictures, Path(PICTURES))
     return SeenPictures(values["modes"], (*values["width"],), (*values["height"],))
 
 
