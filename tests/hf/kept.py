@@ -100,7 +100,7 @@ def kept(trainer: Trainer, pairs: Pairs, loss: Loss = plain_loss, prove: bool = 
     """After `attach` the update is that of the sequences, and the certificate is of the trainer before."""
     _, wanted = truth_of(trainer.model, pairs, loss)
     attachment = attach(trainer, tokens_per_micro=tokens, prove=prove)
-    assert not prove or attachment.update is not None
+    assert not prove or attachment.certificate is not None
     certificate = prove_trainer(trainer)
     assert certificate.passed, str(certificate)
     assert error_of(trainer, wanted) < 1e-5
@@ -781,7 +781,7 @@ def other_model_later(folder: Path) -> None:
             trainer.add_callback(Changing(trainer, change))
         is_another(trainer)
     attach(trainer, tokens_per_micro=64)
-    assert trainer.attachment.update.passed
+    assert trainer.attachment.certificate.passed
     hooked_head(trainer)
     with pytest.raises(UnpadError, match="the head computes other logits than its weights"):
         trainer.train()

@@ -400,7 +400,7 @@ def test_ranks_that_hold_parts_of_the_model_are_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["certify", "add_target_head"])
+@pytest.mark.parametrize("stage", ["prove_ours", "add_target_head"])
 @pytest.mark.parametrize(("kind", "family"), [("plain", "lfm2"), ("sft", "llama")])
 def test_a_refused_trainer_and_its_model_are_as_they_were(
     kind: str, family: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -408,8 +408,8 @@ def test_a_refused_trainer_and_its_model_are_as_they_were(
     def refuse(*args: Any) -> None:
         raise ProofError("no", fix="none")
 
-    if stage == "certify":
-        monkeypatch.setattr(hf_trainer, "certify", refuse)
+    if stage == "prove_ours":
+        monkeypatch.setattr(hf_trainer, "prove_ours", refuse)
     else:
         monkeypatch.setattr(head, "_first_exact", refuse)
     options = {"max_steps": 1, "learning_rate": 0.1, "gradient_accumulation_steps": 2, "per_device_train_batch_size": 1}

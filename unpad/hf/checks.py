@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -16,14 +16,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedModel, Trainer, TrainingArguments
 
-from unpad.errors import ProofError, RecipeError, UnlikeProcessesError
+from unpad.errors import RecipeError, UnlikeProcessesError
 from unpad.hf.loader import IGNORED, Examples, collate
 from unpad.hf.prepare import Prepared
 from unpad.processes.group import ALONE, Group
-from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.lengths import within
-from unpad.proof.foreign.pairs import prove_callable
 
 REPLICATED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
@@ -96,10 +94,7 @@ def own_counts(args: TrainingArguments) -> Iterator[None]:
         args.average_tokens_across_devices = before
 
 
-TRIED = 512  # examples that the sequences of the proof are taken from
-SEQUENCES, LONGEST = 5, 1024  # of the proof; the longest of the data may be longer
-MOST_FILLING = 64  # further ones, until a micro-batch is full
-RANDOM = (9, 17, 6)  # lengths of random sequences, where the data has too few
+TRIED = 5  # sequences on which the head is tried
 MAKE_BATCHES = ("get_train_dataloader", "_get_dataloader", "_get_train_sampler")
 COUNT_TARGETS = ("get_batch_samples", "_get_num_items_in_batch")
 OF_LOSS = ("compute_loss", "training_step")
@@ -313,58 +308,12 @@ def mean_over_targets(outputs: Any, labels: Tensor, num_items_in_batch: Tensor |
     return total / ((following != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
-# --------------------------------------------------------------------------- proof
-
-
-def certify(prepared: Prepared, rows: Sequence[Mapping[str, Tensor]]) -> ForeignCertificate:
-    """Prove that sequences in one flat batch are, to a model, what they are one at a time.
-
-    Raises:
-        ProofError: they are not.
-    """
-    sequences = [row["input_ids"].tolist() for row in rows]
-    masks = [(row["labels"] != IGNORED).tolist() for row in rows]
-
-    def flat(sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]]) -> list[dict[str, Any]]:
-        labels = [
-            [token if kept else IGNORED for token, kept in zip(ids, mask, strict=True)]
-            for ids, mask in zip(sequences, masks, strict=True)
-        ]
-        made = [{"input_ids": ids, "labels": own} for ids, own in zip(sequences, labels, strict=True)]
-        return [collate(part) for part in within(made, list(map(len, sequences)), prepared.limits)]
-
-    certificate = prove_callable(prepared.model, flat, sequences, loss_masks=masks, precision="fp32")
-    if not certificate.passed:
-        reasons = [f"{one.claim} ({one.measured:.2g}, at most {one.bound:.0e})" for one in certificate.failed]
-        reason = certificate.refused or "; ".join(reasons)
-        raise ProofError(
-            f"{type(prepared.inner).__name__} in a flat batch is not itself on one sequence at a time: {reason}",
-            fix="train it on batches padded on the right, as the trainer does by itself",
-        )
-    return certificate
-
-
-def sample(examples: Examples, prepared: Prepared, tokens: int) -> list[dict[str, Tensor]]:
-    """Different sequences for the proof, of the data, or random ones where it has too few.
-
-    Some are of ordinary length, one is the longest; then as many as fill a micro-batch.
-
-    Args:
-        tokens: of a micro-batch.
-    """
+def trial(examples: Examples, prepared: Prepared) -> dict[str, Any]:
+    """A flat batch of a few of the shorter sequences with targets, on which the head is tried."""
     usable = np.flatnonzero(examples.targets > 0)
-    tried = np.random.default_rng(0).permutation(usable)[:TRIED]
-    short = tried[examples.lengths[tried] <= LONGEST]
-    ordered = short[np.argsort(examples.lengths[short], kind="stable")]
-    spread = ordered[np.linspace(0, len(ordered) - 1, SEQUENCES).round().astype(int)] if len(ordered) else ordered
-    longest = usable[np.argmax(examples.lengths[usable])][None]
-    candidates = np.concatenate([spread, longest, short[:MOST_FILLING]])
-    filling = np.cumsum(examples.lengths[candidates]) <= tokens
-    chosen = candidates[filling | (np.arange(len(candidates)) <= len(spread))].tolist()
-    rows = {tuple(row["input_ids"].tolist()): row for row in (examples[index] for index in chosen)}
-    if len(rows) >= 2:
-        return list(rows.values())
-    vocab = prepared.inner.get_input_embeddings().weight.shape[0]
-    generator = torch.Generator().manual_seed(0)
-    ids = [torch.randint(vocab, (length,), generator=generator) for length in RANDOM]
-    return [{"input_ids": one, "labels": torch.cat([one.new_tensor([IGNORED]), one[1:]])} for one in ids]
+    ordered = usable[np.argsort(examples.lengths[usable], kind="stable")]
+    spread = dict.fromkeys(ordered[np.linspace(0, len(ordered) // 2, TRIED).astype(int)].tolist())
+    chosen = within(list(spread), [int(examples.lengths[index]) for index in spread], prepared.limits)[0]
+    device = next(prepared.model.parameters()).device
+    batch = collate([examples[index] for index in chosen])
+    return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in batch.items()}

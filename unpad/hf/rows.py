@@ -375,10 +375,14 @@ def _lost_end(given: Any, row: CollatedRow) -> int | None:
     """The last token of a row if it alone is no target, and the data do not say so; else None."""
     if not isinstance(given, Mapping):
         return None
-    ids, labels, last = _numbers(given.get("input_ids")), _numbers(given.get("labels")), row.cells.stop - 1
+    ids, mask, labels = (_numbers(given.get(name)) for name in ("input_ids", "attention_mask", "labels"))
+    last = max((at for at, shown in enumerate(mask) if shown), default=0) if len(mask) == len(ids) else len(ids) - 1
     if row.made["input_ids"][0, : last + 1].tolist() != ids[: last + 1] or labels[last : last + 1] == [IGNORED]:
         return None
-    return ids[last] if row.labels[-1] == IGNORED != row.labels[-2] else None
+    taken = _labels(row.made)
+    assert taken is not None
+    before, end = taken.flatten()[last - 1 : last + 1].tolist() if last else (IGNORED, IGNORED)
+    return int(ids[last]) if end == IGNORED != before else None
 
 
 def _shown_padding(row: CollatedRow) -> int | None:

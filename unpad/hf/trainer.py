@@ -21,7 +21,6 @@ from unpad.errors import RecipeError
 from unpad.hf.checks import (
     MeanOverTargets,
     cells_per_token,
-    certify,
     check_alike,
     divide_by_targets,
     group_of,
@@ -32,8 +31,8 @@ from unpad.hf.checks import (
     own_counts,
     refuse,
     refuse_metrics,
-    sample,
     stop_packing,
+    trial,
     warn_of_cuts,
 )
 from unpad.hf.head import TargetHead, add_target_head
@@ -51,7 +50,7 @@ from unpad.hf.prepare import Prepared, add_noise, preparing
 from unpad.hf.proved import Before, Promised, ProvedModel
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, doubts_of_own, prove_ours, take_own
-from unpad.processes.group import ALONE, Group
+from unpad.processes.group import Group
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.lengths import refuse_lengths
 
@@ -65,9 +64,7 @@ class Attachment:
         prepared: the model, and its isolated layers.
         head: mode in which the loss is computed; see `TargetHead`.
         model: the model as it was proved, which must compute what flat batches give.
-        certificate: the proof of the model on sequences of the training data; None if it was not asked for.
-        own: the trainer's own first update, before anything was replaced; None if no proof was asked for.
-        update: the proof of the same update on flat batches; None if no proof was asked for.
+        own: an update of the trainer's own, before anything was replaced; None if no proof was asked for.
         rows_of: rows of a dataset as the trainer's collator gives them.
         examples: of every dataset that was read.
         loss: name of a loss of the user's own, which gets all logits; empty for others.
@@ -75,6 +72,7 @@ class Attachment:
         before: what the trainer had in the place of what was changed.
         promised: what must stay as it was when the update was proved.
         group: the processes that train together.
+        certificate: the proof of the same update on flat batches; None if no proof was asked for.
     """
 
     tokens_per_micro: int
@@ -82,16 +80,15 @@ class Attachment:
     prepared: Prepared
     head: TargetHead
     model: ProvedModel
-    certificate: ForeignCertificate | None
     own: OwnUpdate | None
-    update: ForeignCertificate | None
     rows_of: Callable[[Any], CollatedRows]
     examples: dict[int, tuple[object, Examples]]
     loss: str
     keeps_evaluation: bool
     before: Before
-    promised: Promised
-    group: Group = ALONE
+    group: Group
+    certificate: ForeignCertificate | None = None
+    promised: Promised = field(default_factory=lambda: Promised({}))
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
     plan: dict[str, Any] = field(default_factory=dict)  # identity of the plan of that loader
@@ -156,7 +153,7 @@ class UnpadMixin(Trainer):
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        set_up(self, tokens_per_micro, tokens_per_eval, prove)
+        attach(self, tokens_per_micro, tokens_per_eval=tokens_per_eval, prove=prove)
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Micro-batches of the plan of every epoch."""
@@ -329,9 +326,9 @@ def attach(
 ) -> Attachment:
     """Give a trainer our plan, flat batches without padding, and exact evaluation.
 
-    The trainer's class becomes a subclass of its own with `UnpadMixin`. The model is proved first, on a few sequences
-    of the training data: in one flat batch they are what they are one at a time. A trainer that is refused, and its
-    model, are as they were before.
+    The trainer's class becomes a subclass of its own with `UnpadMixin`. An update of rows of the data is proved first:
+    in flat batches its sequences are what they are one at a time. A trainer that is refused, and its model, are as they
+    were before.
 
     Args:
         trainer: a Trainer or an SFTTrainer, before `train`. Rows that SFTTrainer packed are taken apart again.
@@ -345,7 +342,58 @@ def attach(
         SourceError: its dataset is streamed or not tokenized.
         ProofError: the model does not keep the sequences of a flat batch apart.
     """
-    return set_up(trainer, tokens_per_micro, tokens_per_eval, prove)
+    group, args = group_of(trainer), trainer.args
+    before = Before.of(trainer)
+    with ExitStack() as stack:
+        with group.together() as talk:
+            refuse(trainer)
+            if trainer.train_dataset is None:
+                raise RecipeError("the trainer has no train_dataset", fix="pass train_dataset to the trainer")
+            if tokens_per_micro < 1 or (tokens_per_eval is not None and tokens_per_eval < 1):
+                fix = "set tokens_per_micro and tokens_per_eval to 1 or more"
+                raise RecipeError("a micro-batch of no tokens", fix=fix)
+            rows = CollatedRows.of(trainer, trainer.train_dataset)
+            examples = Examples(rows, rows.columns)
+            rows.check(args.per_device_train_batch_size)
+            warn_of_cuts(trainer, examples)
+            doubts = rows.doubts()
+            with before.restored(trainer):
+                loss = loss_of_logits(trainer)
+                own = take_own(trainer, rows, examples) if prove else None
+            model = trainer.accelerator.unwrap_model(trainer.model)
+            prepared = stack.enter_context(preparing(model))
+            for tokens in (tokens_per_micro, tokens_per_eval or tokens_per_micro):
+                refuse_lengths(prepared.limits, examples.lengths, tokens)
+            loss_type = args.loss_type if is_sft(trainer) else None
+            head = add_target_head(model, prepared.inner, trial(examples, prepared), loss_type)
+            stack.push(lambda kind, error, trace: None if error is None else head.remove())
+            attachment = Attachment(
+                tokens_per_micro,
+                tokens_per_eval or tokens_per_micro,
+                prepared,
+                head,
+                ProvedModel.of(prepared, head),
+                own,
+                rows_of=partial(CollatedRows.of, trainer),
+                examples={id(trainer.train_dataset): (trainer.train_dataset, examples)},
+                loss=loss,
+                keeps_evaluation=keeps_evaluation(trainer),
+                before=before,
+                group=group,
+            )
+            stack.enter_context(replacing(trainer, attachment))
+            if own is not None:
+                attachment.certificate = prove_ours(trainer, own, prepared.limits)
+            talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
+            talk.own.append(examples.digest())
+        check_alike("training data or arguments", talk.told)
+    if trainer.compute_metrics is not None and not attachment.keeps_evaluation:
+        doubts.append(METRICS)
+    if own is not None and attachment.certificate is not None:
+        doubts += doubts_of_own(own, attachment.certificate)
+    for text in doubts:
+        warnings.warn(text, stacklevel=2)
+    return attachment
 
 
 _mixed: dict[type[Trainer], type[UnpadMixin]] = {}
@@ -356,76 +404,6 @@ def _with_mixin(kind: type[Trainer]) -> type[UnpadMixin]:
     if kind not in _mixed:
         _mixed[kind] = type(f"Unpad{kind.__name__}", (UnpadMixin, kind), {"__module__": __name__})
     return _mixed[kind]
-
-
-def set_up(
-    trainer: Trainer, tokens_per_micro: int, tokens_per_eval: int | None, prove: bool, read: Examples | None = None
-) -> Attachment:
-    """Check the trainer, prove its update and its model, and give it an attachment.
-
-    Nothing is changed if any of it fails on a rank.
-
-    Args:
-        read: examples of the training data, if they were read before.
-    """
-    group, args = group_of(trainer), trainer.args
-    before = Before.of(trainer)
-    tokens = (tokens_per_micro, tokens_per_eval or tokens_per_micro)
-    with ExitStack() as stack:
-        with group.together() as talk:
-            refuse(trainer)
-            if trainer.train_dataset is None:
-                raise RecipeError("the trainer has no train_dataset", fix="pass train_dataset to the trainer")
-            if tokens_per_micro < 1 or (tokens_per_eval is not None and tokens_per_eval < 1):
-                fix = "set tokens_per_micro and tokens_per_eval to 1 or more"
-                raise RecipeError("a micro-batch of no tokens", fix=fix)
-            rows = CollatedRows.of(trainer, trainer.train_dataset)
-            examples = Examples(rows, rows.columns) if read is None else read
-            rows.check(args.per_device_train_batch_size)
-            warn_of_cuts(trainer, examples)
-            doubts = rows.doubts()
-            with before.restored(trainer):
-                loss = loss_of_logits(trainer)
-                own = take_own(trainer, rows, examples) if prove else None
-            model = trainer.accelerator.unwrap_model(trainer.model)
-            prepared = stack.enter_context(preparing(model))
-            for limit in tokens:
-                refuse_lengths(prepared.limits, examples.lengths, limit)
-            chosen = sample(examples, prepared, tokens_per_micro)
-            certificate = certify(prepared, chosen) if prove else None
-            device = next(model.parameters()).device
-            batch = {name: one.to(device) if isinstance(one, Tensor) else one for name, one in collate(chosen).items()}
-            head = add_target_head(model, prepared.inner, batch, args.loss_type if is_sft(trainer) else None)
-            stack.push(lambda kind, error, trace: None if error is None else head.remove())
-            known = {id(trainer.train_dataset): (trainer.train_dataset, examples)}
-            keeps, promised = keeps_evaluation(trainer), Promised.of(trainer, loss)
-            attachment = Attachment(
-                *tokens,
-                prepared,
-                head,
-                ProvedModel.of(prepared, head),
-                certificate,
-                own,
-                None,
-                partial(CollatedRows.of, trainer),
-                known,
-                loss,
-                keeps,
-                before,
-                promised,
-                group,
-            )
-            stack.enter_context(replacing(trainer, attachment))
-            if own is not None:
-                attachment.update = ours = prove_ours(trainer, own, prepared.limits)
-            talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
-            talk.own.append(examples.digest())
-        check_alike("training data or arguments", talk.told)
-    if trainer.compute_metrics is not None and not attachment.keeps_evaluation:
-        doubts.append(METRICS)
-    for text in doubts if own is None else [*doubts, *doubts_of_own(own, ours)]:
-        warnings.warn(text, stacklevel=3)
-    return attachment
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
-from unpad.hf.checks import is_another_loss, is_sft, loss_of_logits, loss_of_ones_own, own_counts, refuse_counts
+from unpad.hf.checks import is_another_loss, loss_of_logits, loss_of_ones_own, own_counts, refuse_counts
 from unpad.hf.loader import IGNORED, PLACE, Examples, collate
 from unpad.hf.rows import Alone, CollatedRows, Collator
 from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
@@ -44,7 +44,8 @@ from unpad.proof.foreign.update import (
     refuse_missing,
 )
 
-LEAST_ROWS = 7  # of an update that is proved, so that mixing sequences up, or their weights, shows
+LEAST_ROWS = 3  # of an update that is proved, so that mixing sequences up, or their weights, shows
+ADDED_ROWS = 7  # of the data, where an update has fewer
 MOST_ROWS, MOST_TOKENS = 24, 8192
 BEGUN = ("state", "is_in_train")  # attributes of a trainer that `_begin` gives
 OF_TOKENS = (  # inputs of a model that say which tokens there are, and where sequences begin
@@ -225,7 +226,7 @@ def proving(trainer: Trainer) -> Iterator[tuple[nn.Module, list[str]]]:
     model = trainer.accelerator.unwrap_model(trainer.model)
     with (
         untouched_generators(),
-        undisturbed(trainer, trainer.accelerator),
+        undisturbed(trainer),
         untouched(model),
         no_router_loss(model) as router,
         warnings.catch_warnings(),
@@ -394,10 +395,11 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
     with proving(trainer) as (model, notes):
         _begin(trainer, trainer.get_train_dataloader())
         micros = args.gradient_accumulation_steps * trainer.accelerator.num_processes
-        numbers = _chosen(examples, args.per_device_train_batch_size * micros)
+        most = min(len(rows), args.per_device_train_batch_size * micros)
+        numbers = _chosen(examples, most)
         small = rows.like([rows.data[number] for number in numbers])
         sequences = [one for number in range(len(small)) for one in small.sequences(number) if one.sequence.ids]
-        size = max(args.per_device_train_batch_size, -(-len(small) // micros))
+        size = -(-len(small) // -(-most // args.per_device_train_batch_size))  # as many micro-batches as of all rows
         certificate, failure, truths = None, "", dict[bool, UpdateResults]()
         parts = [small.data[start : start + size] for start in range(0, len(small), size)]
         try:
@@ -406,7 +408,7 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
             failure = error.summary
         else:
             update = replace(update, truths=truths)
-            certificate = update.certificate(_precision(trainer), notes)
+            certificate = update.certificate("fp32", notes)
             failure = certificate.refused or ""
         begun = {name: vars(trainer)[name] for name in BEGUN if name in vars(trainer)}
     known = [one.sequence for one in sequences]
@@ -422,18 +424,13 @@ def _chosen(examples: Examples, most: int) -> list[int]:
         if num_targets:
             numbers[place[0]] = numbers.get(place[0], 0) + int(length)
     rows = list(numbers)
-    num = min(len(rows), max(LEAST_ROWS, min(most, MOST_ROWS)))
+    num = min(len(rows), MOST_ROWS, most if most >= LEAST_ROWS else ADDED_ROWS)
     longest = max(rows, key=lambda row: numbers[row])
     spread = [rows[int(at)] for at in torch.linspace(0, len(rows) - 1, num).round()]
     chosen = list(dict.fromkeys([longest, *spread]))[:num]
-    while len(chosen) > 3 and sum(numbers[row] for row in chosen) > MOST_TOKENS:
-        chosen = chosen[: max(3, len(chosen) // 2)]
+    while len(chosen) > LEAST_ROWS and sum(numbers[row] for row in chosen) > MOST_TOKENS:
+        chosen = chosen[: max(LEAST_ROWS, len(chosen) // 2)]
     return chosen
-
-
-def _precision(trainer: Trainer) -> Precision:
-    """That of both updates: the head that TRL adds to a model computes in fp32."""
-    return "fp32" if is_sft(trainer) else "auto"
 
 
 def _refuse_own(own: OwnUpdate) -> None:
@@ -470,6 +467,8 @@ def _reasons(certificate: ForeignCertificate) -> str:
 def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> ForeignCertificate:
     """Compute the update of the same rows on our batches, by the trainer with them, and compare.
 
+    In fp32, as our kernels of attention are those of training there.
+
     Args:
         limits: of `thresholds`.
 
@@ -479,14 +478,16 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> Fore
     with proving(trainer) as (model, notes):
         vars(trainer).update(own.begun)
         examples = Examples(own.rows, own.rows.columns)
-        numbers = [index for index in range(len(examples)) if examples.lengths[index]]
+        numbers, sequences = [index for index in range(len(examples)) if examples.lengths[index]], [*own.sequences]
+        if len(numbers) == 1:  # twice, which changes no mean, but shows whether the model keeps them apart
+            numbers, sequences = numbers * 2, sequences * 2
         parts = unequal(numbers, max(1, min(own.num_batches, len(numbers) // 2)))
         parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limits)]
         joined = partial(collate, columns=own.rows.columns)
-        alone = [Alone(one, joined([examples[at]])) for at, one in zip(numbers, own.sequences, strict=True)]
+        alone = [Alone(one, joined([examples[at]])) for at, one in zip(numbers, sequences, strict=True)]
         made = [joined([examples[index] for index in part]) for part in parts]
         update = replace(TrainerUpdate.of(trainer, model, made, alone), truths=dict(own.truths))
-        certificate = update.certificate(_precision(trainer), notes)
+        certificate = update.certificate("fp32", notes)
     own.truths.clear()
     own.begun.clear()
     if certificate.passed is False or (own.loss and not certificate.passed):

@@ -123,6 +123,12 @@ class ForeignCertificate:
     def failed(self) -> tuple[BatchClaim, ...]:
         return tuple(finding for finding in self.findings if finding.passed is False)
 
+    @property
+    def cause(self) -> str:
+        """Advice of the gravest failure, as leaks explain the rest; empty without one."""
+        failed = sorted(self.failed, key=lambda finding: finding.kind not in LEAKS)
+        return next((finding.advice for finding in failed if finding.advice), "")
+
     def finding(self, kind: Kind) -> BatchClaim | None:
         """The finding of a kind; None if the proof ended before it."""
         return next((finding for finding in self.findings if finding.kind == kind), None)

@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from unpad.errors import ProofError, SourceError, UnpadError, is_memory_error
 from unpad.interchange.hub import download_config, is_hub_name
 from unpad.proof.foreign import shrink
-from unpad.proof.foreign.certificate import LEAKS, ForeignCertificate, Kind
+from unpad.proof.foreign.certificate import ForeignCertificate, Kind
 from unpad.proof.foreign.collators import Collator, collators
 from unpad.proof.foreign.pairs import prove_callable
 from unpad.proof.foreign.small_model import (
@@ -76,12 +76,7 @@ class Way:
         """The cause of the verdict, and a fix; empty for a sound way."""
         if self.certificate is None:
             return f"pip install {' '.join(self.collator.needs)}"
-        if self.certificate.refused is not None:
-            return self.certificate.refused
-        failed = sorted(
-            self.certificate.failed, key=lambda finding: finding.kind not in LEAKS
-        )  # leaks explain the rest
-        return next((finding.advice for finding in failed if finding.advice), "")
+        return self.certificate.cause if self.certificate.refused is None else self.certificate.refused
 
     def cells(self) -> list[str]:
         """The way's row of the table."""
@@ -232,7 +227,7 @@ def _prove(model: nn.Module, collator: Collator, *, has_loss: bool) -> ForeignCe
             return ForeignCertificate((), "fp32", refused=error.what)
     certificate = prove_callable(model if has_loss else OnlyLogits(model), collator.collate, sample())
     if collator.proves and not certificate.passed:
-        refused = certificate.refused or f"{collator.instead} proves the model first: {_cause(certificate)}"
+        refused = certificate.refused or f"{collator.instead} proves the model first: {certificate.cause}"
         return replace(certificate, findings=(), refused=refused)
     return certificate
 
@@ -282,12 +277,6 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def _cause(certificate: ForeignCertificate) -> str:
-    """Advice of the gravest failure, since leaks explain the rest; empty without a failure."""
-    failed = sorted(certificate.failed, key=lambda finding: finding.kind not in LEAKS)
-    return next((finding.advice for finding in failed if finding.advice), "")
 
 
 def _by_reason(ways: Iterable[Way]) -> list[tuple[str, list[str]]]:

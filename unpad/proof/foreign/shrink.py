@@ -4,14 +4,16 @@ A small configuration keeps what makes a difference between architectures: one b
 grouped heads, a head size unlike width / heads, windows, soft caps, sinks, rotary kinds and parts, multipliers, tied
 embeddings, experts and mixers. It lowers the sizes and turns off randomness in training.
 
-Tables cover the names of all families; a field in no table keeps its value.
+Tables and patterns cover the names of all families; a field in none keeps its value.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from unpad.proof.foreign.lengths import thresholds
 
@@ -27,38 +29,31 @@ def _names(text: str) -> tuple[str, ...]:
     return tuple(text.split())
 
 
-def _most(sizes: dict[int, str]) -> dict[str, int]:
-    return {name: most for most, names in sizes.items() for name in _names(names)}
-
-
-# A size is never raised.
-MOST = _most(
-    {
-        CONTEXT: "max_source_positions original_max_position_embeddings",
-        96: "intermediate_size n_inner ffn_dim decoder_ffn_dim encoder_ffn_dim d_ff dff dim_ff d_inner "
-        "ffn_hidden_size feed_forward_size intermediate_size_mlp dense_intermediate_size",
-        64: "hidden_size d_model n_embd emb_dim embed_dim embedding_dim embedding_size word_embed_proj_dim lru_width "
-        "attention_hidden_size input_embedding_size output_embedding_size hidden_size_global backbone_hidden_size "
-        "adapter_in_dim adapter_input_size adapter_out_dim input_size pronunciation_embed_dim "
-        "shape_embed_dim hc_lowrank ple_embed_dim",
-        48: "moe_intermediate_size shared_expert_intermediate_size shared_experts_intermediate_size "
-        "moe_shared_expert_intermediate_size shared_intermediate_size expert_ffn_hidden_size",
-        32: "q_lora_rank o_lora_rank mamba_d_head mamba_head_dim lsh_attn_chunk_length local_attn_chunk_length "
-        "laurel_rank",
-        16: "kv_lora_rank qk_nope_head_dim v_head_dim swa_v_head_dim index_head_dim indexer_head_dim linear_head_dim "
-        "linear_key_head_dim linear_value_head_dim d_kv attention_head_size dim_head d_head kv_channels d_rel "
-        "gated_norm_rank adapter_rank router_hidden_size image_size num_mel_bins indexer_budget "
-        # A key that no head of an indexer scores above zero ties with others, which happens to few heads alone.
-        "index_n_heads indexer_n_heads",
-        8: "qk_rope_head_dim rotary_dim mamba_d_state state_size ssm_state_size mamba_chunk_size chunk_size "
-        "hidden_size_per_layer_input time_step_rank mamba_dt_rank rel_extent index_block_size block_size",
-        4: "num_experts num_local_experts n_routed_experts moe_num_experts zero_expert_num patch_size ngram_size",
-        2: "num_experts_per_tok num_experts_per_token moe_topk moe_top_k moe_k top_k_experts n_group num_expert_group "
-        "linear_num_key_heads o_groups indexer_compress_ratio heads_per_ngram split_ngram_parts",
-        1: "topk_group n_shared_experts num_shared_experts moe_num_shared_experts n_groups mamba_n_groups "
-        "mamba_ngroups num_nextn_predict_layers",
-    }
+# Most of a size, by the first pattern that its name has; a size is never raised.
+SIZES: tuple[tuple[int, str], ...] = (
+    (CONTEXT, r"max_source_positions|original_max_position_embeddings"),
+    (48, r"(moe|experts?|shared)_(\w+_)?intermediate|expert_ffn"),
+    (96, r"intermediate_size|ffn|^d_(ff|inner)$|^dff$|dim_ff|n_inner|feed_forward"),
+    (8, r"qk_rope_head_dim|rotary_dim|d_state|state_size|rel_extent|per_layer_input|time_step_rank|dt_rank"),
+    (8, r"(mamba_|^)chunk_size|(index_|^)block_size"),
+    (1, r"topk_group|n(um)?_shared_experts|(^|mamba_)n_?groups|nextn_predict"),
+    (2, r"experts_per_tok|moe_top_?k$|moe_k$|top_k_experts|n_group$|num_expert_group|linear_num_key_heads|o_groups"),
+    (2, r"compress_ratio|heads_per_ngram|ngram_parts"),
+    (4, r"num_(local_)?experts$|n_routed_experts|zero_expert_num|patch_size|ngram_size"),
+    (32, r"[qo]_lora_rank|mamba_(d_head|head_dim)|attn_chunk_length|laurel_rank"),
+    (16, r"kv_lora_rank|(nope|v|index|indexer|linear|linear_key|linear_value)_head_dim|^d_(kv|head|rel)$|dim_head"),
+    (16, r"attention_head_size|kv_channels|norm_rank|adapter_rank|router_hidden|image_size|mel_bins|indexer_budget"),
+    # A key that no head of an indexer scores above zero ties with others, which happens to few heads alone.
+    (16, r"index(er)?_n_heads"),
+    (64, r"hidden_size|d_model|n_embd|(emb|embed|embedding)_(proj_)?(dim|size)|lru_width|(in|out)put_size"),
+    (64, r"adapter_(in|out)_dim|lowrank"),
 )
+
+
+@cache
+def _most(name: str) -> int | None:
+    return next((most for most, pattern in SIZES if re.search(pattern, name)), None)
+
 
 # Fields that are raised as well: the sequences of the proof must fit.
 POSITIONS = _names(
@@ -299,7 +294,8 @@ def _number(name: str, value: int, whole: _Whole) -> int:
     for names, rule in _RULES:
         if name in names:
             return rule(value, whole)
-    return min(value, VOCABULARY if "vocab" in name else MOST.get(name, value))
+    most = VOCABULARY if "vocab" in name else _most(name)
+    return value if most is None else min(value, most)
 
 
 def _blocks(value: int, whole: _Whole) -> int:
@@ -323,7 +319,7 @@ def _key_heads(num: int, whole: _Whole) -> int:
     return few if num == whole.heads else 1 if num == 1 else max(few // 2, 1)
 
 
-# The first rule that names a field is its own; other fields have the sizes of `MOST`.
+# The first rule that names a field is its own; other fields have the sizes of `SIZES`.
 _RULES: tuple[tuple[Collection[str], Callable[[int, _Whole], int]], ...] = (
     (POSITIONS, lambda value, whole: CONTEXT),
     (VOCABULARIES, lambda value, whole: VOCABULARY),
@@ -393,6 +389,6 @@ def _rope(rope: Fields, small: Fields) -> Fields:
             made[name] = (value * half)[:half]
         elif isinstance(value, list) and name == "mrope_section":
             made[name] = [half // len(value) + (place < half % len(value)) for place in range(len(value))]
-        elif name in MOST and isinstance(value, int):
-            made[name] = min(value, MOST[name])
+        elif isinstance(value, int) and (most := _most(name)) is not None:
+            made[name] = min(value, most)
     return made

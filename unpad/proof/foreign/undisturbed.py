@@ -6,7 +6,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -68,17 +68,6 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 DEEPEST = 6  # levels of plain data that are kept
 
 
-class Accelerator(Protocol):
-    """The accelerator of a trainer."""
-
-    gradient_state: object
-    num_processes: int
-    mixed_precision: str
-    scaler: object | None
-
-    def unwrap_model(self, model: nn.Module) -> nn.Module: ...
-
-
 def _is_plain(value: object, depth: int = DEEPEST) -> bool:
     """True for numbers, strings and containers of them: data that a step may have changed in place."""
     if value is None or isinstance(value, bool | int | float | str):
@@ -120,11 +109,12 @@ def attributes_kept(owner: object, without: tuple[str, ...] = ()) -> Iterator[No
 
 
 @contextmanager
-def undisturbed(trainer: object, accelerator: Accelerator) -> Iterator[None]:
+def undisturbed(trainer: Any) -> Iterator[None]:
     """Restore a trainer, its state and its accelerator afterwards; inside, it scales no loss.
 
     It has no optimizer with a mode of its own, which a step would switch.
     """
+    accelerator = trainer.accelerator
     parts = [accelerator, accelerator.gradient_state]
     parts += [getattr(trainer, name) for name in ("state", "control") if hasattr(trainer, name)]
     with ExitStack() as stack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import cast
 
 import torch
@@ -267,18 +267,6 @@ class Labels:
     unknown_tokens: int = 0
     missing_ids: frozenset[int] = frozenset()
 
-    def __add__(self, other: Labels) -> Labels:
-        return Labels(
-            self.crossing + other.crossing,
-            self.padding_predicts + other.padding_predicts,
-            self.padding_predicted + other.padding_predicted,
-            self.missing + other.missing,
-            self.added + other.added,
-            self.wrong + other.wrong,
-            self.unknown_tokens + other.unknown_tokens,
-            self.missing_ids | other.missing_ids,
-        )
-
 
 def refuse_missing(update: Update) -> None:
     """Refuse an update with nothing to compare.
@@ -300,7 +288,9 @@ def refuse_missing(update: Update) -> None:
 
 def read_labels(update: Update) -> Labels:
     """Compare the targets of the batches with those of the sequences."""
-    return sum((_labels_of_batch(update, index) for index in range(len(update.batches))), Labels())
+    parts = [_labels_of_batch(update, index) for index in range(len(update.batches))]
+    counts = {one.name: sum(getattr(part, one.name) for part in parts) for one in fields(Labels) if one.type == "int"}
+    return Labels(**counts, missing_ids=frozenset[int]().union(*(part.missing_ids for part in parts)))
 
 
 def _labels_of_batch(update: Update, index: int) -> Labels:
