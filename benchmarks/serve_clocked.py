@@ -17,7 +17,7 @@ from functools import wraps
 from typing import Any
 
 from unpad.__main__ import main
-from unpad.serving.start import RunOpening
+from unpad.serving.served import RunOpening
 
 METHODS = ("forward", "last_hidden", "logits")
 

@@ -46,7 +46,7 @@ class Calls:
 BINDING = (
     "unpad.api", "unpad.evaluation.quantized", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
     "unpad.inference.chat",
-    "unpad.serving.start",
+    "unpad.serving.served",
 )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.evaluation.scikit_learn import FILE, sample_classes
-from tests.helpers.run_folders import run_directory
+from tests.helpers.run_folders import html_of, run_directory
 from tests.helpers.untrained_patients import CODES, Guess, Patients, draw
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
@@ -478,7 +478,7 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
         f"{data.where(int(i))}: {p[i].max():.0%} for {NAMES[p[i].argmax()]}, it is {NAMES[labels[i]]}" for i in surest
     ]
     assert held_out(over).loss == pytest.approx(predictions.nll.mean())
-    page = section({"family": "events", "part": None, "best_of": None, **found.drawn})
+    page = html_of(section, {"family": "events", "part": None, "best_of": None, **found.drawn})
     assert page.count("<figure") == 7
     assert f"{courses_drawn[2]['p']:.1%} for rehab in the end, which it was" in page
 

@@ -17,8 +17,8 @@ from unpad.batching.plan import plan
 from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.data.text import TextData, open_data
+from unpad.evaluation.family import per_sequence
 from unpad.evaluation.metrics import Metric
-from unpad.evaluation.per_sequence import per_sequence
 from unpad.evaluation.text import DocumentSums, document_nll, summarise
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
 from unpad.run.monitor import Monitor, StepRecord
+from unpad.run.report.section import PageSection
 
 STEPS_PER_EPOCH = 5
 
@@ -61,3 +64,8 @@ def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: st
         run.log(ending)
     run.close()
     return folder
+
+
+def html_of(draw: Callable[[Any], list[PageSection]], given: Any) -> str:
+    """Sections of a page as it shows them."""
+    return "".join(section.html() for section in draw(given))

@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from unpad.serving.limits import Limits
+from unpad.serving.served import RunOpening
 from unpad.serving.server import Listening, Server, address_of, bound, run
 from unpad.serving.service import Service
-from unpad.serving.start import RunOpening
 
 PATIENCE = 60  # seconds until a condition that must come
 

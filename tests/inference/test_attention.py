@@ -11,6 +11,7 @@ from torch import Tensor
 
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.families import images
+from tests.helpers.run_folders import html_of
 from tests.helpers.toy import run, write_toy
 from unpad.inference.attention import attention_weights
 from unpad.nn.block import Attention
@@ -96,13 +97,13 @@ def test_a_run_of_images_shows_the_image_and_what_patches_receive(tmp_path: Path
 )
 def test_a_damaged_file_draws_nothing(tmp_path: Path, text: str) -> None:
     (tmp_path / ATTENTION).write_text(text)
-    assert draw(tmp_path) == ""
+    assert draw(tmp_path) == []
 
 
 def test_tokens_are_text_and_no_page(tmp_path: Path) -> None:
     found = {"where": "<i>", "tokens": ["<b>", "\n"], "blocks": [{"block": 0, "heads": ["5012"]}]}
     (tmp_path / ATTENTION).write_text(json.dumps(found))
-    page = draw(tmp_path)
+    page = html_of(draw, tmp_path)
     assert "<b>&lt;" not in page
     assert "&lt;b&gt;" in page
     assert "<i>" not in page

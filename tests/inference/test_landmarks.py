@@ -19,6 +19,7 @@ from tests.helpers.shell import Shell
 from unpad.data.family import open_data
 from unpad.data.measuring import Measuring
 from unpad.data.patients import EventData
+from unpad.errors import SourceError
 from unpad.inference.embed import embed_file
 from unpad.inference.loaded import LoadedRun, load
 from unpad.inference.patients import PatientPredictions, predict
@@ -27,7 +28,7 @@ from unpad.proof.serving import OverHttp, prove_serving
 from unpad.recipes.training import PlanSettings
 from unpad.serving.over_http import numbers, streams
 from unpad.serving.patients import Tables, instances_of, predictions
-from unpad.serving.protocol import Instance
+from unpad.serving.protocol import Instance, RequestError
 
 pytestmark = pytest.mark.promise("patients.landmarks")
 TIMES = [-250, -100, 0]
@@ -94,6 +95,8 @@ def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Patie
     for one in given:
         merged.setdefault(one["id"], []).extend(row for row in one["events"] if row not in merged.get(one["id"], ()))
     asked = [Instance(id=one, events=rows) for one, rows in reversed(merged.items())]
+    assert tables.columns == ["id", "days", "test", "value", "age", "at"]
+    tables.check(asked)
     read = tables.read(asked)
     assert read.landmarks is not None
     told = predicted(loaded, read, loaded.recipe.plan)
@@ -102,6 +105,15 @@ def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Patie
     assert [(one["id"], one["landmark"]) for one in answers] == sorted(wanted, key=lambda key: (-int(key[0]), key[1]))
     for one in answers:
         assert one["probability"] == wanted[one["id"], one["landmark"]]
+    assert sum(one["after_landmark"] for one in answers) > 0
+    rows = [row for row in asked[1].events if "at" not in row]
+    with pytest.raises(RequestError, match="the patient has no at, the time of the prediction") as bare:
+        tables.read([asked[0], Instance(id="x", events=rows)])
+    assert bare.value.param == "instances[1].events"
+    with pytest.raises(SourceError, match="rows cannot be used") as odd:
+        tables.read([asked[0], Instance(id="x", events=[*rows, {"at": "soon"}])])
+    assert any("labels.parquet:" in line and " E_TYPE" in line for line in odd.value.details)
+    assert not any("/" in line for line in odd.value.details), "no place of a file"
 
 
 def test_every_verb_tells_examples_and_patients_apart(made: PatientsRun, unpad: Shell, tmp_path: Path) -> None:

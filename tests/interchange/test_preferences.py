@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch, from_sequences
-from unpad.evaluation.per_sequence import per_sequence
+from unpad.evaluation.family import per_sequence
 from unpad.interchange.families import FAMILIES
 from unpad.interchange.folder import CONFIG, load_model, their_tensors
 from unpad.models.decoder import Decoder

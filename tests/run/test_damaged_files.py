@@ -24,7 +24,8 @@ from unpad.run import checkpoint
 from unpad.run.checkpoint import State
 from unpad.run.compare import compare, summarize
 from unpad.run.folder import read_command
-from unpad.run.report.page import POLICY, write_report
+from unpad.run.report.page import write_report
+from unpad.run.report.section import POLICY
 from unpad.training import progress
 
 

@@ -334,61 +334,6 @@ def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(
     assert not any(one["id"] in log for one in asked)
 
 
-def test_a_landmark_of_each_patient_is_a_column_of_the_request(finished: Finished, tmp_path: Path) -> None:
-    import pyarrow as pa
-
-    from tests.helpers.families import SHORT, rewritten
-    from tests.helpers.families import patients as recipe_of
-    from tests.helpers.toy import run
-    from unpad.errors import SourceError
-    from unpad.inference.embed import embed_file
-    from unpad.inference.loaded import load
-    from unpad.inference.patients import batches, computed
-    from unpad.serving.patients import Tables, predictions
-    from unpad.serving.protocol import PatientsAsk, RequestError
-
-    recipe, people = recipe_of(tmp_path, **SHORT), tmp_path / "tables/people.parquet"
-    table = pq.read_table(people)
-    pq.write_table(table.append_column("seen", pa.array(np.arange(len(table)) % 3 * -100)), people)
-    labels = {"path": "people.parquet", "label": "status", "event": None, "duration": None, "horizon": None}
-    rewritten(recipe, {"events": {"landmark": "seen", "labels": labels}})
-    run(recipe, tmp_path / "run", "train.max_steps=2")
-    loaded = load(tmp_path / "run")
-    tables = Tables.of(loaded)
-    assert tables.columns == ["id", "days", "test", "value", "age", "seen"]
-    rows = pq.read_table(tmp_path / "tables/tests.parquet").to_pylist()
-    asked = [
-        {
-            "id": one["id"],
-            "events": [{"age": one["age"], "seen": one["seen"]}]
-            + [{key: row[key] for key in ("days", "test", "value")} for row in rows if row["id"] == one["id"]],
-        }
-        for one in pq.read_table(people).to_pylist()[:6]
-    ]
-    instances = PatientsAsk.read({"instances": asked}).instances
-    tables.check(instances)
-    data = tables.read(instances)
-    made = batches(loaded, data, np.arange(len(data.table)))
-    found = computed(loaded, "predict", [batch for _, batch in made])
-    told = predictions(loaded, data, instances, [(places, one) for (places, _), one in zip(made, found, strict=True)])
-    embed_file(loaded, tmp_path / "tables", "patient", tmp_path / "out.parquet")
-    wanted = {row["id"]: row for row in pq.read_table(tmp_path / "out.parquet").to_pylist()}
-    for one in told:
-        assert {name: wanted[one["id"]][name] for name in one} == one
-    assert sum(one["after_landmark"] for one in told) > 0
-
-    def read(rows: list[dict[str, Any]]) -> Any:
-        return tables.read(PatientsAsk.read({"instances": [asked[0], {"id": "x", "events": rows}]}).instances)
-
-    with pytest.raises(RequestError, match="the patient has no seen, the time of the prediction") as bare:
-        read(asked[1]["events"][1:])
-    assert bare.value.param == "instances[1].events"
-    with pytest.raises(SourceError, match="rows cannot be used") as odd:
-        read([*asked[1]["events"][1:], {"seen": "soon"}])
-    assert any("labels.parquet:2: E_TYPE" in line for line in odd.value.details)
-    assert not any("/" in line for line in odd.value.details)
-
-
 @pytest.mark.parametrize("kind", ["images", "questions", "patients"])
 def test_the_routes_of_a_run_answer_and_errors_of_others_name_them(
     kind: str, images: Running, questions: Running, patients: Running

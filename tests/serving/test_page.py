@@ -24,7 +24,6 @@ from unpad.serving.routes import content_security_policy, page
 
 playwright_api = pytest.importorskip("playwright.sync_api", reason="needs playwright, of the extra `dev`")
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-in_browser = pytest.mark.skipif(CHROMIUM is None, reason="needs a chromium of the system")
 
 Visit = Callable[..., Any]
 PHONE = {"viewport": {"width": 390, "height": 780}}
@@ -73,6 +72,8 @@ def test_every_word_is_used_and_has_two_languages() -> None:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
+    if CHROMIUM is None:
+        pytest.skip("needs a chromium of the system")
     with playwright_api.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         yield opened
@@ -129,6 +130,13 @@ def ask(shown: Any, text: str) -> None:
     ready(shown)
 
 
+def begin(shown: Any, text: str, reply: str) -> None:
+    """Type a message and press Enter; wait for the beginning of the reply."""
+    shown.locator("#text").fill(text)
+    shown.locator("#text").press("Enter")
+    shown.get_by_text(reply).wait_for()
+
+
 def said(shown: Any) -> list[str]:
     return list(shown.locator(".said").all_inner_texts())
 
@@ -155,7 +163,6 @@ def stored(shown: Any) -> int:
 # --------------------------------------------------------------------------- conversation
 
 
-@in_browser
 def test_a_conversation_is_sent_whole_and_its_replies_are_shown_with_their_speed(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     assert shown.title() == "demo · unpad"
@@ -171,7 +178,6 @@ def test_a_conversation_is_sent_whole_and_its_replies_are_shown_with_their_speed
     assert shown.evaluate("document.activeElement.id") == "text"
 
 
-@in_browser
 def test_a_reply_is_announced_once_when_it_is_complete(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     shown.evaluate("""() => {
@@ -180,9 +186,7 @@ def test_a_reply_is_announced_once_when_it_is_complete(chat: Standin, visit: Vis
         for (const one of live) new MutationObserver(() => heard.push(one.textContent))
             .observe(one, {childList: true, subtree: true, characterData: true});
     }""")
-    shown.locator("#text").fill("slow")
-    shown.locator("#text").press("Enter")
-    shown.get_by_text("one two").wait_for()
+    begin(shown, "slow", "one two")
     assert shown.evaluate("heard") == []
     assert shown.locator("main").get_attribute("aria-busy") == "true"
     chat.go_on.set()
@@ -192,13 +196,10 @@ def test_a_reply_is_announced_once_when_it_is_complete(chat: Standin, visit: Vis
     assert len(shown.evaluate("heard")) == 2, "an equal reply is announced too"
 
 
-@in_browser
 @pytest.mark.parametrize("way", ["button", "Escape"])
 def test_a_reply_is_stopped_and_stays_as_far_as_it_came(way: str, chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
-    shown.locator("#text").fill("slow")
-    shown.locator("#text").press("Enter")
-    shown.get_by_text("one two").wait_for()
+    begin(shown, "slow", "one two")
     if way == "button":
         tap(shown, "Stop")
     else:
@@ -214,7 +215,6 @@ def test_a_reply_is_stopped_and_stays_as_far_as_it_came(way: str, chat: Standin,
     assert chat.bodies("/v1/chat/completions")[-1]["messages"][1] == {"role": "assistant", "content": "one two"}
 
 
-@in_browser
 def test_texts_are_copied_as_they_are(chat: Standin, visit: Visit) -> None:
     shown = visit(chat, permissions=["clipboard-read", "clipboard-write"])
     ask(shown, "markup")
@@ -225,7 +225,6 @@ def test_texts_are_copied_as_they_are(chat: Standin, visit: Visit) -> None:
     assert shown.evaluate("navigator.clipboard.readText()") == "by another way"
 
 
-@in_browser
 def test_retries_and_edits_keep_what_was_there_as_branches(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     ask(shown, "First")
@@ -251,7 +250,6 @@ def test_retries_and_edits_keep_what_was_there_as_branches(chat: Standin, visit:
     assert len(said(shown)) == 4, "Escape leaves a message as it was"
 
 
-@in_browser
 def test_with_temperature_0_an_equal_retry_is_explained(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     ask(shown, "markup")
@@ -260,7 +258,6 @@ def test_with_temperature_0_an_equal_retry_is_explained(chat: Standin, visit: Vi
     assert "with temperature 0" in shown.locator(".note").inner_text()
 
 
-@in_browser
 def test_conversations_outlive_a_reload_and_are_deleted_on_request(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     ask(shown, "First")
@@ -289,7 +286,6 @@ def test_conversations_outlive_a_reload_and_are_deleted_on_request(chat: Standin
     assert shown.locator("#list li").count() == 0
 
 
-@in_browser
 def test_a_saved_conversation_is_a_line_that_training_reads(chat: Standin, visit: Visit, tmp_path: Path) -> None:
     shown = visit(chat)
     tap(shown, "Settings")
@@ -313,7 +309,6 @@ def test_a_saved_conversation_is_a_line_that_training_reads(chat: Standin, visit
     assert [(message["role"], message["content"]) for message in asked] == turns[:-1]
 
 
-@in_browser
 def test_markup_of_a_model_and_of_people_is_text(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     ask(shown, "markup")
@@ -323,7 +318,6 @@ def test_markup_of_a_model_and_of_people_is_text(chat: Standin, visit: Visit) ->
     assert shown.title() == "demo · unpad"
 
 
-@in_browser
 def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     for text, came, message in (
@@ -343,12 +337,9 @@ def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat: Standin, visit
     assert len(chat.bodies("/v1/chat/completions")) == 8
 
 
-@in_browser
 def test_a_connection_that_breaks_off_leaves_what_came(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
-    shown.locator("#text").fill("reset")
-    shown.locator("#text").press("Enter")
-    shown.get_by_text(reply_to("reset")).wait_for()
+    begin(shown, "reset", reply_to("reset"))
     chat.go_on.set()
     ready(shown)
     assert said(shown) == ["reset", reply_to("reset")]
@@ -356,7 +347,6 @@ def test_a_connection_that_breaks_off_leaves_what_came(chat: Standin, visit: Vis
     assert shown.locator("#gone").is_hidden(), "the server may well be there"
 
 
-@in_browser
 def test_what_is_doubtful_stands_beside_the_answer(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     ask(shown, "????")
@@ -366,7 +356,6 @@ def test_what_is_doubtful_stands_beside_the_answer(chat: Standin, visit: Visit) 
     assert shown.locator(".stats").last.inner_text().endswith("ended at the limit of tokens")
 
 
-@in_browser
 def test_without_a_server_conversations_stay_readable_and_go_on_when_it_is_back(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     ask(shown, "Hello")
@@ -387,7 +376,6 @@ def test_without_a_server_conversations_stay_readable_and_go_on_when_it_is_back(
     shown.unroute_all()
 
 
-@in_browser
 def test_a_browser_that_keeps_nothing_shows_the_page_too(chat: Standin, visit: Visit) -> None:
     forbid = "Object.defineProperty(window, '%s', {get() { throw new DOMException('no', 'SecurityError'); }});"
     shown = visit(chat, before="".join(forbid % name for name in ("localStorage", "sessionStorage", "indexedDB")))
@@ -412,7 +400,6 @@ IDBFactory.prototype.open = function (...about) {
 """
 
 
-@in_browser
 def test_nothing_can_be_written_before_the_conversations_are_read(visit: Visit) -> None:
     with standing_in("text") as server:
         shown = visit(server, before=SLOW_STORE)
@@ -422,7 +409,6 @@ def test_nothing_can_be_written_before_the_conversations_are_read(visit: Visit) 
         assert shown.locator("#text").input_value() == "Once" + reply_to("Once")
 
 
-@in_browser
 def test_a_token_is_asked_for_and_kept_for_the_tab_alone(visit: Visit) -> None:
     with standing_in("chat", token="secret") as server:
         shown = visit(server)
@@ -440,7 +426,6 @@ def test_a_token_is_asked_for_and_kept_for_the_tab_alone(visit: Visit) -> None:
         assert shown.evaluate("sessionStorage.getItem('unpad.token')") == "secret"
 
 
-@in_browser
 def test_settings_begin_with_the_runs_own_and_only_changes_are_sent(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     tap(shown, "Settings")
@@ -466,15 +451,12 @@ def test_settings_begin_with_the_runs_own_and_only_changes_are_sent(chat: Standi
     assert "temperature" not in chat.bodies("/v1/chat/completions")[-1]
 
 
-@in_browser
 def test_who_reads_the_end_follows_a_reply_and_who_reads_elsewhere_stays(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     at_end = "$('main').scrollHeight - $('main').clientHeight - $('main').scrollTop < 2"
     ask(shown, "essay")
     assert shown.evaluate(at_end)
-    shown.locator("#text").fill("slow")
-    shown.locator("#text").press("Enter")
-    shown.get_by_text("one two").wait_for()
+    begin(shown, "slow", "one two")
     assert shown.evaluate(at_end)
     shown.evaluate("$('main').scrollTop = 0")
     chat.go_on.set()
@@ -485,7 +467,6 @@ def test_who_reads_the_end_follows_a_reply_and_who_reads_elsewhere_stays(chat: S
 # --------------------------------------------------------------------------- keyboard, languages, sizes
 
 
-@in_browser
 def test_the_keyboard_alone_does_everything(chat: Standin, visit: Visit) -> None:
     shown = visit(chat, permissions=["clipboard-read", "clipboard-write"])
     press = shown.keyboard.press
@@ -531,7 +512,6 @@ def test_the_keyboard_alone_does_everything(chat: Standin, visit: Visit) -> None
     assert shown.evaluate(active) == "New conversation"
 
 
-@in_browser
 def test_enter_does_not_send_while_an_input_method_composes(chat: Standin, visit: Visit) -> None:
     shown = visit(chat)
     shown.locator("#text").focus()
@@ -546,7 +526,6 @@ def test_enter_does_not_send_while_an_input_method_composes(chat: Standin, visit
     assert said(shown)[0].endswith("你好")
 
 
-@in_browser
 def test_the_page_speaks_chinese_to_chinese_browsers_and_changes_on_request(chat: Standin, visit: Visit) -> None:
     shown = visit(chat, **CHINESE)
     ask(shown, "中文")
@@ -561,18 +540,13 @@ def test_the_page_speaks_chinese_to_chinese_browsers_and_changes_on_request(chat
     assert shown.locator("html").get_attribute("lang") == "en"
 
 
-@in_browser
 def test_errors_of_the_server_are_told_in_the_language_of_the_page(visit: Visit, tmp_path: Path) -> None:
     with standing_in("chat") as server:
         shown = visit(server, **CHINESE)
+        long = "the message makes a prompt of 2,000 tokens, the model's context is 1,024"
         for asked, kind, told in (
-            (
-                "refuse",
-                "内容超出模型的上下文长度",
-                "the message makes a prompt of 2,000 tokens, the model's context is 1,024",
-            ),
-            ("fail", "服务器出错", "scores are not finite"),
-        ):
+            ("refuse", "内容超出模型的上下文长度", long), ("fail", "服务器出错", "scores are not finite"),
+        ):  # fmt: skip
             ask(shown, asked)
             assert shown.locator(".note.bad").last.inner_text() == f"{kind}。服务器说明：{told}"
     with standing_in("images") as server:
@@ -601,7 +575,6 @@ CUT_OFF = """() => [...document.querySelectorAll("body *")].filter(one => {
 }).map(one => one.outerHTML.slice(0, 80))"""
 
 
-@in_browser
 @pytest.mark.parametrize("kind", ["chat", "text", "images", "patients"])
 def test_everything_fits_the_width(kind: str, visit: Visit, tmp_path: Path) -> None:
     with standing_in(kind) as server:
@@ -623,7 +596,6 @@ def test_everything_fits_the_width(kind: str, visit: Visit, tmp_path: Path) -> N
             shown.keyboard.press("Escape")
 
 
-@in_browser
 @pytest.mark.parametrize("kind", ["chat", "text", "vqa", "images", "patients"])
 def test_axe_finds_no_violation_in_light_and_dark(kind: str, visit: Visit, tmp_path: Path) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, of the extra `dev`").Axe()
@@ -698,7 +670,6 @@ def give(shown: Any, selector: str, event: str, file: Path) -> None:
     shown.evaluate(GIVE, [selector, event, file.name, base64.b64encode(file.read_bytes()).decode()])
 
 
-@in_browser
 def test_a_text_is_continued_in_place(visit: Visit, tmp_path: Path) -> None:
     with standing_in("text") as server:
         shown = visit(server)
@@ -730,7 +701,6 @@ def test_a_text_is_continued_in_place(visit: Visit, tmp_path: Path) -> None:
         assert json.loads((tmp_path / "text.jsonl").read_text()) == {"text": "Tell\nslow"}
 
 
-@in_browser
 def test_questions_are_about_an_image_over_which_the_kept_patches_are_drawn(visit: Visit, tmp_path: Path) -> None:
     with standing_in("vqa") as server:
         shown = visit(server)
@@ -767,7 +737,6 @@ def test_questions_are_about_an_image_over_which_the_kept_patches_are_drawn(visi
         assert lines[1] == {"image": "circle.png", "question": "Which colour?", "answer": reply_to("Which colour?", 8)}
 
 
-@in_browser
 def test_images_get_a_bar_per_class_with_what_is_doubtful(visit: Visit, tmp_path: Path) -> None:
     (tmp_path / "no.txt").write_text("no image")
     with standing_in("images") as server:
@@ -796,7 +765,6 @@ p02;63;f
 '''
 
 
-@in_browser
 def test_patients_of_a_table_get_a_risk_and_a_course(visit: Visit) -> None:
     with standing_in("patients") as server:
         shown = visit(server)

@@ -16,8 +16,8 @@ import pytest
 from tests.helpers.serving import running, wait_for
 from tests.helpers.shell import Shell
 from unpad.errors import NOT_PROVED, ProofError, RecipeError
+from unpad.serving.served import RunOpening, fingerprint, prove
 from unpad.serving.server import bound
-from unpad.serving.start import RunOpening, fingerprint, prove
 
 if TYPE_CHECKING:
     from tests.helpers.families import Finished

@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.toy import write_toy
-from unpad.data.tokens import corpus_sample
+from unpad.data.tokens import corpus
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings
 from unpad.training.rehearsal import StepCost
@@ -24,8 +24,8 @@ from unpad.trials.strategy_table import compare, padding_spread
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A recipe of 54 texts and 36 conversations to train on, which count as large; 20 of a kind are drawn."""
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(corpus_sample, "LARGE_BYTES", 0)
-    monkeypatch.setattr(corpus_sample, "MOST", 20)
+    monkeypatch.setattr(corpus, "LARGE_BYTES", 0)
+    monkeypatch.setattr(corpus, "MOST", 20)
     return str(write_toy(tmp_path / "toy"))
 
 
@@ -74,9 +74,9 @@ def test_a_stage_of_two_kinds_draws_the_same_share_of_both(toy: str, monkeypatch
 def test_nothing_is_drawn_where_lengths_are_soon_known(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe(toy, [])
     assert estimates_of(load_recipe(toy, ["plan.cross_documents=true"])) == []
-    monkeypatch.setattr(corpus_sample, "MOST", 54)
+    monkeypatch.setattr(corpus, "MOST", 54)
     assert estimates_of(recipe) == [], "all documents would be drawn"
-    monkeypatch.setattr(corpus_sample, "MOST", 20)
+    monkeypatch.setattr(corpus, "MOST", 20)
     assert len(estimates_of(recipe)) == 2
     shown(toy, monkeypatch)
     assert estimates_of(recipe) == [], "the cache has all documents"

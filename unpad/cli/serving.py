@@ -55,9 +55,9 @@ def serve(
     check_reach(host, tokens, no_token)
     check_origins(allow_origin or ())
     check_run(run)
+    from unpad.serving.served import RunOpening
     from unpad.serving.server import Listening
     from unpad.serving.server import serve as serve_run
-    from unpad.serving.start import RunOpening
 
     limits = Limits(
         host=host,

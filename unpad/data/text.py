@@ -30,10 +30,16 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import expand, list_paths, resolve_path
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
-from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus, split_documents
-from unpad.data.tokens.corpus_files import Preparation, judge_rows, list_files
-from unpad.data.tokens.corpus_leaks import compare_new, find_leaks, refuse_leaks
-from unpad.data.tokens.corpus_sample import sample_corpus
+from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus, sample_corpus
+from unpad.data.tokens.corpus_files import (
+    Preparation,
+    compare_new,
+    find_leaks,
+    judge_rows,
+    list_files,
+    refuse_leaks,
+    split_documents,
+)
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer
 from unpad.errors import RecipeError

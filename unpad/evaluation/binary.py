@@ -152,7 +152,12 @@ def calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
     Naeini et al. (2015), "Obtaining well calibrated probabilities using Bayesian binning", with bins of equal size:
     where an outcome is rare, bins of equal width hold nearly everyone in the first.
     """
-    member = calibration_bins(p)[:, None] == np.arange(NUM_BINS)
+    return binned_error(labels, p, calibration_bins(p), weights)
+
+
+def binned_error(labels: np.ndarray, p: np.ndarray, bins: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Mean distance between predicted and observed share over `NUM_BINS` bins, (num,) int."""
+    member = bins[:, None] == np.arange(NUM_BINS)
     gap = member * np.asarray(p - labels, np.float64)[:, None]  # (num, bins)
     weights = np.ones(len(p)) if weights is None else weights
     return divided(np.abs(weights @ gap).sum(-1), weights.sum(-1))

@@ -10,14 +10,13 @@ import numpy as np
 from unpad.data.measuring import Measuring
 from unpad.data.tokens.lost import LostCharacters
 from unpad.data.vqa import VqaData
+from unpad.evaluation.family import token_sums
 from unpad.evaluation.metrics import Metric, mean_of, ratio_of, refused
-from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.rows import Columns, Measures, Ratio
 
 NUM_CHOICES = 20
 SEED = 0  # of the draw of candidates, the same in every run: runs with equal held-out captions have equal candidates
 BITS, CHOICE, CHANCE = "caption_bits_per_char", "caption_choice_of_20", "caption_choice_chance"
-HIGHER_IS_BETTER: dict[str, bool | None] = {CHOICE: True, CHANCE: None, BITS: False}
 BITS_IN_NAT = 1 / math.log(2)
 
 

@@ -9,12 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
+from unpad.batching.layout import Layout
 from unpad.data.family import Data
 from unpad.data.measuring import DataType, Measuring
 from unpad.evaluation.metrics import HeldOut, NewFacts
-from unpad.models.contract import Model
+from unpad.models.contract import Model, ScoresTokens
+from unpad.nn.precision import Precision, autocast
 from unpad.recipes.recipe import Recipe
 
 if TYPE_CHECKING:  # training measures models, and loads no runs
@@ -70,14 +74,7 @@ class TrainedModel(Generic[DataType]):
 
 
 class FamilyMeasures(Protocol):
-    """Members of a module such as `evaluation/text.py`; see also `check_new` and `keepsakes`, which it may have.
-
-    Attributes:
-        HIGHER_IS_BETTER: for metrics, by name pattern (fnmatch), whether more is better; None where neither more nor
-            less is.
-    """
-
-    HIGHER_IS_BETTER: dict[str, bool | None]
+    """Members of a module such as `evaluation/text.py`; see also `check_new` and `keepsakes`, which it may have."""
 
     def held_out(self, over: Measuring[Any]) -> HeldOut:
         """Measure a model in training; processes that share the work return the same."""
@@ -133,3 +130,34 @@ def keepsakes(ended: TrainedModel[Data]) -> None:
     keep: Callable[[TrainedModel[Data]], None] | None = getattr(measures_of(ended.data.family), "keepsakes", None)
     if keep is not None:
         keep(ended)
+
+
+# --------------------------------------------------------------------------- log-likelihoods of tokens
+
+
+@torch.no_grad()
+def token_sums(over: Measuring[Data], precision: Precision = "fp32") -> tuple[np.ndarray, np.ndarray]:
+    """Negative log-likelihood of the targets of every sequence in nats, and their number, each (num_seqs,).
+
+    Args:
+        precision: that products are computed in; sums are in fp64.
+    """
+    model = over.model
+    assert isinstance(model, ScoresTokens), "a model of text predicts tokens"
+
+    def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
+        with autocast(precision, over.device):
+            sums, counts = per_sequence(model.token_nll(batch), batch)
+        return {"nll": sums, "targets": counts}
+
+    values = over.collect(measure)
+    return values["nll"], values["targets"]
+
+
+def per_sequence(nll: Tensor, batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:
+    """Add up (num_targets,) values by sequence; returns sums in fp64 and counts, each (num_seqs,)."""
+    assert isinstance(batch.layout, Layout)
+    bounds = batch.layout.cu_seqlens[1:].long()
+    sequence = torch.searchsorted(bounds, batch.target_index, right=True).cpu().numpy()
+    sums = np.bincount(sequence, weights=nll.cpu().double().numpy(), minlength=batch.num_seqs)
+    return sums, np.bincount(sequence, minlength=batch.num_seqs)

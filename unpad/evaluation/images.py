@@ -17,6 +17,7 @@ from unpad.data.rows import read_classes
 from unpad.data.sources.images import read_bytes
 from unpad.data.sources.split import Split
 from unpad.evaluation.attention_maps import maps_of_image
+from unpad.evaluation.binary import NUM_BINS, binned_error
 from unpad.evaluation.classes import ClassPredictions, predict, rows
 from unpad.evaluation.classes import held_out as held_out
 from unpad.evaluation.family import HeldOutInputs, Numbers, TrainedModel, evenly
@@ -25,17 +26,6 @@ from unpad.evaluation.rows import Evaluation
 from unpad.inference.images import ReadImage, classify_images, read_image
 from unpad.inference.loaded import LoadedRun
 from unpad.run.report.attention import has_attention, keep_attention
-
-NUM_BINS = 10  # of confidence, in the calibration error and its picture
-HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "loss": False,
-    "accuracy": True,
-    "commonest_class": None,
-    "accuracy_*": True,
-    "top5_accuracy": True,
-    "balanced_accuracy": True,
-    "calibration_error": False,
-}
 
 
 def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Evaluation:
@@ -83,6 +73,7 @@ def summarise(
     """
     labels, right, num = predictions.labels, predictions.right, len(predictions.labels)
     groups = np.arange(num) if groups is None else groups
+    confidence = np.exp(predictions.log_p.max(1))
     present, sizes = np.unique(labels, return_counts=True)
     members = [labels == place for place in present]
     num_groups = [len(np.unique(groups[mine])) for mine in members]
@@ -101,23 +92,16 @@ def summarise(
 
     metrics["balanced_accuracy"] = exact_share(measured(balanced, num, groups), min(num_groups))  # of the rarest class
     metrics["loss"] = mean_of(predictions.nll, groups)
-    metrics["calibration_error"] = measured(partial(_calibration_error, predictions), num, groups)
+    metrics["calibration_error"] = measured(partial(binned_error, right, confidence, _bins(confidence)), num, groups)
     for place, mine in zip(present, members, strict=True):
         of_class = partial(ratio, right * mine, mine)
         metrics[f"accuracy_{classes[place]}"] = measured(of_class, num, groups, counted=mine, share=True)
     return metrics
 
 
-def _calibration_error(predictions: ClassPredictions, weights: np.ndarray) -> np.ndarray:
-    member = _bins(predictions)[:, None] == np.arange(NUM_BINS)
-    gaps = member * (np.exp(predictions.log_p.max(1)) - predictions.right)[:, None]  # (num_images, bins)
-    error: np.ndarray = np.abs(weights @ gaps).sum(-1) / weights.sum(-1)
-    return error
-
-
-def _bins(predictions: ClassPredictions) -> np.ndarray:
-    """The bin of confidence that each image falls into, (num_images,) int."""
-    bins: np.ndarray = np.minimum((np.exp(predictions.log_p.max(1)) * NUM_BINS).astype(np.int64), NUM_BINS - 1)
+def _bins(confidence: np.ndarray) -> np.ndarray:
+    """The bin of equal width that each image falls into, (num_images,) int."""
+    bins: np.ndarray = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
     return bins
 
 
@@ -126,7 +110,8 @@ def describe(predictions: ClassPredictions, classes: tuple[str, ...]) -> dict[st
     size = len(classes)
     confusion = np.zeros((size, size), np.int64)
     np.add.at(confusion, (predictions.labels, predictions.chosen), 1)
-    bins, confidence = _bins(predictions), np.exp(predictions.log_p.max(1))
+    confidence = np.exp(predictions.log_p.max(1))
+    bins = _bins(confidence)
     calibration = []
     for b in np.unique(bins):
         sure, right = float(confidence[bins == b].mean()), float(predictions.right[bins == b].mean())

@@ -18,6 +18,7 @@ import torch
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.measuring import Measuring, once_each
+from unpad.data.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.data.patients import EventData
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
@@ -39,7 +40,6 @@ from unpad.evaluation.rows import (
 )
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
-from unpad.inference.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.inference.patients import (
     COURSE,
     UNKNOWN,
@@ -123,23 +123,6 @@ def _short(value: float) -> float:
 
 # The first of these terms that trains decides which weights are best.
 JUDGES = ("classification", "hazard", "reconstruction", "next_code")
-HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "loss": False,
-    "auroc": True,
-    "auroc_*": True,
-    "average_precision": True,
-    "brier": False,
-    "accuracy": True,
-    "commonest_class": None,
-    "prevalence": None,
-    "calibration_error": False,
-    "calibration_slope": None,
-    "calibration_intercept": None,
-    "concordance": True,
-    "brier_*": False,
-    "concordance_*": True,
-    **sets.HIGHER_IS_BETTER,
-}
 EVENT = "competing_event"
 NUM_POINTS = 200  # of a drawn curve
 Z = 1.959964  # normal quantile of 97.5 %

@@ -14,8 +14,8 @@ from torch import Tensor
 from unpad.data.family import Data
 from unpad.data.measuring import Measuring
 from unpad.errors import CheckpointError, RecipeError, SourceError
+from unpad.evaluation.family import token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, mean_of
-from unpad.evaluation.per_sequence import token_sums
 from unpad.interchange.origin import starting_weights
 from unpad.models.contract import LearnsPreferences, Model
 from unpad.nn.native.quantized import plain_copy

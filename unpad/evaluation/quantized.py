@@ -16,8 +16,8 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch
 from unpad.data.measuring import Measuring
 from unpad.errors import UnpadError
+from unpad.evaluation.family import per_sequence
 from unpad.evaluation.metrics import Metric, perplexity, ratio_of
-from unpad.evaluation.per_sequence import per_sequence
 from unpad.inference.loaded import LoadedRun, load
 from unpad.models.contract import Classifies, Generates, Model
 from unpad.run.base import fingerprint, run_weights

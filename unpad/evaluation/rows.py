@@ -133,12 +133,14 @@ class Evaluation:
         metrics: those of the part that was measured have no `part`, which `evaluate_run` fills in.
         drawn: `evaluation.json` for the run's page; None leaves the run as it is.
         rows: the rows that were measured; None for a family without them.
+        facts: of new data what sets it apart from the training data, for programs, by name.
     """
 
     metrics: dict[str, Metric]
     lines: list[str]
     drawn: dict[str, object] | None = None
     rows: ExampleRows | None = None
+    facts: dict[str, object] = field(default_factory=dict)
 
 
 def objects(values: Sequence[object]) -> np.ndarray:

@@ -196,22 +196,12 @@ def _keep(loaded: LoadedRun, data: Data, evaluation: Evaluation, part: str, best
     return evaluation.lines
 
 
-@dataclass(frozen=True)
-class NewEvaluation:
-    """Evaluation of new data.
+def evaluate_new(run: str, num_shown: int, part: str | None, path: Path, rows: Path | None = None) -> Evaluation:
+    """Evaluate all rows of new data, or those that declare a part; see `evaluate_run`.
 
-    Args:
-        lines: counts of its rows, what sets it apart from the training data, and examples.
-        facts: the same about the training data, for programs, by name.
+    Returns:
+        The evaluation; its lines begin with the counts of the rows and what sets them apart from the training data.
     """
-
-    metrics: dict[str, Metric]
-    lines: list[str]
-    facts: dict[str, object]
-
-
-def evaluate_new(run: str, num_shown: int, part: str | None, path: Path, rows: Path | None = None) -> NewEvaluation:
-    """Evaluate all rows of new data, or those that declare a part; see `evaluate_run`."""
     loaded = load(run)
     new = open_data(recipe_for(loaded.recipe, path), loaded.files, Wanted.NEW)
     seq_ids = np.arange(len(new.table)) if part is None else np.flatnonzero(new.table.split == SPLITS[part])
@@ -224,7 +214,7 @@ def evaluate_new(run: str, num_shown: int, part: str | None, path: Path, rows: P
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
     evaluation = _measure(loaded, new, seq_ids, num_shown, name, None)
     lines += [*(line for line in evaluation.lines if line not in lines), *_write(rows, new, evaluation, name)]
-    return NewEvaluation(evaluation.metrics, lines, facts)
+    return replace(evaluation, lines=lines, facts=facts)
 
 
 def _near_training(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NearDuplicates | None:

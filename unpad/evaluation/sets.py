@@ -20,14 +20,6 @@ from unpad.nn.segments import real_tokens
 
 NUM_CODES = 12  # codes with a metric of their own
 RECALLS = (5, 10)
-HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "reconstruction": False,
-    "made_code": False,
-    "made_code: *": False,
-    "next_set_loss": False,
-    "next_set_auroc": True,
-    "next_set_recall@*": True,
-}
 
 
 @dataclass(frozen=True)

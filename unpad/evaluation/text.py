@@ -22,9 +22,8 @@ from unpad.data.tokens.tokenizer import load_tokenizer
 from unpad.errors import SourceError
 from unpad.evaluation import preferences
 from unpad.evaluation.attention_maps import maps_of_text
-from unpad.evaluation.family import Prompt, TrainedModel, evenly
+from unpad.evaluation.family import Prompt, TrainedModel, evenly, token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, mean_of, perplexity, ratio_of, refused
-from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.rows import (
     KIND,
     PART,
@@ -131,17 +130,6 @@ def sample_replies(model: Generates, data: TextData, recipe: Recipe, kinds: tupl
     replies = complete(model, tokenizer, prompts, settings, generation_precision(settings))
     model.train(was_training)
     return [(tokenizer.decode(prompt), reply.text) for prompt, reply in zip(prompts, replies, strict=True)]
-
-
-HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "*loss": False,
-    "*perplexity": False,
-    "*bits_per_char": False,
-    "*bits_per_byte": False,
-    "keywords_*": True,
-    "*accuracy": True,
-    "*margin": True,
-}
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,8 @@ from unpad.data.sources.split import Split
 from unpad.data.tokens.lost import FIX_OF_RUN
 from unpad.data.vqa import VqaData
 from unpad.evaluation import captions
-from unpad.evaluation.family import Prompt, evenly
+from unpad.evaluation.family import Prompt, evenly, token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, extremes, mean_of, perplexity, ratio_of
-from unpad.evaluation.per_sequence import token_sums
 from unpad.evaluation.rows import KIND, Columns, Evaluation, ExampleRows, Measures, Ratio, objects, placed
 from unpad.inference.images import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
@@ -71,21 +70,6 @@ def vqa_accuracy(given: str, answers: Sequence[str]) -> float:
 
 MAX_QUESTIONS = 12  # different questions with an accuracy of their own
 NUM_PICTURES = 3  # held-out images with their kept patches on the run's page
-HIGHER_IS_BETTER: dict[str, bool | None] = {
-    "loss": False,
-    "perplexity": False,
-    "accuracy": True,
-    "accuracy: *": True,
-    "caption_accuracy": True,
-    **captions.HIGHER_IS_BETTER,
-    "question_loss": False,
-    "caption_loss": False,
-    "accuracy_*": True,
-    "soft_to_hard_gap": None,
-    "visual_tokens": None,
-    "kept_*": None,
-    "keep_ratio_*": None,
-}
 
 
 QUESTION, CAPTION = "question", "caption"  # kinds of rows

@@ -32,8 +32,8 @@ from unpad.data.sources.vqa import asked
 from unpad.data.tokens.encode import encode_prompt
 from unpad.data.vqa import question_about_all
 from unpad.errors import Interrupted, RecipeError, RunInUseError, SourceError
-from unpad.inference.engine import Collected, Engine, Request, banned_ids, check, token_lists
-from unpad.inference.generate import PIECE, ROWS
+from unpad.inference.engine import Collected, Engine, Request, check, token_lists
+from unpad.inference.generate import PIECE, ROWS, Continuing
 from unpad.inference.images import check_asks, examine_image, greedy
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.prompts import Prompt, Reply, check_system, lost_of, reads_chat
@@ -198,7 +198,7 @@ def _ask_prompt(run: LoadedRun, prompt: Prompt, settings: GenerateSettings) -> t
         ids = answer.tokens()
         return Reply(prompt, run.tokenizer.decode(ids), len(ids), answer.finished(), settings.seed).to_json()
 
-    return _request(run, prompt.ids, settings), report
+    return Continuing.of(run.generator, run.tokenizer, settings).request(prompt.ids), report
 
 
 def answer_questions(run: LoadedRun, path: Path, out: Path) -> Written:
@@ -261,12 +261,7 @@ def _ask_question(run: LoadedRun, folder: Path, paths: Sequence[Path], question:
             "mark": "; ".join(filter(None, dict.fromkeys(marks))),
         }
 
-    return _request(run, batch, greedy(run)), report
-
-
-def _request(run: LoadedRun, prompt: Sequence[int] | RaggedBatch, settings: GenerateSettings) -> Request:
-    model, tokenizer = run.generator, run.tokenizer
-    return Request(prompt, settings, sorted(tokenizer.stop_ids), banned_ids(model, tokenizer))
+    return Continuing.of(run.generator, run.tokenizer, greedy(run)).request(batch), report
 
 
 # --------------------------------------------------------------------------- rows of files

@@ -13,11 +13,11 @@ import torch
 
 from unpad.data.family import open_data
 from unpad.data.measuring import Measuring, once_each
+from unpad.data.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
 from unpad.data.patients import EventData
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.inference.loaded import LoadedRun
-from unpad.inference.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
 from unpad.inference.patients import class_names, gives_probability, likeliest, predict, probabilities, trains
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets

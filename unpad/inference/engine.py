@@ -311,6 +311,12 @@ def generator_of(seed: int, prompt: Sequence[int]) -> np.random.Generator:
     return np.random.default_rng([seed, int.from_bytes(blake2b(content, digest_size=8).digest(), "little")])
 
 
+def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
+    """Scores (num_rows, vocab_size) with the repetition penalty, which divides positive and multiplies negative ones of
+    the tokens that the prompt or the answer holds, `used` (Keskar et al. 2019, arXiv 1909.05858, section 4.1)."""
+    return torch.where(used, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
+
+
 def sample(logits: Tensor, settings: GenerateSettings, uniform: Tensor) -> Tensor:
     """Draw a token per row from softmax(logits / temperature), cut to the top_k most likely and then to top_p.
 
@@ -781,17 +787,11 @@ def _kind(answer: _Answer) -> tuple[float, ...]:
 
 def _draw(answers: list[_Answer], logits: Tensor) -> list[int | None]:
     """Draw a token for each row of scores, (num_rows, vocab_size), None where they are not finite; the answers are of
-    one kind.
-
-    The penalty divides positive and multiplies negative scores of tokens that the prompt or the answer holds (Keskar et
-    al. 2019, arXiv 1909.05858, section 4.1).
-    """
+    one kind."""
     request = answers[0].ticket.request
-    settings, penalty = request.settings, request.settings.repetition_penalty
-    used = [answer.used for answer in answers if answer.used is not None]
-    if used:
-        penalised = torch.where(logits > 0, logits / penalty, logits * penalty)
-        logits = torch.where(torch.stack(used), penalised, logits)
+    settings = request.settings
+    if used := [answer.used for answer in answers if answer.used is not None]:
+        logits = penalised(logits, torch.stack(used), settings.repetition_penalty)
     finite = logits.sum(-1).isfinite().tolist()
     if not all(finite):
         logits = logits.nan_to_num()

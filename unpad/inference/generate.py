@@ -6,20 +6,30 @@ its own seed and content, and a finished sequence leaves the batch. See `engine`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import count
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
-from unpad.inference.beams import beam_search
+from unpad.errors import NonFiniteError
 from unpad.inference.engine import (
     Collected,
     Engine,
     Finished,
     Prompts,
     Request,
+    advance,
     banned_ids,
     check,
+    device_of,
+    penalised,
+    prefill,
     running,
     token_limits,
     token_lists,
@@ -43,6 +53,82 @@ class Completion:
     finished: Finished
 
 
+@dataclass(frozen=True)
+class Continuing:
+    """A way to continue prompts.
+
+    Args:
+        stops: tokens that end a sequence and are not part of it.
+        banned: ids that are never generated.
+    """
+
+    model: Generates
+    settings: GenerateSettings
+    stops: Sequence[int]
+    banned: Sequence[int] = ()
+    precision: Precision = "fp32"
+
+    @staticmethod
+    def of(
+        model: Generates, tokenizer: Tokenizer, settings: GenerateSettings, precision: Precision = "fp32"
+    ) -> Continuing:
+        """As a tokenizer has it: up to its stop tokens, without control tokens."""
+        return Continuing(model, settings, sorted(tokenizer.stop_ids), banned_ids(model, tokenizer), precision)
+
+    def request(self, prompt: Sequence[int] | RaggedBatch, seed: int | None = None) -> Request:
+        settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
+        return Request(prompt, settings, self.stops, self.banned)
+
+    def all(self, prompts: Prompts, seeds: Sequence[int] | None = None) -> list[tuple[list[int], Finished]]:
+        """The tokens of every continuation, and why it ended; arguments and errors as of `generate`."""
+        texts = token_lists(prompts)
+        check(self.model, texts, self.settings)
+        if self.settings.beams > 1 and len(texts):
+            with running(self.model, self.precision):
+                best = dict(beam_search(self.model, prompts, self.settings, self.stops, self.banned))
+            limits = token_limits(self.model, texts, self.settings).tolist()
+            return [(best[place], self._why(len(best[place]), limit)) for place, limit in enumerate(limits)]
+        seeds = [self.settings.seed] * len(texts) if seeds is None else seeds
+        requests = [self.request(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+        answers = [Collected() for _ in requests]
+        engine = Engine(self.model, precision=self.precision, piece=PIECE, rows=ROWS, keeps=False)
+        if isinstance(prompts, RaggedBatch):
+            engine.submit_together(prompts, requests, answers)
+        else:
+            for request, answer in zip(requests, answers, strict=True):
+                engine.submit(request, answer)
+        engine.run()
+        return [(answer.tokens(), answer.finished()) for answer in answers]
+
+    def tokens(self, prompt: Sequence[int], seed: int | None = None, engine: Engine | None = None) -> Iterator[int]:
+        """Yield the tokens of a continuation as they are made; those of beams at the end."""
+        if self.settings.beams > 1:
+            yield from self.all([prompt])[0][0]
+            return
+        engine = engine or Engine(self.model, precision=self.precision, piece=PIECE, keeps=False)
+        answer = Collected()
+        ticket = engine.submit(self.request(prompt, seed), answer)
+        num_yielded = 0
+        try:
+            going = True
+            while going:
+                going = engine.turn()  # between turns the caller has its own modes
+                new = answer.steps[0][num_yielded:]
+                yield from (step.token for step in new)
+                num_yielded += len(new)
+            answer.tokens()  # raises the error of an answer that failed
+        finally:  # the caller may leave
+            if ticket.open:
+                ticket.cancel()
+                engine.turn()
+
+    def _why(self, num_ids: int, limit: int) -> Finished:
+        """The reason of the end of a text that beams found."""
+        if num_ids < limit:
+            return "eos"
+        return "length" if limit == self.settings.max_new_tokens else "context"
+
+
 def complete(
     model: Generates,
     tokenizer: Tokenizer,
@@ -52,9 +138,8 @@ def complete(
     seeds: Sequence[int] | None = None,
 ) -> list[Completion]:
     """Continue every prompt. Raises as `generate` does."""
-    stops, banned = sorted(tokenizer.stop_ids), banned_ids(model, tokenizer)
-    found = _continued(model, prompts, settings, stops, banned, precision, seeds)
-    return [Completion(ids, tokenizer.decode(ids), finished) for ids, finished in found]
+    made = Continuing.of(model, tokenizer, settings, precision).all(prompts, seeds)
+    return [Completion(ids, tokenizer.decode(ids), finished) for ids, finished in made]
 
 
 def generate(
@@ -82,40 +167,7 @@ def generate(
         NonFiniteError: the model's scores are NaN or infinite.
     """
     stops = [eos_id] if isinstance(eos_id, int) else eos_id
-    return [ids for ids, _ in _continued(model, prompts, settings, stops, banned, precision, seeds)]
-
-
-def _continued(
-    model: Generates,
-    prompts: Prompts,
-    settings: GenerateSettings,
-    stops: Sequence[int],
-    banned: Sequence[int],
-    precision: Precision,
-    seeds: Sequence[int] | None,
-) -> list[tuple[list[int], Finished]]:
-    """The tokens of every continuation, and why it ended."""
-    texts = token_lists(prompts)
-    check(model, texts, settings)
-    if settings.beams > 1 and len(texts):
-        with running(model, precision):
-            found = dict(beam_search(model, prompts, settings, stops, banned))
-        limits = token_limits(model, texts, settings).tolist()
-        return [(found[place], _why_finished(len(found[place]), limit, settings)) for place, limit in enumerate(limits)]
-    seeds = [settings.seed] * len(texts) if seeds is None else seeds
-    requests = [
-        Request(text, settings.model_copy(update={"seed": seed}), stops, banned)
-        for text, seed in zip(texts, seeds, strict=True)
-    ]
-    heard = [Collected() for _ in requests]
-    engine = Engine(model, precision=precision, piece=PIECE, rows=ROWS, keeps=False)
-    if isinstance(prompts, RaggedBatch):
-        engine.submit_together(prompts, requests, heard)
-    else:
-        for request, listener in zip(requests, heard, strict=True):
-            engine.submit(request, listener)
-    engine.run()
-    return [(listener.tokens(), listener.finished()) for listener in heard]
+    return [ids for ids, _ in Continuing(model, settings, stops, banned, precision).all(prompts, seeds)]
 
 
 def stream(
@@ -133,53 +185,12 @@ def stream(
         seed: of the draws; default settings.seed.
         engine: of this model and precision, with nothing to do; it may keep the beginnings of earlier prompts.
     """
-    stops, banned = sorted(tokenizer.stop_ids), banned_ids(model, tokenizer)
     decoder = DecodeStream(tokenizer)
-    for token in _tokens(model, prompt_ids, settings, stops, banned, precision, seed, engine):
+    for token in Continuing.of(model, tokenizer, settings, precision).tokens(prompt_ids, seed, engine):
         if text := decoder.push(token):
             yield text
     if text := decoder.flush():
         yield text
-
-
-def _tokens(
-    model: Generates,
-    prompt: Sequence[int],
-    settings: GenerateSettings,
-    stops: Sequence[int],
-    banned: Sequence[int],
-    precision: Precision,
-    seed: int | None,
-    engine: Engine | None,
-) -> Iterator[int]:
-    """Yield the tokens of a continuation as they are made; those of beams at the end."""
-    if settings.beams > 1:
-        yield from generate(model, [prompt], settings, eos_id=stops, banned=banned, precision=precision)[0]
-        return
-    if seed is not None:
-        settings = settings.model_copy(update={"seed": seed})
-    engine, heard = engine or Engine(model, precision=precision, piece=PIECE, keeps=False), Collected()
-    ticket = engine.submit(Request(prompt, settings, stops, banned), heard)
-    said = 0
-    try:
-        going = True
-        while going:
-            going = engine.turn()  # between turns the caller has its own modes
-            new = heard.steps[0][said:]
-            yield from (step.token for step in new)
-            said += len(new)
-        heard.tokens()  # raises the error of an answer that failed
-    finally:  # the caller may leave
-        if ticket.open:
-            ticket.cancel()
-            engine.turn()
-
-
-def _why_finished(num_ids: int, limit: int, settings: GenerateSettings) -> Finished:
-    """The reason of a text that beams found."""
-    if num_ids < limit:
-        return "eos"
-    return "length" if limit == settings.max_new_tokens else "context"
 
 
 # --------------------------------------------------------------------------- texts that end an answer
@@ -246,3 +257,162 @@ def _borders(stop: str) -> list[int]:
         length += stop[length] == letter
         borders.append(length)
     return borders
+
+
+# --------------------------------------------------------------------------- beams
+
+
+@dataclass(frozen=True)
+class _Beams:
+    """Unfinished texts of each live prompt and the best finished one.
+
+    Args:
+        prompts: (num_live,) position of each in the caller's list.
+        limits: (num_live,) most new tokens.
+        sums: (num_live, beams) fp64, log probability of each text; -inf for a missing one.
+        texts: (num_live, beams, num_steps) int64.
+        best: (num_live,) fp64, highest log probability per token of a finished text, EOS counted.
+        best_texts: (num_live, num_steps) int64; the first best_lengths (num_live,) tokens count, EOS excluded.
+    """
+
+    prompts: Tensor
+    limits: Tensor
+    sums: Tensor
+    texts: Tensor
+    best: Tensor
+    best_texts: Tensor
+    best_lengths: Tensor
+
+    def select(self, live: Tensor) -> _Beams:
+        return _Beams(**{name: value[live] for name, value in vars(self).items()})
+
+
+def beam_search(
+    model: Generates, prompts: Prompts, settings: GenerateSettings, stop_ids: Sequence[int], banned: Sequence[int]
+) -> Iterator[tuple[int, list[int]]]:
+    """Search for the text of highest log probability per token; yield each prompt's place and text once it is known.
+
+    A prompt ends when no continuation can beat its best finished text: log probabilities are never positive, so
+    a text's score never rises above its sum over the longest length allowed.
+    """
+    texts = token_lists(prompts)
+    num, width = len(texts), settings.beams
+    limits = token_limits(model, texts, settings)
+    scores = _Scores(model, texts, settings, banned)
+    cache, hidden = prefill(
+        model, prompts, max(len(text) + limit - 1 for text, limit in zip(texts, limits.tolist(), strict=True))
+    )
+    beams = _Beams(
+        prompts=torch.arange(num),
+        limits=torch.from_numpy(limits),
+        sums=torch.tensor([0.0] + [-math.inf] * (width - 1), dtype=torch.float64).repeat(num, 1),
+        texts=torch.zeros(num, width, 0, dtype=torch.int64),
+        best=torch.full((num,), -math.inf, dtype=torch.float64),
+        best_texts=torch.zeros(num, 0, dtype=torch.int64),
+        best_lengths=torch.zeros(num, dtype=torch.int64),
+    )
+    copies = torch.arange(num).repeat_interleave(width)
+    cache.reorder(copies)
+    scores.reorder(copies)
+    hidden = hidden[copies.to(hidden.device)]
+    for step in count(1):
+        log_probs = scores.of(hidden).double().log_softmax(-1).cpu().unflatten(0, (-1, width))
+        beams, parents = _extend(beams, log_probs, step, stop_ids)
+        done = (beams.best >= beams.sums[:, 0] / beams.limits) | (beams.limits == step)
+        for row in done.nonzero()[:, 0].tolist():
+            yield int(beams.prompts[row]), beams.best_texts[row, : beams.best_lengths[row]].tolist()
+        if bool(done.all()):
+            return
+        kept = (parents + width * torch.arange(len(parents))[:, None])[~done].flatten()
+        beams = beams.select(~done)
+        cache.reorder(kept)
+        scores.reorder(kept)
+        tokens = beams.texts[:, :, -1].flatten()
+        scores.add(tokens)
+        hidden = advance(model, cache, tokens)
+
+
+def _extend(beams: _Beams, log_probs: Tensor, step: int, stop_ids: Sequence[int]) -> tuple[_Beams, Tensor]:
+    """Extend every text by its most likely tokens.
+
+    Args:
+        log_probs: (num_live, beams, vocab_size) fp64.
+
+    Returns:
+        The beams, most likely first, and the beam that each one continues, (num_live, beams).
+    """
+    width, vocab = log_probs.shape[1:]
+    totals = (beams.sums[:, :, None] + log_probs).flatten(1)
+    # A beam has at most this many ends, so enough of these candidates continue.
+    sums, flat = totals.topk(
+        min((1 + len(stop_ids)) * width, totals.shape[1]), -1
+    )  # (num_live, candidates), descending
+    parents, tokens = flat // vocab, flat % vocab
+    texts = torch.cat([_rows(beams.texts, parents), tokens[:, :, None]], -1)
+    ends = torch.isin(tokens, torch.tensor(stop_ids))
+
+    ending, which = torch.where(ends, sums, -math.inf).max(-1)
+    beams = _with_best(beams, ending / step, texts, which, torch.full_like(beams.best_lengths, step - 1))
+    going = torch.where(ends, -math.inf, sums)
+    going, chosen = going.topk(width, -1)
+    # A text truncated at the limit counts as finished.
+    cut = torch.where(beams.limits == step, going[:, 0] / step, -math.inf)
+    beams = _with_best(beams, cut, texts, chosen[:, 0], torch.full_like(beams.best_lengths, step))
+    return replace(beams, sums=going, texts=_rows(texts, chosen)), parents.gather(1, chosen)
+
+
+def _with_best(beams: _Beams, score: Tensor, texts: Tensor, which: Tensor, lengths: Tensor) -> _Beams:
+    """Replace the best text by texts[:, which], (num_live, num_steps), if `score` (num_live,) beats the best so far."""
+    better = score > beams.best
+    candidates = _rows(texts, which[:, None])[:, 0]
+    before = F.pad(beams.best_texts, (0, candidates.shape[1] - beams.best_texts.shape[1]))
+    return replace(
+        beams,
+        best=torch.where(better, score, beams.best),
+        best_texts=torch.where(better[:, None], candidates, before),
+        best_lengths=torch.where(better, lengths, beams.best_lengths),
+    )
+
+
+def _rows(texts: Tensor, which: Tensor) -> Tensor:
+    """texts (num, n, steps), which (num, m) -> (num, m, steps)."""
+    return texts.gather(1, which[:, :, None].expand(-1, -1, texts.shape[2]))
+
+
+class _Scores:
+    """Logits without banned ids and with the repetition penalty."""
+
+    def __init__(
+        self, model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings, banned: Sequence[int]
+    ) -> None:
+        self._model, self._penalty = model, settings.repetition_penalty
+        self._banned = torch.tensor(sorted(set(banned)), dtype=torch.int64, device=device_of(model))
+        self._used: Tensor | None = None  # (num_rows, vocab_size) bool
+        if self._penalty != 1:
+            self._used = torch.zeros(len(prompts), model.vocab_size, dtype=torch.bool, device=device_of(model))
+            for row, prompt in enumerate(prompts):
+                self._used[row, torch.tensor(prompt, device=device_of(model))] = True
+
+    def of(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token, (num_rows, vocab_size), fp32 or wider.
+
+        Raises:
+            NonFiniteError: one is NaN or infinite.
+        """
+        logits = self._model.logits(hidden)
+        if self._used is not None:
+            logits = penalised(logits, self._used, self._penalty)
+        if not bool(logits.sum().isfinite()):
+            raise NonFiniteError(
+                "the model's scores are not finite", fix="use an earlier checkpoint, or precision fp32"
+            )
+        return logits.index_fill_(-1, self._banned, -math.inf)
+
+    def add(self, tokens: Tensor) -> None:
+        """Add the next token of each row, (num_rows,)."""
+        if self._used is not None:
+            self._used.scatter_(1, tokens.to(self._used.device)[:, None], True)
+
+    def reorder(self, rows: Tensor) -> None:
+        if self._used is not None:
+            self._used = self._used[rows.to(self._used.device)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -111,27 +111,28 @@ def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer
         RecipeError: the run does not classify images.
     """
     check_classifies(run)
+    faults: dict[Path, Answer] = {}
+
+    def usable() -> Iterator[ReadImage]:
+        for path in counted(paths, "classifying", len(paths), "images"):
+            try:
+                yield read_image(run, file_bytes(path), path)
+            except (ImageError, OSError) as error:
+                faults[path] = Answer(path, fault=_fault(error))
+
+    answers = {answer.path: answer for answer in classify_read(run, usable(), top)}
+    return [faults[path] if path in faults else answers[path] for path in paths]
+
+
+def classify_read(run: LoadedRun, images: Iterable[ReadImage], top: int) -> Iterator[Answer]:
+    """Yield the classes of images in their order, in passes of the run's size; of one as of many, bit for bit."""
     waiting: list[ReadImage] = []
-    results: dict[Path, Answer] = {}
-    tokens = 0
-
-    def classify_waiting() -> None:
-        found = classify_images(run, waiting, top)
-        results.update({image.path: answer for image, answer in zip(waiting, found, strict=True)})
-
-    for path in counted(paths, "classifying", len(paths), "images"):
-        try:
-            image = read_image(run, file_bytes(path), path)
-        except (ImageError, OSError) as error:
-            results[path] = Answer(path, fault=_fault(error))
-            continue
+    for image in images:
         waiting.append(image)
-        tokens += len(image.patches)
-        if tokens >= run.recipe.plan.tokens_per_micro:
-            classify_waiting()
-            waiting, tokens = [], 0
-    classify_waiting()
-    return [results[path] for path in paths]
+        if sum(len(one.patches) for one in waiting) >= run.recipe.plan.tokens_per_micro:
+            yield from classify_images(run, waiting, top)
+            waiting = []
+    yield from classify_images(run, waiting, top)
 
 
 def is_of_images(run: LoadedRun) -> bool:

@@ -31,9 +31,9 @@ from unpad.run.folder import (
     run_recipe,
     runs_below,
 )
-from unpad.run.report import svg
 from unpad.run.report.history import METRICS, RunHistory, metric_fault, parse_row, read_history, read_log, run_state
-from unpad.run.report.samples import newest_evaluation, old_notes
+from unpad.run.report.samples import newest_evaluation, old_notes, written
+from unpad.run.report.section import PageSection, document, table
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.storage import write_atomic
 from unpad.storage.reading import opened, read_lines, read_shaped
@@ -235,11 +235,6 @@ def _differences(recipes: list[Recipe]) -> dict[str, list[str]]:
     return table
 
 
-def _number(value: Any) -> str:
-    """A measured value; "-" for one that the data does not allow."""
-    return "-" if value is None else f"{float(value):.4f}"
-
-
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
@@ -266,11 +261,11 @@ def _measures_of(folder: Path, run: RunHistory) -> dict[str, str]:
     }
     if best is not None:
         column |= {"held-out loss, best check": f"{float(best['loss']):.4f}", "at step": f"{best['step']:,}"}
-        column |= {f"{name.replace('_', ' ')} there": _number(value) for name, value in best["values"].items()}
+        column |= {f"{name.replace('_', ' ')} there": written(value) for name, value in best["values"].items()}
     evaluation = newest_evaluation(folder)
     for name, metric in (evaluation or {"metrics": {}})["metrics"].items():
         part = f" ({metric['part']})" if metric["part"] else ""
-        column[f"eval {name}{part}"] = _number(metric["value"])
+        column[f"eval {name}{part}"] = written(metric["value"])
     if busy:
         column |= {
             "tokens per second": short(float(np.median(timing["tokens_per_second"]))),
@@ -336,8 +331,6 @@ def _short(text: str) -> str:
 
 
 def _page(comparison: Comparison, histories: list[RunHistory]) -> str:
-    from unpad.run.report.page import POLICY, STYLE  # families of pages load torch, which a list of runs does not need
-
     colours = [COLOURS[index % len(COLOURS)] for index in range(len(histories))]
     style = "".join(
         f"path.run{i}{{stroke:{colour};stroke-width:1.8}}circle.run{i}{{fill:{colour}}}i.run{i}{{color:{colour}}}"
@@ -363,23 +356,14 @@ def _page(comparison: Comparison, histories: list[RunHistory]) -> str:
     ]
     notes = "".join(f"<p class=gap>{escape(note)}</p>" for note in comparison.notes)
     title = escape(", ".join(comparison.names))
-    return f"""<!doctype html>
-<html lang=en><meta charset=utf-8>{POLICY}<meta name=viewport content="width=device-width,initial-scale=1">
-<title>{title} · unpad</title>
-<style>{STYLE}{svg.STYLE}{style}</style>
-<main><header><h1>{title}</h1></header>
+    body = f"""<header><h1>{title}</h1></header>
 {notes}<div class=plots>{"".join(figures)}</div>
 {_table("Where the recipes differ", comparison.names, comparison.recipes)}
 {_table("What they reached", comparison.names, comparison.measures)}
-</main></html>
 """
+    return document(title, style, body)
 
 
-def _table(title: str, names: list[str], table: dict[str, list[str]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join(
-        f"<tr><td class=l>{escape(name)}</td>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"
-        for name, row in table.items()
-    )
-    body = body or "<tr><td class=l>in no field</td></tr>"
-    return f"<h2>{title}</h2><div class=box><table><tr><th class=l></th>{head}</tr>{body}</table></div>"
+def _table(title: str, names: list[str], rows: dict[str, list[str]]) -> str:
+    cells = [(name, *row) for name, row in rows.items()] or [("in no field", *("" for _ in names))]
+    return PageSection(title, table=table(("", *names), cells)).html()

@@ -72,12 +72,9 @@ class Front:
         self._app, self._service, self._logs = app, service, logs
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await _refuse_other(scope, receive, send)
-            return
-        seen = _Sent(
-            send, f"req-{uuid.uuid4().hex}", allowing(Headers(scope=scope).get("origin", ""), self._service.limits)
-        )
+        assert scope["type"] == "http", "the server takes nothing else"
+        cross = allowing(Headers(scope=scope).get("origin", ""), self._service.limits)
+        seen = _Sent(send, f"req-{uuid.uuid4().hex}", cross)
         scope.setdefault("state", {})["seen"] = seen
         REQUEST_ID.set(seen.id)
         try:
@@ -133,15 +130,3 @@ class _Sent:
             headers = MutableHeaders(scope=message)
             headers.update({"X-Request-Id": self.id, "X-Content-Type-Options": "nosniff", **self._headers})
         await self._send(message)
-
-
-async def _refuse_other(scope: Scope, receive: Receive, send: Send) -> None:
-    """Close web sockets, and let the server begin and end."""
-    if scope["type"] == "websocket":
-        await send({"type": "websocket.close", "code": 1000})
-        return
-    while True:
-        message = await receive()
-        await send({"type": f"{message['type']}.complete"})
-        if message["type"] == "lifespan.shutdown":
-            return

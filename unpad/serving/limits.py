@@ -128,12 +128,12 @@ def _is_own_host(header: str, limits: Limits) -> bool:
     """True for a name of the server, with any port, as that may be forwarded from another."""
     name = header.rpartition(":")[0] if header.rpartition(":")[2].isdecimal() and ":" in header else header
     name = name.lower().rstrip(".")
-    known = {one.lower() for one in (limits.host, f"[{limits.host}]", *limits.hosts)}
+    names = {one.lower() for one in (limits.host, f"[{limits.host}]", *limits.hosts)}
     if is_loopback(limits.host):
-        return name in known | set(LOCAL_NAMES)
+        return name in names | set(LOCAL_NAMES)
     is_any = _is_address(limits.host) and ipaddress.ip_address(limits.host).is_unspecified
     # A name can be rebound to this machine's address, and an address cannot.
-    return name in known | set(LOCAL_NAMES) or (is_any and _is_address(name))
+    return name in names | set(LOCAL_NAMES) or (is_any and _is_address(name))
 
 
 def is_own_origin(origin: str, host: str, allowed: Collection[str]) -> bool:
@@ -145,8 +145,8 @@ def is_own_origin(origin: str, host: str, allowed: Collection[str]) -> bool:
 def _check_token(header: str, tokens: Sequence[str]) -> None:
     scheme, _, given = header.partition(" ")
     # Every token is compared, each in constant time.
-    known = [hmac.compare_digest(given.strip().encode(), token.encode()) for token in tokens]
-    if scheme.lower() != "bearer" or not any(known):
+    valid = [hmac.compare_digest(given.strip().encode(), token.encode()) for token in tokens]
+    if scheme.lower() != "bearer" or not any(valid):
         what = "the request has no valid token: send it as Authorization: Bearer TOKEN"
         headers = {"WWW-Authenticate": "Bearer"}
         raise RequestError(what, status=401, kind="authentication_error", code="invalid_api_key", headers=headers)

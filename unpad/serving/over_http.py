@@ -31,10 +31,9 @@ from unpad.proof.passes import line_of_numbers
 from unpad.proof.serving import HTTP
 from unpad.serving.limits import Limits
 from unpad.serving.patients import NoFormError, Tables, instances_of
-from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, opened
+from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, RunOpening, opened
 from unpad.serving.server import Listening, Server, bound, run
 from unpad.serving.service import Service
-from unpad.serving.start import RunOpening
 from unpad.terminal.table import number_of
 
 SECONDS = 600  # of a request
@@ -58,9 +57,9 @@ def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Coll
     asked = _bodies(loaded, requests)
     if not asked:
         return Line(HTTP, "", None, None, None, "no held-out question is about one image, as those of a request are")
-    told = _all_at_once(loaded, lambda port, one: _ask(port, *one[1:]), asked)
+    results = _all_at_once(loaded, lambda port, one: _ask(port, *one[1:]), asked)
     differ, largest = 0, 0.0
-    for (place, _, _), answer in zip(asked, told, strict=True):
+    for (place, _, _), answer in zip(asked, results, strict=True):
         if isinstance(answer, NotTakenError):
             continue
         text, logprobs = answer
@@ -74,7 +73,7 @@ def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Coll
     note = f"{number_of(others, 'questions')} about several images or none: HTTP has no form for them" if others else ""
     note = f"{differ} of {len(asked)} answers differ" if differ else note
     measured = largest if largest or not differ else float("inf")
-    gap = _refusals(told) or ("" if len(asked) > 1 else "fewer than two prompts")
+    gap = _refusals(results) or ("" if len(asked) > 1 else "fewer than two prompts")
     return Line(HTTP, f"{len(asked)} streams", measured, 0.0, not differ, note).unless(gap)
 
 
@@ -95,10 +94,10 @@ def _all_at_once(loaded: LoadedRun, work: Callable[[int, Any], Any], given: Sequ
         return list(pool.map(asked, given))
 
 
-def _refusals(told: Sequence[Any]) -> str:
+def _refusals(results: Sequence[Any]) -> str:
     """Number of requests that were refused, and why the first was; "" for none."""
-    refused = [str(one) for one in told if isinstance(one, NotTakenError)]
-    return f"{len(refused)} of {len(told)} were refused: {refused[0]}" if refused else ""
+    refused = [str(one) for one in results if isinstance(one, NotTakenError)]
+    return f"{len(refused)} of {len(results)} were refused: {refused[0]}" if refused else ""
 
 
 def _bodies(loaded: LoadedRun, requests: Sequence[Request]) -> list[tuple[int, str, dict[str, Any]]]:
@@ -150,10 +149,12 @@ def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers])
         given, work = list(zip(given, at, strict=True)), _patient
 
     pairs = list(zip(given, truth, strict=True))
-    told = _all_at_once(loaded, lambda port, pair: work(port, *pair), pairs)
-    found = [(one, expected) for one, expected in zip(told, truth, strict=True) if not isinstance(one, NotTakenError)]
-    line = line_of_numbers(name, f"{len(told)} requests", [one for one, _ in found], [one for _, one in found])
-    return line.unless(_refusals(told) or passes.few(subject))
+    results = _all_at_once(loaded, lambda port, pair: work(port, *pair), pairs)
+    answered = [place for place, result in enumerate(results) if not isinstance(result, NotTakenError)]
+    line = line_of_numbers(
+        name, f"{len(results)} requests", [results[place] for place in answered], [truth[place] for place in answered]
+    )
+    return line.unless(_refusals(results) or passes.few(subject))
 
 
 def _classes(classes: Sequence[str], port: int, content: bytes, expected: Numbers) -> Numbers:
@@ -166,16 +167,17 @@ def _patient(port: int, given: tuple[Mapping[str, Any], float | str | None], exp
     """The numbers of one patient, at the landmark that is given with it, that are expected, in their precision."""
     asked, at = {"instances": [given[0]]}, given[1]
     answers = json.loads(_post(port, PREDICT.format(id=NAME), asked | {"outputs": ["vector"]}))["predictions"]
-    [told] = [one for one in answers if one.get("landmark", at) == at]
-    found = {name: told[name] for name in expected if name in told}
+    [prediction] = [one for one in answers if one.get("landmark", at) == at]
+    gathered = {name: prediction[name] for name in expected if name in prediction}
     if "attention" in expected:
         answers = json.loads(_post(port, EXPLAIN.format(id=NAME), asked))["explanations"]
         [course] = [one for one in answers if one.get("landmark", at) == at]
-        found |= {
+        gathered |= {
             f"{COURSE}{name}": values for name, values in course.items() if name not in ("id", "landmark", "days")
         }
-        found["attention"] = course["attention"]
-    return {name: np.atleast_1d(np.array(found[name], expected[name].dtype)) for name in expected if name in found}
+        gathered["attention"] = course["attention"]
+    kept = [name for name in expected if name in gathered]
+    return {name: np.atleast_1d(np.array(gathered[name], expected[name].dtype)) for name in kept}
 
 
 def _base64(content: bytes) -> str:
@@ -217,13 +219,13 @@ def _ask(port: int, route: str, body: Mapping[str, Any]) -> tuple[str, list[floa
         if not line.startswith("data: {"):
             continue
         for choice in json.loads(line.removeprefix("data: ")).get("choices", []):
-            found = choice["logprobs"] or {}
+            reported = choice["logprobs"] or {}
             if route == CHAT:
                 text += choice["delta"].get("content", "")
-                logprobs += [one["logprob"] for one in found.get("content", [])]
+                logprobs += [one["logprob"] for one in reported.get("content", [])]
             else:
                 text += choice["text"]
-                logprobs += found.get("token_logprobs", [])
+                logprobs += reported.get("token_logprobs", [])
     return text, logprobs
 
 

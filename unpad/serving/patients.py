@@ -21,13 +21,13 @@ from unpad.data.family import open_data
 from unpad.data.histories.cohort import read_cohort
 from unpad.data.histories.event_files import AUTO, find_files
 from unpad.data.histories.tables import Table
+from unpad.data.patient_marks import mark_patients, refuse_unknown
 from unpad.data.patients import EventData
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.split import Wanted
 from unpad.errors import SourceError, UnpadError, nearest
 from unpad.inference.embed import named_predictions, predicts, with_tables
 from unpad.inference.loaded import LoadedRun
-from unpad.inference.patient_marks import mark_patients, refuse_unknown
 from unpad.inference.patients import by_class, class_names
 from unpad.models.contract import PredictsSets
 from unpad.recipes.data import EventLabels, EventSource
@@ -98,13 +98,13 @@ class Tables:
             moved = with_tables(recipe, sources, labels)
             stop = {"data": moved.data.model_copy(update={"on_bad_row": "stop"})}
             with _without_places(places.values()):
-                found = cast(EventData, open_data(moved.model_copy(update=stop), self.run.files, Wanted.NEW))
-                refuse_unknown(found)
-        known = {int(one) for one in found.ids.tolist()}
+                data = cast(EventData, open_data(moved.model_copy(update=stop), self.run.files, Wanted.NEW))
+                refuse_unknown(data)
+        present = {int(one) for one in data.ids.tolist()}
         for place in range(len(instances)):
-            if place not in known:
+            if place not in present:
                 raise RequestError("the patient has no event: give at least one", f"instances[{place}].events")
-        return found
+        return data
 
     def check(self, instances: Sequence[Instance]) -> None:
         """Refuse rows with unknown columns, and rows of no table.
@@ -112,14 +112,14 @@ class Tables:
         Raises:
             RequestError: names the row.
         """
-        known, needs = self.columns[1:], [form.needs for form in self.forms if form.timed]
+        columns, needs = self.columns[1:], [form.needs for form in self.forms if form.timed]
         facts = {name for form in self.forms if not form.timed for name in form.others} | {self.landmark}
         for place, instance in enumerate(instances):
             for number, row in enumerate(instance.events):
                 param = f"instances[{place}].events[{number}]"
                 for name in row:
-                    if name not in known:
-                        raise RequestError(f"unknown column: {nearest(name[:60], known)}", param)
+                    if name not in columns:
+                        raise RequestError(f"unknown column: {nearest(name[:60], columns)}", param)
                 given = {name for name, cell in row.items() if cell is not None}
                 is_timed = any(given >= set(one) for one in needs)
                 if not is_timed and not (given and given <= facts):
@@ -149,16 +149,16 @@ class Tables:
             RequestError: a patient has none.
         """
         outcomes_of = [name for name in (labels.label, labels.time, labels.event, labels.duration) if name]
-        found = [(place, at) for place, one in enumerate(instances) for at in _given(one, self.landmark)]
-        bare = sorted(set(range(len(instances))) - {place for place, _ in found})
+        given = [(place, at) for place, one in enumerate(instances) for at in _given(one, self.landmark)]
+        bare = sorted(set(range(len(instances))) - {place for place, _ in given})
         if bare:
             what = f"the patient has no {self.landmark}, the time of the prediction: give it in one of the rows"
             raise RequestError(what, f"instances[{bare[0]}].events")
-        places, cells = ([one[part] for one in found] for part in (0, 1))
+        places, cells = ([one[part] for one in given] for part in (0, 1))
         table = pa.table({ID: pa.array(places, pa.int64()), self.landmark: _column(self.landmark, cells)})
         for name in outcomes_of:
             if name != self.landmark:
-                table = table.append_column(name, pa.nulls(len(found), pa.float64()))
+                table = table.append_column(name, pa.nulls(len(given), pa.float64()))
         place = stack.enter_context(in_memory({"labels": table}))["labels"]
         return labels.model_copy(update={"path": str(place), "id": ID, "censored": "keep", "missing": "keep"})
 
@@ -229,11 +229,11 @@ def _facts(names: Sequence[str], instances: Sequence[Instance]) -> pa.Table:
     columns: dict[str, list[Cell]] = {name: [] for name in names}
     for place, instance in enumerate(instances):
         for name in names:
-            found = _given(instance, name)
-            if len(found) > 1:
+            given = _given(instance, name)
+            if len(given) > 1:
                 what = f"rows of one patient differ in {name}, which is a fact that holds for all of them"
                 raise RequestError(what, f"instances[{place}].events")
-            columns[name].append(found[0] if found else None)
+            columns[name].append(given[0] if given else None)
     ids = pa.array(range(len(instances)), pa.int64())
     return pa.table({ID: ids, **{name: _column(name, cells) for name, cells in columns.items()}})
 
@@ -284,15 +284,15 @@ def predictions(
     run: LoadedRun,
     data: EventData,
     instances: Sequence[Instance],
-    found: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
+    passes: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
 ) -> list[dict[str, Any]]:
     """Every patient of a request as `unpad embed` writes it; of several landmarks, every one of them.
 
     Args:
-        found: places of patients in the data, and numbers of theirs.
+        passes: places of patients in the data, and numbers of theirs.
     """
     marks, answers = pa.table(mark_patients(data).columns()), _named_answers(data, instances)
-    for places, numbers in found:
+    for places, numbers in passes:
         rows = pa.table(named_predictions(run, numbers)).to_pylist() or [{}] * len(places)
         vectors = [{"vector": vector} for vector in numbers["vector"].tolist()] if "vector" in numbers else rows
         for place, *parts in zip(places.tolist(), rows, marks.take(places).to_pylist(), vectors, strict=True):
@@ -314,7 +314,7 @@ def explanations(
     run: LoadedRun,
     data: EventData,
     instances: Sequence[Instance],
-    found: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
+    passes: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
 ) -> list[dict[str, Any]]:
     """Per patient and set, the probability had the record ended with it, of each of several classes, and its share of
     attention.
@@ -322,7 +322,7 @@ def explanations(
     `days` are those from the landmark, null for facts without a time.
     """
     answers, sets = _named_answers(data, instances), data.sets
-    for places, numbers in found:
+    for places, numbers in passes:
         cuts = np.cumsum(np.diff(sets.sets_of)[places])[:-1]
         columns = {**by_class(run, numbers["probability"]), "attention": numbers["attention"]}
         parts = {name: np.split(values, cuts) for name, values in columns.items()}

@@ -14,7 +14,7 @@ import torch
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.pixels.formats import NOTES, ImageError
-from unpad.inference.images import Answer, ReadImage, classify_images, question_about, read_image
+from unpad.inference.images import Answer, ReadImage, classify_read, question_about, read_image
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.linear import independent_rows
@@ -66,15 +66,8 @@ def _read_one(run: LoadedRun, content: bytes) -> ReadImage | ImageError:
 
 
 def classes_of(run: LoadedRun, images: Sequence[ReadImage]) -> list[Answer]:
-    """Classes of images, all of them, in passes of the run's size; of one as of many, bit for bit."""
-    answers: list[Answer] = []
-    waiting: list[ReadImage] = []
-    for image in images:
-        waiting.append(image)
-        if sum(len(one.patches) for one in waiting) >= run.recipe.plan.tokens_per_micro:
-            answers += classify_images(run, waiting, ALL)
-            waiting = []
-    return answers + classify_images(run, waiting, ALL)
+    """All classes of images, of one as of many."""
+    return list(classify_read(run, images, ALL))
 
 
 def top_of(answer: Answer, number: int) -> list[dict[str, Any]]:

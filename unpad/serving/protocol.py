@@ -343,8 +343,8 @@ class Part(Body):
 
 def _role(value: Any) -> Any:
     if type(value) is str and value not in ROLES:
-        known = ", ".join(name for name in ROLES if name not in ("human", "gpt"))
-        raise refusal(f"is {_shown(value)}, expected one of {known}")
+        names = ", ".join(name for name in ROLES if name not in ("human", "gpt"))
+        raise refusal(f"is {_shown(value)}, expected one of {names}")
     return ROLES[value] if type(value) is str else value
 
 
@@ -651,10 +651,10 @@ def _entry(token: Spelled) -> dict[str, Any]:
 
 def _likeliest(token: Spelled) -> dict[str, float | None]:
     """The likeliest tokens by their text; of several with one text, the likeliest."""
-    found: dict[str, float | None] = {}
+    likeliest: dict[str, float | None] = {}
     for one in token.top:
-        found.setdefault(spelling(one.name, one.spelling), one.logprob)
-    return found
+        likeliest.setdefault(spelling(one.name, one.spelling), one.logprob)
+    return likeliest
 
 
 # --------------------------------------------------------------------------- streams

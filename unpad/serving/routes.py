@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 import uuid
 from base64 import b64encode
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from html.parser import HTMLParser
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
@@ -26,7 +26,7 @@ from unpad.inference.images import ReadImage
 from unpad.inference.patients import batches, computed
 from unpad.serving.limits import check_type, read_body
 from unpad.serving.patients import explanations, predictions
-from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, read_images, top_of
+from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, read_images
 from unpad.serving.protocol import (
     DONE,
     TOP_CLASSES,
@@ -56,7 +56,7 @@ ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
 
 def routes(service: Service, *, page: bool) -> list[Route]:
     """All routes of a server; `page`: whether `/` is one."""
-    found = [
+    every = [
         Route("/health", partial(_health, service)),
         Route("/metrics", partial(_metrics, service)),
         Route("/v1/models", partial(_models, service)),
@@ -70,8 +70,8 @@ def routes(service: Service, *, page: bool) -> list[Route]:
         Route("/v1/responses", partial(_responses, service), methods=["POST"]),
     ]
     if page:
-        found.append(Route("/", _page))
-    return [_noting(route) for route in found]
+        every.append(Route("/", _page))
+    return [_noting(route) for route in every]
 
 
 def _noting(route: Route) -> Route:
@@ -287,23 +287,16 @@ async def _classify(service: Service, http: Request) -> Response:
         return type(body["inputs"]) is list, ask.parameters.top_k, images
 
     is_list, top, images = await service.prepare(read)
+    for index, image in enumerate(images):
+        if isinstance(image, ImageError) and not details:
+            with refusals(f"inputs[{index}]" if is_list else "inputs"):
+                raise image
     usable = [image for image in images if not isinstance(image, ImageError)]
-    if not details:
-        for index, image in enumerate(images):
-            if isinstance(image, ImageError):
-                with refusals(f"inputs[{index}]" if is_list else "inputs"):
-                    raise image
-    work = service.once("images", usable, partial(classes_of, served.run)) if usable else _nothing()
+    work = service.once("images", usable, partial(classes_of, served.run))
     answers = iter(await while_listening(http.receive, work))
-    told: list[Any] = []
-    for image in images:
-        one = image if isinstance(image, ImageError) else next(answers)
-        told.append(detailed(one, top) if details or isinstance(one, ImageError) else top_of(one, top))
-    return JSONResponse(told if is_list else told[0])
-
-
-async def _nothing() -> list[Any]:
-    return []
+    rows = [detailed(image if isinstance(image, ImageError) else next(answers), top) for image in images]
+    said = rows if details else [row["top"] for row in rows]
+    return JSONResponse(said if is_list else said[0])
 
 
 async def _predict(service: Service, http: Request) -> Response:
@@ -341,8 +334,8 @@ async def _numbers(
     run = service.ready().run
     made = await service.prepare(partial(batches, run, data, np.arange(len(data.table))))
     work = service.once(kind, [batch for _, batch in made], partial(computed, run, kind))
-    found = await while_listening(http.receive, work)
-    return [(places, one) for (places, _), one in zip(made, found, strict=True)]
+    numbers = await while_listening(http.receive, work)
+    return [(places, numbers_of) for (places, _), numbers_of in zip(made, numbers, strict=True)]
 
 
 # --------------------------------------------------------------------------- the page
@@ -358,13 +351,11 @@ def content_security_policy(html: str) -> str:
 
     The page asks its own server alone, shows pictures that it has itself, and cannot make markup of texts.
     """
-    parts = _Inline()
-    parts.feed(html)
-    parts.close()
+    inline = {tag: re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL) for tag in ("script", "style")}
     return "; ".join(
         [
             "default-src 'none'",
-            *(f"{tag}-src {' '.join(map(_source, texts))}" for tag, texts in parts.texts.items()),
+            *(f"{tag}-src {' '.join(map(_source, texts))}" for tag, texts in inline.items()),
             "img-src data: blob:",
             "connect-src 'self'",
             "base-uri 'none'",
@@ -378,27 +369,6 @@ def content_security_policy(html: str) -> str:
 
 def _source(text: str) -> str:
     return f"'sha256-{b64encode(sha256(text.encode()).digest()).decode()}'"
-
-
-class _Inline(HTMLParser):
-    """Texts of the elements `script` and `style`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: dict[str, list[str]] = {"script": [], "style": []}
-        self._open: list[str] | None = None
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self._open = self.texts.get(tag)
-        if self._open is not None:
-            self._open.append("")
-
-    def handle_endtag(self, tag: str) -> None:
-        self._open = None
-
-    def handle_data(self, data: str) -> None:
-        if self._open is not None:
-            self._open[-1] += data
 
 
 async def _page(http: Request) -> Response:

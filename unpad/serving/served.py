@@ -1,27 +1,33 @@
-"""The run that is served: what it is, what it says of itself, and how the prompts of asks are made.
+"""The run that is served: how it is opened and proved, what it says of itself, and how the prompts of asks are made.
 
 Prompts are those of `unpad generate` and `unpad chat`, so answers are theirs with the same settings and seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from hashlib import blake2b
+from importlib.metadata import version
+from time import perf_counter
 from typing import Any, Literal
 from urllib.parse import quote
+
+import numpy as np
+import torch
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.rows import read_classes
 from unpad.data.sources.example import Turn
 from unpad.data.tokens.encode import encode_prompt
 from unpad.data.tokens.lost import LostCharacters
-from unpad.errors import RecipeError, UnpadError
+from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.inference.chat import fit, room_for_reply, speaker_stops
 from unpad.inference.embed import predicts
-from unpad.inference.engine import banned_ids
+from unpad.inference.engine import Engine, Request, banned_ids, watch
 from unpad.inference.images import is_of_images
-from unpad.inference.loaded import LoadedRun, generation_precision
+from unpad.inference.loaded import LoadedRun, generation_precision, load
 from unpad.inference.prompts import (
     check_system,
     encode,
@@ -31,9 +37,13 @@ from unpad.inference.prompts import (
     reads_chat,
     system_note,
 )
+from unpad.machine.load import full_processor_name
 from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
+from unpad.nn.linear import has_tiles
+from unpad.nn.native import library
 from unpad.nn.precision import Precision
+from unpad.proof.serving import hear, line_of
 from unpad.recipes.training import GenerateSettings
 from unpad.serving.patients import Tables, answers_of
 from unpad.serving.pictures import image_bytes, question_prompt, shows_patches
@@ -48,6 +58,7 @@ ROUTES: dict[Kind, tuple[str, ...]] = {  # that answer, the best suited first
     "chat": (CHAT, COMPLETIONS), "text": (COMPLETIONS, CHAT), "vqa": (CHAT,), "images": (CLASSIFY,),
     "patients": (PREDICT, EXPLAIN),
 }  # fmt: skip
+PROOF_LENGTHS, PROOF_NEW, PROOF_SEED = (3, 40, 9, 17), 6, 5  # of the prompts of the proof, and tokens of their answers
 
 
 @dataclass(frozen=True)
@@ -321,3 +332,95 @@ def opened(run: LoadedRun, name: str, created: int) -> Served:
     what = f"a model of kind {model.config.kind} answers in no form that can be served"
     fix = "serve a run of texts, conversations, images, questions about images or patients"
     raise RecipeError(what, where=str(run.folder), fix=fix)
+
+
+# --------------------------------------------------------------------------- before the first answer
+
+
+@dataclass
+class RunOpening:
+    """Settings of how a run is opened.
+
+    Args:
+        name: by which clients call it; "" for that of its folder.
+        rows: answers at once; memory: bytes of keys and values, None for the engine's own choice; piece: tokens of
+            prompts that are read between two steps.
+    """
+
+    run: str | LoadedRun
+    name: str = ""
+    rows: int = 64
+    memory: int | None = None
+    piece: int = 256
+    proof: str = field(default="", init=False)
+
+    def load(self) -> tuple[Served, str, Callable[[], Engine] | None]:
+        """The run, the fingerprint of what its answers depend on, and what makes its engine; for the model's thread.
+
+        Raises:
+            UnpadError: it cannot be loaded, or answers in no form that can be served.
+            ProofError: prompts together do not get what each gets alone.
+        """
+        loaded = self.run if isinstance(self.run, LoadedRun) else load(self.run)
+        folder = loaded.folder
+        created = int(folder.stat().st_mtime)
+        served = opened(loaded, self.name or folder.resolve().name, created)
+        name = fingerprint(served, self.piece)
+        if served.kind not in TEXTS:
+            return served, name, None
+        make = partial(
+            Engine, loaded.generator, precision=served.precision, piece=self.piece, rows=self.rows, memory=self.memory
+        )
+        self.proof = prove(served, make)
+        return served, name, make
+
+    def lines(self, served: Served | None) -> list[str]:
+        """Lines that are printed when the server is ready."""
+        assert served is not None, "it is loaded"
+        more = f" {self.proof}" if self.proof else ""
+        lines = [f"model {served.name} ({served.kind}, {served.precision}).{more}"]
+        if served.kind in TEXTS and served.run.recipe.generate.beams > 1:
+            lines.append(f"answers are drawn without the {served.run.recipe.generate.beams} beams of the run's recipe")
+        return lines
+
+
+def fingerprint(served: Served, piece: int) -> str:
+    """Digest of all that an answer depends on besides the request: equal ones give equal bytes.
+
+    It is of the weights, the recipe, the files of the run, the precision, the kernels and this version; where torch's
+    products run, also of its version, the processor and the number of threads.
+    """
+    run, native = served.run, library.enabled()
+    of_torch = served.kind not in TEXTS or not native or (served.precision == "bf16" and has_tiles())
+    digest = blake2b(digest_size=8)
+    parts: list[Any] = [version("unpad"), served.precision, library.describe(), run.recipe.model_dump_json()]
+    parts += [torch.__version__, torch.get_num_threads(), full_processor_name()] if of_torch else []
+    parts += [] if native else [piece]
+    for part in parts:
+        digest.update(f"{part}\n".encode())
+    for name, content in sorted(run.files.items()):
+        digest.update(name.encode() + blake2b(content).digest())
+    for name, tensor in sorted(run.model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return f"unpad-{digest.hexdigest()}"
+
+
+def prove(served: Served, make: Callable[..., Engine]) -> str:
+    """Compare four prompts together with each alone, token by token and score by score, bit for bit.
+
+    Raises:
+        ProofError: they differ.
+    """
+    began = perf_counter()
+    draw = np.random.default_rng(PROOF_SEED)
+    usable = np.setdiff1d(np.arange(served.run.tokenizer.vocab_size), [*served.banned, *served.stop_ids])
+    prompts = [draw.choice(usable, min(length, served.context)).tolist() for length in PROOF_LENGTHS]
+    settings = served.settings.model_copy(update={"temperature": 1.0, "max_new_tokens": PROOF_NEW, "seed": PROOF_SEED})
+    requests = [Request(ids, settings, served.stop_ids, served.banned) for ids in prompts]
+    together = hear(make(watch=watch), requests)
+    alone = [hear(make(watch=watch), [request])[0] for request in requests]
+    if not line_of("together = alone", "", together, alone).passed:
+        fix = "report this with the machine's processor and `unpad --version`; UNPAD_NATIVE=0 may help meanwhile"
+        raise ProofError("four prompts together did not get what each gets alone", where=served.name, fix=fix)
+    return f"Four prompts together equal each alone, bit for bit ({perf_counter() - began:.1f} s)."

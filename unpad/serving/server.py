@@ -23,8 +23,8 @@ from unpad.serving.app import application
 from unpad.serving.limits import Limits
 from unpad.serving.metrics import log_draining
 from unpad.serving.protocol import RequestError
+from unpad.serving.served import RunOpening
 from unpad.serving.service import Service
-from unpad.serving.start import RunOpening
 from unpad.terminal.printing import print_text
 from unpad.terminal.progress import held
 

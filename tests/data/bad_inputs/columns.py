@@ -71,10 +71,11 @@ COLUMNS = [
         "P-09 label", pa.table({"image": [b"x"], "label": pa.array([1], pa.timestamp("ns"))}), "E_LABEL", reads="images"
     ),
     file("P-10", text(pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16], pa.binary(16)))), "E_TYPE"),
+    file("P-09 no image", pa.table({"picture": [b"x"], "label": ["a"]}), "E_MISSING", 0, reads="images"),
     file("P-10 binary", text([b"a b"]), "E_TYPE"),
     file("P-11", TEXTS.slice(0, 0), "E_EMPTY", 0, bad=0),
     replace(file("P-12", b"", "E_PARQUET"), make=write_a_long_text),
-    file("P-12 twice", pa.Table.from_arrays([pa.array(["a b"])] * 2, names=["text", "text"]), "E_DUPKEY", 0),
+    file("P-12 twice", pa.Table.from_arrays([TEXTS["text"]] * 2, names=["text", "text"]), "E_DUPKEY", 0, bad=100),
     file(
         "P-12 name", written(text(["a b"]), store_schema=False).replace(b"text", b"te\xfft"), "E_UTF8", 0, bad=UNKNOWN
     ),

@@ -46,6 +46,8 @@ LINES = [
     between("J-04", b'{"text": "a\\u0000 b"}', "E_NUL"),
     between("J-05", b'{"text": "a b', "E_JSON"),
     Bad("J-05 at the end", {"a.jsonl": GOOD + b'{"text": "a b'}, "text", "E_JSON", "a.jsonl:2", 1, 1),
+    whole("J-05 of an array", b'["a b",\n"c d",\n"e', "E_JSON", name="a.json", used=2, bad=UNKNOWN, line=3),
+    whole("J-05 inside an array", b'["a b", x"c d", "e f"]', "E_JSON", name="a.json", used=1, bad=UNKNOWN),
     between("J-06", b'{"text": "a"}{"text": "b"}', "E_EXTRA"),
     between("J-07", b""),
     between("J-08", "  \t \u3000".encode()),

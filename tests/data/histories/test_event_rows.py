@@ -248,7 +248,7 @@ def test_meds_is_read_as_its_schema_says(tmp_path: Path) -> None:
     assert part.unit == "timestamp"
     assert sorted(part.codes.to_pylist()) == ["GENDER//F", "HEIGHT", "fever", "glucose", "glucose", "glucose"]
     assert int(np.isnan(part.days).sum()) == 2
-    ids, sides = part.declared
+    ids, sides = part.declared.ids, part.declared.side
     assert dict(zip(ids.to_pylist(), sides.tolist(), strict=True)) == {str(A): 0, str(B): 1}
     for shard in ("0", "1"):  # a subject may stand in one shard only
         pq.write_table(pq.read_table(root / "data" / "any" / "0.parquet"), root / "data" / "any" / f"{shard}.parquet")

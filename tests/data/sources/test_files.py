@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from unpad.data.histories.assemble import read_vectors
-from unpad.data.histories.event_files import read_splits
+from unpad.data.histories.event_files import Sides
 from unpad.data.histories.tables import TableFile, column_names, open_table
 from unpad.data.sources.files import expand, list_paths
 from unpad.data.sources.sniff import guess_encoding
@@ -88,7 +88,7 @@ def zeros(path: Path) -> None:
         (lambda path: column_names(path, str(path)), os.mkfifo),
         (lambda path: open_table([TableFile(path, str(path))], {"id": ("id",)}), os.mkfifo),
         (lambda path: open_table([TableFile(path, str(path))], {"id": ("id",)}), zeros),
-        (read_splits, os.mkfifo),
+        (Sides.of_table, os.mkfifo),
         (lambda path: read_vectors(path, ("a",)), os.mkfifo),
         (load_synonyms, os.mkfifo),
         (load_synonyms, zeros),

@@ -59,13 +59,6 @@ def only(path: Path) -> ImageExample:
     return item
 
 
-def fault(path: Path) -> str:
-    (item,) = items(path)
-    assert isinstance(item, BadRow)
-    assert item.fix
-    return item.code
-
-
 # --------------------------------------------------------------------------- folders
 
 
@@ -207,14 +200,6 @@ def test_parquet_holds_bytes_or_hugging_faces_struct(tmp_path: Path) -> None:
         assert [read_bytes(item) for item in reversed(found)] == pictures[::-1]
 
 
-def test_a_parquet_file_without_images_or_cut_off_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "a.parquet"
-    pq.write_table(pa.table({"picture": [png()], "label": ["x"]}), path)
-    assert fault(path) == "E_MISSING"
-    path.write_bytes(path.read_bytes()[:-10])
-    assert fault(path) == "E_PARQUET"
-
-
 # --------------------------------------------------------------------------- what was listed
 
 
@@ -239,6 +224,3 @@ def test_copies_of_a_picture_share_a_side(tmp_path: Path) -> None:
     for key in np.unique(keys):
         assert np.unique(side[keys == key]).size == 1
     assert np.unique(keys).size == 20
-
-
-# --------------------------------------------------------------------------- real images

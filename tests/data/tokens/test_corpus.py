@@ -18,7 +18,7 @@ from tests.helpers.tokenizers import word_list
 from unpad.data.sources.example import Turn
 from unpad.data.sources.reader import read_file
 from unpad.data.sources.split import Split, Wanted
-from unpad.data.tokens import corpus, corpus_files, corpus_leaks
+from unpad.data.tokens import corpus, corpus_files
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
 from unpad.data.tokens.token_set import TokenSet
@@ -479,7 +479,7 @@ def test_near_duplicates_stay_together_on_request_and_groups_always_do(
     assert report.leaks.num_near > 0
     for turn in range(2):  # the second time from the cache, and without a row
         if turn:
-            monkeypatch.setattr(corpus_leaks, "near_sets", lambda *_: pytest.fail("looked for again"))
+            monkeypatch.setattr(corpus_files, "near_sets", lambda *_: pytest.fail("looked for again"))
             monkeypatch.setattr(corpus_files, "read_file", lambda *_: pytest.fail("read again"))
         tokens, _, report = prepare(make_recipe(folder, data={**data, "near_duplicates": "together"}))
         assert (report.leaks.num_near, report.leaks.num_exact, report.leaks.num_groups) == (0, 0, 0)

@@ -11,49 +11,17 @@ from typing import Any
 import pytest
 
 from tests.helpers.toy import run, write_toy
-from unpad.inference.loaded import load
-from unpad.run.compare import describe_runs
 from unpad.run.report.history import (
-    LOG,
     STEP_NUMBERS,
     TIME_NUMBERS,
     describe_gaps,
     is_metric,
     is_timing,
-    log_file,
     missing_steps,
-    read_log,
     run_state,
 )
 from unpad.run.report.page import write_report
-from unpad.run.upgrade import OLD_LOG
 from unpad.storage import LOCK, RunLock
-
-
-def test_the_log_of_a_new_run_is_log_jsonl(tmp_path: Path) -> None:
-    assert log_file(tmp_path) == tmp_path / "log.jsonl"
-
-
-def test_a_run_of_an_earlier_version_opens_resumes_reports_and_is_listed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    recipe, folder = write_toy(tmp_path / "toy"), tmp_path / "runs" / "earlier"
-    run(recipe, folder, "train.max_steps=4")
-    (folder / LOG).rename(folder / OLD_LOG)
-    before = read_log(folder)
-    assert load(folder).recipe.train.max_steps == 4
-    assert describe_runs()[1].split()[:2] == ["earlier", "finished"]
-    run(recipe, folder, "train.max_steps=6", resume=True)
-    entries = read_log(folder)
-    assert entries[: len(before)] == before
-    assert [entry["step"] for entry in entries if entry["kind"] == "finished"] == [4, 6]
-    assert not (folder / LOG).exists()
-    page = write_report(folder).read_text()
-    assert 'class="state finished"' in page
-    assert "at step 4" in page
-    assert describe_runs()[1].split()[:2] == ["earlier", "finished"]
 
 
 def test_a_run_is_killed_unless_its_process_holds_the_lock_whoever_else_looks(tmp_path: Path) -> None:

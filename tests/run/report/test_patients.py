@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.run_folders import html_of
 from unpad.run.report.patients import MAX_CODES, course, section
 
 COUNTS = {"patients": 30, "with_outcome": 10, "without_outcome": 18, "of_unknown_outcome": 2}
@@ -81,11 +82,11 @@ def test_rare_codes_beyond_the_rows_are_counted() -> None:
 
 
 def test_what_was_not_measured_is_not_drawn() -> None:
-    page = section({"family": "events", "counts": {"patients": 30}})
+    page = html_of(section, {"family": "events", "counts": {"patients": 30}})
     assert "30 patients" in page
     assert "<svg" not in page
     bins = [{"predicted": 0.1, "observed": 0.2, "low": 0.05, "high": 0.5, "patients": 28}]
-    page = section({"family": "events", "counts": COUNTS, "calibration": bins})
+    page = html_of(section, {"family": "events", "counts": COUNTS, "calibration": bins})
     assert page.count("<svg") == 2  # for wide and for narrow screens
     assert "2 of unknown outcome" in page
 
@@ -94,7 +95,7 @@ def test_calibration_shows_the_range_of_the_probabilities_and_joins_no_bins() ->
     bins = [
         {"predicted": p / 100, "observed": p / 150, "low": 0.05, "high": 0.5, "patients": 9} for p in (33.1, 33.8, 35.2)
     ]
-    page = section({"family": "events", "counts": COUNTS, "calibration": bins}).split('class="plot narrow"')[0]
+    page = html_of(section, {"family": "events", "counts": COUNTS, "calibration": bins}).split('class="plot narrow"')[0]
     places = [float(x) for x in re.findall(r'<circle class="main" cx=([\d.]+)', page)]
     assert places == [pytest.approx(52 + 990 * (p - 33) / 3, abs=0.1) for p in (33.1, 33.8, 35.2)]
     assert '<path class="main"' not in page
@@ -104,7 +105,7 @@ def test_calibration_shows_the_range_of_the_probabilities_and_joins_no_bins() ->
 def test_curves_say_what_chance_would_do() -> None:
     curve = [[0.0, 0.0], [0.5, 0.9], [1.0, 1.0]]
     found = {"counts": COUNTS, "roc": curve, "precision_recall": curve, "courses": [one_patient()]}
-    page = section(found)
+    page = html_of(section, found)
     assert page.count("<svg") == 3
     assert page.count("chance</span>") == 2
     assert "patient 1" in page
@@ -115,7 +116,7 @@ def test_chance_of_precision_is_the_share_of_patients_with_the_outcome() -> None
     """A model as good as chance is drawn on the line of chance; patients of unknown outcome do not count."""
     share = COUNTS["with_outcome"] / (COUNTS["with_outcome"] + COUNTS["without_outcome"])
     curve = [[0.0, 0.0], [1.0, 1.0]]
-    page = section({"counts": COUNTS, "roc": curve, "precision_recall": [[0.0, share], [1.0, share]]})
+    page = html_of(section, {"counts": COUNTS, "roc": curve, "precision_recall": [[0.0, share], [1.0, share]]})
     figure = page.split("<figure")[2]
     heights = [
         set(re.findall(r"[ML][\d.]+ ([\d.]+)", line)) for line in re.findall(r'<path class="\w+" d="([^"]*)"', figure)

@@ -8,6 +8,7 @@ from itertools import product
 import numpy as np
 import pytest
 
+from tests.helpers.run_folders import html_of
 from unpad.run.report.images import section
 from unpad.run.report.svg import NARROW, Axes, Bar, Bars, Curve, bars_picture, matrix, plot
 
@@ -121,7 +122,7 @@ def test_a_confusion_matrix_has_every_count_in_its_row_and_column() -> None:
 
 def test_the_page_of_images_has_confusion_and_calibration_in_percent() -> None:
     bins = [{"confidence": 0.5, "accuracy": 0.25}, {"confidence": 0.9, "accuracy": 1.0}]
-    drawn = section({"calibration": bins, "classes": ["a", "b"], "confusion": [[3, 1], [0, 2]]})
+    drawn = html_of(section, {"calibration": bins, "classes": ["a", "b"], "confusion": [[3, 1], [0, 2]]})
     assert drawn.count("<svg") == 2
     assert drawn.count("<rect") == 4
     figure = drawn.split("<b>Calibration</b>")[1]

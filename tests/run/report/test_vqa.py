@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.helpers.kept_patches import QUESTION, kept
+from tests.helpers.run_folders import html_of
 from unpad.evaluation.metrics import EXTREMES, Metric
 from unpad.run.report.vqa import LEFT, WIDTH, picture_from_json, section, to_json
 
@@ -33,7 +34,7 @@ def test_pictures_are_read_back_as_they_were() -> None:
 def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode() -> None:
     found = to_json(METRICS, [(kept("<b>?</b>", "x"), "y"), (kept(), "circle")])
     assert found["kept"] == [[12, 4, 20], [3, 1, 5]]
-    page = section(found)
+    page = html_of(section, found)
     assert "patches of the images" in page
     assert "block 0: 12</title>" in page
     assert "block 1: 3</title>" in page
@@ -54,7 +55,7 @@ def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode() -> No
 
 
 def test_a_model_that_only_merges_has_no_pictures() -> None:
-    page = section(to_json({"accuracy_merge_only": Metric(0.5, 0.4, 0.6, 9)}, []))
+    page = html_of(section, to_json({"accuracy_merge_only": Metric(0.5, 0.4, 0.6, 9)}, []))
     assert "merged (merge_only)" in page
     assert "Patches that stayed" not in page
     assert "nothing was measured" not in page

@@ -23,7 +23,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from unpad.data.histories.event_files import check_sides, read_splits
+from unpad.data.histories.event_files import Sides
 from unpad.data.histories.event_rows import EventRows, join, read_source
 from unpad.data.histories.labels import LabelTable, TimeUnit, clock_of, read_labels
 from unpad.data.histories.tables import Table
@@ -167,19 +167,15 @@ def read_cohort(recipe: Recipe, wanted: Wanted = Wanted.LEARNING) -> PatientTabl
     clock = clock_of(parts, settings)
     labels = read_labels(resolve(settings.labels.path), settings, clock, with_split) if settings.labels else None
     nobody = pa.array([], pa.string())
-    fixed = read_splits(resolve(settings.split)) if settings.split is not None else None
-    rows, persons = join(parts, [labels.ids if labels else nobody, fixed[0] if fixed else nobody])
+    fixed = Sides.of_table(resolve(settings.split)) if settings.split is not None else None
+    rows, persons = join(parts, [labels.ids if labels else nobody, fixed.ids if fixed else nobody])
     if labels is not None and len(rows.person) and len(persons[0]) and not np.isin(persons[0], rows.person).any():
         fix = "write the ids alike in both; columns of numbers lose leading zeros, and 007 and 7 are two patients"
         what = "E_LABEL no id of the events is in the table of labels"
         raise SourceError(what, where=f"{rows.where(0)} and {labels.where(0)}", fix=fix)
     cohort = choose(rows, labels, persons[0], settings, clock, has_bins=recipe.model.get("bins") is not None)
-    if fixed:
-        side = np.full(len(rows.patients), Split.UNDECLARED, np.int8)
-        side[persons[1]] = fixed[1]
-    else:
-        side = _declared_sides(rows, labels)
-    cohort = split_patients(rows, cohort, side, recipe, wanted)
+    sides = fixed or _declared_sides(rows, labels)
+    cohort = split_patients(rows, cohort, sides.of(rows.patients), recipe, wanted)
     return PatientTables(rows, labels, cohort, clock)
 
 
@@ -464,24 +460,18 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
     return replace(cohort, split=split).take(rest, left_out=choice.left_out, num_test=num_test)
 
 
-def _declared_sides(rows: EventRows, labels: LabelTable | None) -> np.ndarray:
-    """Parts that the tables declare, (num_persons,) int8 of `Split`.
+def _declared_sides(rows: EventRows, labels: LabelTable | None) -> Sides:
+    """Parts that the tables declare.
 
     Raises:
         SourceError: they declare two parts for a patient.
     """
     declared = [part.declared for part in rows.parts]
     if labels is not None and labels.split is not None:
-        known = labels.split != Split.UNDECLARED
-        declared.append((labels.ids.filter(pa.array(known)).cast(pa.string()), labels.split[known]))
-    ids = pa.concat_arrays([patients for patients, _ in declared])
-    sides = np.concatenate([sides for _, sides in declared])
-    check_sides(ids, sides, "data.events")
-    index = pc.index_in(ids, rows.patients)
-    known = np.asarray(index.is_valid())
-    side = np.full(len(rows.patients), Split.UNDECLARED, np.int8)
-    side[np.asarray(index.fill_null(0))[known]] = sides[known]
-    return side
+        declared.append(Sides.of_rows(labels.ids, labels.split))
+    sides = Sides.joined(declared)
+    sides.refuse_two("data.events")
+    return sides
 
 
 def _key(patient: str) -> int:

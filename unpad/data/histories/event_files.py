@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from unpad.data.histories.columns import Faults
 from unpad.data.histories.tables import TableFile, alias, column_names, open_table
@@ -101,59 +104,87 @@ def _owner(path: Path, shown: str) -> str:
 # --------------------------------------------------------------------------- sides of the split
 
 
-def declared_sides(files: list[TableFile], ids: pa.Array, file_of: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """List the patients with a file in the folder of a split, and their splits.
+@dataclass(frozen=True, eq=False)
+class Sides:
+    """Parts of the split that patients are declared to be of; a patient may occur several times.
 
     Args:
-        ids: (num_rows,) strings, patient of every row; file_of: (num_rows,) int, index into `files`.
-
-    Raises:
-        SourceError: a patient is in two files.
+        ids: (num,) strings; side: (num,) int8 of `Split`.
     """
-    sides = np.array([file.split for file in files], np.int8)
-    pairs, first = np.unique(number(ids) * len(files) + file_of, return_index=True)
-    twice = np.flatnonzero(np.diff(pairs // len(files)) == 0)
-    if len(twice):
-        one, other = files[file_of[first[twice[0]]]], files[file_of[first[twice[0] + 1]]]
-        who = alias(ids[int(first[twice[0]])].as_py())
-        if one.split != other.split:
-            what = f"E_LEAK patient {who} is on two sides of the split, also in {one.shown}"
-            raise SourceError(what, where=other.shown, fix="leave each patient on one side")
-        fix = "put all of a patient into one file; tables that are to be joined are items of data.events of their own"
-        raise SourceError(f"E_DUPLICATE patient {who} is in two files, also in {one.shown}", where=other.shown, fix=fix)
-    declared = sides[file_of[first]] != Split.UNDECLARED
-    return ids.take(pa.array(first[declared])), sides[file_of[first[declared]]]
+
+    ids: pa.Array
+    side: np.ndarray
+
+    @classmethod
+    def of_rows(cls, ids: pa.Array, side: np.ndarray) -> Sides:
+        """Sides that rows declare, each once; rows without one add nothing."""
+        declaring = np.flatnonzero(side != Split.UNDECLARED)
+        first = declaring[np.unique(number(ids)[declaring] * 4 + side[declaring], return_index=True)[1]]
+        return cls(ids.take(pa.array(first)).cast(pa.string()), side[first])
+
+    @classmethod
+    def of_files(cls, files: list[TableFile], ids: pa.Array, file_of: np.ndarray) -> Sides:
+        """Sides of the patients with a file in the folder of a part.
+
+        Args:
+            ids: (num_rows,) strings, patient of every row; file_of: (num_rows,) int, index into `files`.
+
+        Raises:
+            SourceError: a patient is in two files.
+        """
+        pairs, first = np.unique(number(ids) * len(files) + file_of, return_index=True)
+        if len(twice := np.flatnonzero(np.diff(pairs // len(files)) == 0)):
+            one, other = files[file_of[first[twice[0]]]], files[file_of[first[twice[0] + 1]]]
+            who = alias(ids[int(first[twice[0]])].as_py())
+            if one.split != other.split:
+                raise _on_two_sides(who, other.shown, f", also in {one.shown}")
+            fix = "put all of a patient into one file; tables to be joined are items of data.events of their own"
+            what = f"E_DUPLICATE patient {who} is in two files, also in {one.shown}"
+            raise SourceError(what, where=other.shown, fix=fix)
+        return cls.of_rows(ids, np.array([file.split for file in files], np.int8)[file_of])
+
+    @classmethod
+    def of_table(cls, path: Path) -> Sides:
+        """Read a table of patients and their parts.
+
+        Raises:
+            SourceError: it cannot be read, a row names no part, or a patient is in two.
+        """
+        table = open_table([TableFile(path, str(path))], {"id": ID_NAMES, "split": ("split",)}, (), "the table")
+        faults = Faults(table)
+        sides = cls(faults.read_ids()[0], faults.column("split").sides())
+        faults.add(sides.side == Split.UNDECLARED, "E_SPLIT", "the row names no part of the split", WRITE_SPLIT)
+        faults.refuse_any()
+        sides.refuse_two(str(path))
+        return sides
+
+    @classmethod
+    def joined(cls, parts: Sequence[Sides]) -> Sides:
+        """All of several sides."""
+        return cls(pa.concat_arrays([part.ids for part in parts]), np.concatenate([part.side for part in parts]))
+
+    def refuse_two(self, where: str) -> None:
+        """Refuse a patient on two sides.
+
+        Raises:
+            SourceError: names the first.
+        """
+        pairs, first = np.unique(number(self.ids) * 4 + self.side, return_index=True)
+        if len(twice := np.flatnonzero(np.diff(pairs // 4) == 0)):
+            raise _on_two_sides(alias(self.ids[int(first[twice[0]])].as_py()), where)
+
+    def of(self, patients: pa.Array) -> np.ndarray:
+        """Side of each of some patients, (num_patients,) int8, UNDECLARED where there is none."""
+        index = pc.index_in(self.ids, patients)
+        known = np.asarray(index.is_valid())
+        side = np.full(len(patients), Split.UNDECLARED, np.int8)
+        side[np.asarray(index.fill_null(0))[known]] = self.side[known]
+        return side
 
 
-def read_splits(path: Path) -> tuple[pa.Array, np.ndarray]:
-    """Read a table of patients and their splits: strings, and (num_patients,) int8 of `Split`.
-
-    Raises:
-        SourceError: it cannot be read, a row names no split, or a patient is in two splits.
-    """
-    file = TableFile(path, str(path))
-    table = open_table([file], {"id": ID_NAMES, "split": ("split",)}, (), "the table")
-    faults = Faults(table)
-    ids, _ = faults.read_ids()
-    sides = faults.column("split").sides()
-    faults.add(sides == Split.UNDECLARED, "E_SPLIT", "the row names no part of the split", WRITE_SPLIT)
-    faults.refuse_any()
-    check_sides(ids, sides, str(path))
-    return ids, sides
-
-
-def check_sides(ids: pa.Array, sides: np.ndarray, where: str) -> None:
-    """Refuse a patient in two splits.
-
-    Raises:
-        SourceError: names the first.
-    """
-    pairs, first = np.unique(number(ids) * 4 + sides, return_index=True)
-    twice = np.flatnonzero(np.diff(pairs // 4) == 0)
-    if len(twice):
-        who = alias(ids[int(first[twice[0]])].as_py())
-        what = f"E_LEAK patient {who} is on two sides of the split"
-        raise SourceError(what, where=where, fix="leave each patient on one side")
+def _on_two_sides(who: str, where: str, more: str = "") -> SourceError:
+    what = f"E_LEAK patient {who} is on two sides of the split{more}"
+    return SourceError(what, where=where, fix="leave each patient on one side")
 
 
 def number(ids: pa.Array) -> np.ndarray:

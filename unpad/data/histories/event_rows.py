@@ -17,10 +17,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from unpad.data.histories.columns import Faults, are_whole
-from unpad.data.histories.event_files import AUTO, declared_sides, find_files, number, read_splits
+from unpad.data.histories.event_files import AUTO, Sides, find_files, number
 from unpad.data.histories.tables import Table, TableFile, alias, open_table
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.split import Split
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventSettings, EventSource
 from unpad.terminal.table import number_of
@@ -43,8 +42,7 @@ class EventTable:
         sets: (num_events,) int64, number of the set of each event; None if the source does not number sets.
         origin: (num_events,) int64, row of `table`.
         others: ids of patients that the source names without an event.
-        declared: patients (strings) and the `Split` (int8) of each, as folders, rows or a table of the source declare;
-            a patient may occur several times.
+        declared: parts of patients that folders, rows or a table of the source declare.
         unsorted: rows that go back in time.
         bad: rows that cannot be used.
         notes: remarks with their remedy, such as on an id among the facts.
@@ -61,7 +59,7 @@ class EventTable:
     sets: np.ndarray | None
     origin: np.ndarray
     others: pa.Array
-    declared: tuple[pa.Array, np.ndarray]
+    declared: Sides
     unsorted: int
     bad: list[BadRow]
     notes: tuple[str, ...] = ()
@@ -131,12 +129,12 @@ def _read_timed(
     owners = pa.array([file.owner for file in files if file.owner is not None], pa.string())
     whole_ids = whole_ids or (layout == "patients" and are_whole(owners))
     patients = (owners, np.arange(len(files))) if layout == "patients" else (ids.take(keep), table.file_of[good])
-    declared = declared_sides(files, *patients)
+    declared = [Sides.of_files(files, *patients)]
     splits = path / "metadata" / "subject_splits.parquet"
     if layout == "meds" and splits.is_file():
-        declared = read_splits(splits)
+        declared = [Sides.of_table(splits)]
     elif sides is not None:
-        declared = _with_rows(declared, ids.take(keep), sides[good])
+        declared.append(Sides.of_rows(ids.take(keep), sides[good]))
     return EventTable(
         table=table,
         name=_title(path, layout),
@@ -149,7 +147,7 @@ def _read_timed(
         sets=None if sets is None else sets[good],
         origin=good,
         others=owners,
-        declared=declared,
+        declared=Sides.joined(declared),
         unsorted=int(unsorted[good].sum()),
         bad=faults.bad,
         notes=tuple(
@@ -189,14 +187,6 @@ def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Fau
         return codes, values
     joined = pc.binary_join_element_wise(codes, words, "=")
     return pc.if_else(pc.is_valid(words), joined, codes), values
-
-
-def _with_rows(declared: tuple[pa.Array, np.ndarray], ids: pa.Array, sides: np.ndarray) -> tuple[pa.Array, np.ndarray]:
-    """Add the parts that rows declare, (num_rows,), to those of folders; rows without one add nothing."""
-    with_split = np.flatnonzero(sides != Split.UNDECLARED)
-    _, first = np.unique(number(ids)[with_split] * 4 + sides[with_split], return_index=True)
-    chosen = with_split[first]
-    return pa.concat_arrays([declared[0], ids.take(pa.array(chosen))]), np.concatenate([declared[1], sides[chosen]])
 
 
 def _title(path: Path, layout: str) -> str:
@@ -283,9 +273,9 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         codes.append(pa.array(named, pa.string()) if words is None else named)
     origin = np.concatenate(rows)
     keep = pa.array(faults.good)
-    declared = declared_sides(files, ids.filter(keep), table.file_of[faults.good])
+    declared = [Sides.of_files(files, ids.filter(keep), table.file_of[faults.good])]
     if sides is not None:
-        declared = _with_rows(declared, ids.filter(keep), sides[faults.good])
+        declared.append(Sides.of_rows(ids.filter(keep), sides[faults.good]))
     return EventTable(
         table=table,
         name=_title(path, "table"),
@@ -298,7 +288,7 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         sets=None,
         origin=origin,
         others=ids.filter(keep),
-        declared=declared,
+        declared=Sides.joined(declared),
         unsorted=0,
         bad=faults.bad,
         notes=tuple(_identifying(source, table, read)),

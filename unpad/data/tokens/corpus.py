@@ -6,9 +6,9 @@ split), and then encoded. No file is encoded twice, and a warm start reads no ro
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +17,7 @@ import numpy as np
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS
-from unpad.data.sources.split import Split, Wanted, divide, numbered, units
+from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens.cache import (
     Shard,
     code_key,
@@ -36,11 +36,14 @@ from unpad.data.tokens.corpus_files import (
     FileRows,
     Preparation,
     corpus_key,
-    describe_followed,
+    find_leaks,
     judge_rows,
+    leak_places,
     list_files,
+    refuse_leaks,
+    split_documents,
+    split_settings,
 )
-from unpad.data.tokens.corpus_leaks import find_leaks, leak_places, near_documents, refuse_leaks
 from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import CorpusShard, TokenSet, build_token_set, rows_of
@@ -180,7 +183,7 @@ def token_set(work: Preparation, parts: Sequence[CorpusShard]) -> TokenSet:
     """Number the sequences of all parts."""
     weights = [source.weight for kind in TEXT_KINDS for source in getattr(work.recipe.data, kind)]
     hashes = [(str(file.file.path), file.sha256) for file in work.files]
-    return build_token_set(parts, weights, hashes, _split_settings(work))
+    return build_token_set(parts, weights, hashes, split_settings(work))
 
 
 def report_of(
@@ -217,10 +220,6 @@ def report_of(
         cache_misses=work.misses,
         encoded_documents=work.encoded,
         bad_rows=bad,
-        leaks=None,
-        leak_places=[],
-        test_leaks=None,
-        test_leak_places=[],
         events=work.events,
         seconds=work.seconds,
     )
@@ -240,84 +239,6 @@ def _count_unchanged(parts: Sequence[CorpusShard]) -> int:
                 )
                 num += np.array_equal(first, second)
     return num
-
-
-# --------------------------------------------------------------------------- split
-
-
-def split_documents(work: Preparation) -> None:
-    """Give every document its part of the split, kind by kind, so that every kind has held-out documents, and number
-    the units of documents that belong together.
-
-    Raises:
-        SourceError: there is nothing to train on.
-    """
-    rows = [work.rows(index) if shard is None else shard for index, shard in enumerate(work.shards)]
-    sizes = [row.declared.size for row in rows]
-    keys = rows_of([row.content_key for row in rows], np.uint64)
-    declared = rows_of([row.declared for row in rows], np.int8)
-    groups = _groups(work)
-    kinds = np.repeat([TEXT_KINDS.index(file.kind) for file in work.files], sizes)
-    # A group ties the rows of one kind: texts on the facts of conversations have their own share held out.
-    links = [(np.arange(len(keys)), np.where(groups < 0, -1, groups * len(TEXT_KINDS) + kinds))]
-    if work.recipe.data.near_duplicates == "together" and work.wanted is not Wanted.NEW:
-        links.append((np.arange(len(keys)), near_documents(work)))
-    unit = units(keys, links)
-    split = _divide_kinds(work, keys, declared, kinds, unit)
-    if work.wanted is not Wanted.NEW:
-        work.num_followed = int(((split == Split.TEST) & (declared == Split.UNDECLARED)).sum())
-        if (split != Split.TRAIN).all():
-            fix = 'declare less of it "split": "valid" or "test", or add data'
-            if work.num_followed:
-                fix = f"{describe_followed(work.num_followed)}; {fix}"
-            raise SourceError("every document is held out, so there is nothing to train on", where="data", fix=fix)
-    mine = kinds != TEXT_KINDS.index(PAIRS)  # pairs of one prompt are a group that no row names
-    held = np.setdiff1d(groups[mine & (split == Split.HOLDOUT)], [-1])
-    work.held_groups = len(held)
-    work.shared_groups = int(np.isin(held, groups[split == Split.TRAIN]).sum())
-    ends = np.cumsum(sizes)[:-1]
-    work.sides, work.units = np.split(split, ends), np.split(unit, ends)
-
-
-def _divide_kinds(
-    work: Preparation, keys: np.ndarray, declared: np.ndarray, kinds: np.ndarray, unit: np.ndarray
-) -> np.ndarray:
-    """Part of every document, (num_documents,) uint8 of `Split`. Each kind is divided by itself; what is near
-    documents of other kinds follows these."""
-    follows = work.recipe.data.split_version > 1 and work.wanted is not Wanted.NEW
-    known = np.full(int(unit.max(initial=-1)) + 1, Split.UNDECLARED, np.int8)  # (num_units,)
-    for value in (Split.TEST, Split.HOLDOUT, Split.TRAIN):
-        known[unit[declared == value]] = value
-    split = np.zeros(len(keys), np.uint8)
-    for kind in np.unique(kinds):
-        mine = np.flatnonzero(kinds == kind)
-        declared_split = declared[mine]
-        if follows:
-            declared_split = np.where(declared_split == Split.UNDECLARED, known[unit[mine]], declared_split)
-        ties = [(np.arange(len(mine)), unit[mine])]
-        split[mine] = divide(
-            keys[mine], declared_split, work.recipe.data, work.recipe.train.seed, work.wanted, links=ties
-        )
-        free = known[unit[mine]] == Split.UNDECLARED
-        known[unit[mine][free]] = split[mine][free]
-    return split
-
-
-def _groups(work: Preparation) -> np.ndarray:
-    """Number of the group of every document, (num_documents,) int64; -1 without one."""
-    named = [
-        [example.group for example in work.rows(index).examples] if shard is None else shard.groups
-        for index, shard in enumerate(work.shards)
-    ]
-    return numbered([name for names in named for name in names])
-
-
-def _split_settings(work: Preparation) -> tuple[object, ...]:
-    """Everything besides the files that determines the split."""
-    data, seed = work.recipe.data, work.recipe.train.seed
-    if data.split_version == 1:
-        return data.holdout, seed
-    return data.holdout, seed, data.split_version, sha256(b"".join(side.tobytes() for side in work.sides))
 
 
 # --------------------------------------------------------------------------- tokenizer
@@ -478,4 +399,113 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
             lost.counts,
         ),
         bad=pack_bad_rows(rows.bad, path),
+    )
+
+
+# --------------------------------------------------------------------------- sample of a large corpus
+
+LARGE_BYTES = 8 << 20  # files of less are encoded in a few seconds
+MOST = 2000  # documents of a kind; lengths of more would take longer and change a share of padding by less than 1 %
+MOST_CHARS = 2_000_000  # of the documents of a kind
+FEWEST = 100  # documents of a kind, however long
+
+Place = tuple[int, int]  # of a document: index of its file, row in the file
+
+
+@dataclass(frozen=True)
+class CorpusSample:
+    """Training documents of a corpus, drawn at random within their kind, without augmented copies.
+
+    Args:
+        num_documents: (num_kinds,) int64, training documents of each kind of TEXT_KINDS that they were drawn from.
+        learned: whether their vocabulary was learned from them alone.
+    """
+
+    corpus: Corpus
+    num_documents: np.ndarray
+    learned: bool
+
+
+def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample | None:
+    """Read a recipe's data and encode a sample of its training documents; nothing is written to the cache.
+
+    Near-duplicates are not kept in one part (`data.near_duplicates: together`), since finding them takes long.
+
+    Returns:
+        None if the files are small, all documents are encoded already, or the sample would be all of them.
+
+    Raises:
+        SourceError, RecipeError: as `open_corpus`.
+    """
+    work = Preparation(recipe, cache or cache_folder(), Wanted.LEARNING)
+    work.files = list_files(recipe, TEXT_KINDS)
+    work.shards = [None] * len(work.files)
+    if sum(file.file.path.stat().st_size for file in work.files) < LARGE_BYTES:
+        return None
+    tokenizer = stored_tokenizer(work)
+    if tokenizer is not None:
+        open_originals(work, tokenizer)
+        if all(shard is not None for shard in work.shards):
+            return None
+        work.shards = [None] * len(work.files)  # the rows are needed
+    work.recipe = _without_search(recipe)
+    bad, _ = judge_rows(work)
+    split_documents(work)
+    drawn, num_documents = _draw(work)
+    if len(drawn) == num_documents.sum():
+        return None
+    chosen: dict[int, list[int]] = defaultdict(list)
+    for index, row in drawn:
+        chosen[index].append(row)
+    learned = tokenizer is None
+    if tokenizer is None:
+        texts = [turn.content for place in drawn for turn in _example(work, place).turns]
+        tokenizer = train_tokenizer(recipe.tokenizer, texts, reserved_texts(recipe.data.template))
+    parts = []
+    for index, rows in chosen.items():
+        shard = encode_rows(work, index, _rows(work, index, rows), tokenizer)
+        parts.append(part_of(work.files[index], shard, "", work.sides[index][rows], work.units[index][rows]))
+    work.read.clear()
+    tokens = token_set(work, parts)
+    report = report_of(work, tokens, tokenizer, len(drawn), bad)
+    return CorpusSample(Corpus(tokens, tokenizer, report, None), num_documents, learned)
+
+
+def _without_search(recipe: Recipe) -> Recipe:
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"near_duplicates": "report"})})
+
+
+def _draw(work: Preparation) -> tuple[list[Place], np.ndarray]:
+    """Draw training documents of each kind; return their places in order, and the number there is of each kind."""
+    rng = np.random.default_rng(work.recipe.train.seed)
+    drawn: list[Place] = []
+    numbers = np.zeros(len(TEXT_KINDS), np.int64)
+    for number, kind in enumerate(TEXT_KINDS):
+        places = [
+            (index, row)
+            for index, file in enumerate(work.files)
+            if file.kind == kind
+            for row in np.flatnonzero(work.sides[index] == Split.TRAIN).tolist()
+        ]
+        numbers[number] = len(places)
+        if places:
+            chars = sum(len(turn.content) for place in places for turn in _example(work, place).turns) / len(places)
+            most = min(len(places), MOST, max(FEWEST, int(MOST_CHARS / max(chars, 1))))
+            drawn += [places[i] for i in np.sort(rng.choice(len(places), most, replace=False)).tolist()]
+    return drawn, numbers
+
+
+def _example(work: Preparation, place: Place) -> Example:
+    index, row = place
+    return work.rows(index).examples[row]
+
+
+def _rows(work: Preparation, index: int, rows: list[int]) -> FileRows:
+    every = work.rows(index)
+    return FileRows(
+        [every.examples[row] for row in rows],
+        bad=[],
+        content_key=every.content_key[rows],
+        declared=every.declared[rows],
+        copy=every.copy[rows],
     )

@@ -1,29 +1,44 @@
-"""Source files of a corpus, their rows, and what is known of them while it is prepared, with the report of it."""
+"""Source files of a corpus and their rows: what is known of them while it is prepared, their split, and documents of
+other parts that occur in training."""
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
+from unpad.data.sources.alike import near_sets, plain
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadable
-from unpad.data.sources.leaks import LeakReport
-from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file
-from unpad.data.sources.split import Split, Wanted, content_key, declared_splits
+from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
+from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading
+from unpad.data.sources.split import (
+    PARTS,
+    Split,
+    Wanted,
+    content_key,
+    declared_splits,
+    divide,
+    numbered,
+    units,
+)
 from unpad.data.tokens.augment import load_synonyms, with_copies
-from unpad.data.tokens.cache import Shard, make_key
+from unpad.data.tokens.cache import Shard, code_key, make_key, read_sealed, write_sealed
 from unpad.data.tokens.lost import LostCharacters
+from unpad.data.tokens.token_set import TokenSet, rows_of
 from unpad.data.tokens.words import segment
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
-from unpad.storage import sha256_file
+from unpad.storage import sha256, sha256_file
+from unpad.terminal.progress import counted, progress
 from unpad.terminal.table import number_of
 
 
@@ -207,12 +222,12 @@ class CorpusReport:
     cache_misses: int
     encoded_documents: int
     bad_rows: list[BadRow]
-    leaks: LeakReport | None
-    leak_places: list[tuple[str, str]]
-    test_leaks: LeakReport | None
-    test_leak_places: list[tuple[str, str]]
     events: list[str]
     seconds: dict[str, float]
+    leaks: LeakReport | None = None
+    leak_places: Sequence[tuple[str, str]] = ()
+    test_leaks: LeakReport | None = None
+    test_leak_places: Sequence[tuple[str, str]] = ()
 
     def lines(self) -> list[str]:
         """The report as text."""
@@ -270,3 +285,199 @@ def describe_followed(number: int) -> str:
         "declares it; "
         'declare "split": "train" in those to train on'
     )
+
+
+# --------------------------------------------------------------------------- split
+
+
+def split_documents(work: Preparation) -> None:
+    """Give every document its part of the split, kind by kind, so that every kind has held-out documents, and number
+    the units of documents that belong together.
+
+    Raises:
+        SourceError: there is nothing to train on.
+    """
+    rows = [work.rows(index) if shard is None else shard for index, shard in enumerate(work.shards)]
+    sizes = [row.declared.size for row in rows]
+    keys = rows_of([row.content_key for row in rows], np.uint64)
+    declared = rows_of([row.declared for row in rows], np.int8)
+    groups = _groups(work)
+    kinds = np.repeat([TEXT_KINDS.index(file.kind) for file in work.files], sizes)
+    # A group ties the rows of one kind: texts on the facts of conversations have their own share held out.
+    links = [(np.arange(len(keys)), np.where(groups < 0, -1, groups * len(TEXT_KINDS) + kinds))]
+    if work.recipe.data.near_duplicates == "together" and work.wanted is not Wanted.NEW:
+        links.append((np.arange(len(keys)), near_documents(work)))
+    unit = units(keys, links)
+    split = _divide_kinds(work, keys, declared, kinds, unit)
+    if work.wanted is not Wanted.NEW:
+        work.num_followed = int(((split == Split.TEST) & (declared == Split.UNDECLARED)).sum())
+        if (split != Split.TRAIN).all():
+            fix = 'declare less of it "split": "valid" or "test", or add data'
+            if work.num_followed:
+                fix = f"{describe_followed(work.num_followed)}; {fix}"
+            raise SourceError("every document is held out, so there is nothing to train on", where="data", fix=fix)
+    mine = kinds != TEXT_KINDS.index(PAIRS)  # pairs of one prompt are a group that no row names
+    held = np.setdiff1d(groups[mine & (split == Split.HOLDOUT)], [-1])
+    work.held_groups = len(held)
+    work.shared_groups = int(np.isin(held, groups[split == Split.TRAIN]).sum())
+    ends = np.cumsum(sizes)[:-1]
+    work.sides, work.units = np.split(split, ends), np.split(unit, ends)
+
+
+def _divide_kinds(
+    work: Preparation, keys: np.ndarray, declared: np.ndarray, kinds: np.ndarray, unit: np.ndarray
+) -> np.ndarray:
+    """Part of every document, (num_documents,) uint8 of `Split`. Each kind is divided by itself; what is near
+    documents of other kinds follows these."""
+    follows = work.recipe.data.split_version > 1 and work.wanted is not Wanted.NEW
+    known = np.full(int(unit.max(initial=-1)) + 1, Split.UNDECLARED, np.int8)  # (num_units,)
+    for value in (Split.TEST, Split.HOLDOUT, Split.TRAIN):
+        known[unit[declared == value]] = value
+    split = np.zeros(len(keys), np.uint8)
+    for kind in np.unique(kinds):
+        mine = np.flatnonzero(kinds == kind)
+        declared_split = declared[mine]
+        if follows:
+            declared_split = np.where(declared_split == Split.UNDECLARED, known[unit[mine]], declared_split)
+        ties = [(np.arange(len(mine)), unit[mine])]
+        split[mine] = divide(
+            keys[mine], declared_split, work.recipe.data, work.recipe.train.seed, work.wanted, links=ties
+        )
+        free = known[unit[mine]] == Split.UNDECLARED
+        known[unit[mine][free]] = split[mine][free]
+    return split
+
+
+def _groups(work: Preparation) -> np.ndarray:
+    """Number of the group of every document, (num_documents,) int64; -1 without one."""
+    named = [
+        [example.group for example in work.rows(index).examples] if shard is None else shard.groups
+        for index, shard in enumerate(work.shards)
+    ]
+    return numbered([name for names in named for name in names])
+
+
+def split_settings(work: Preparation) -> tuple[object, ...]:
+    """Everything besides the files that determines the split."""
+    data, seed = work.recipe.data, work.recipe.train.seed
+    if data.split_version == 1:
+        return data.holdout, seed
+    return data.holdout, seed, data.split_version, sha256(b"".join(side.tobytes() for side in work.sides))
+
+
+# --------------------------------------------------------------------------- documents that occur in training
+
+
+def find_leaks(work: Preparation, part: Split) -> LeakReport | None:
+    """Compare the originals of a part with the training ones, once per corpus and split; None if it has none."""
+    if work.wanted is Wanted.NEW or not any((side == part).any() for side in work.sides):
+        return None
+    copied = [work.copy_settings()] if work.recipe.augment.multiplier else []
+    path = work.folder / "leaks" / f"{make_key('leaks', code_key(), corpus_key(work), PARTS[part], *copied)}.json"
+    data, damage = read_sealed(path)
+    if damage:
+        work.events.append(f"cache: the leak report of this corpus {damage}; it is made again")
+    if data is not None:
+        values = json.loads(data)
+        return LeakReport(**{**values, "worst": [Leak(**leak) for leak in values["worst"]]})
+    examples = [example for index in range(len(work.files)) for example in work.rows(index).examples]
+    texts = [text_of(example) for example in examples]
+    groups = [example.group for example in examples]
+    with progress(f"looking for texts of {PARTS[part]} in training"):
+        leaks = report(texts, np.concatenate(work.sides), groups, part, _copies(work))
+    write_sealed(path, json.dumps(asdict(leaks)).encode())
+    return leaks
+
+
+def _copies(work: Preparation) -> dict[str, int]:
+    """Augmented copies as `plain` has them -> index of their document."""
+    sources, first = dict[str, int](), 0
+    for index, side in enumerate(work.sides):
+        trained = np.flatnonzero(side == Split.TRAIN) + first
+        for number, copy in enumerate(work.copies(index)):
+            sources.setdefault(plain(text_of(copy)), int(trained[number % len(trained)]))
+        first += len(side)
+    return sources
+
+
+def near_documents(work: Preparation) -> NDArray[np.int64]:
+    """Sets of near-duplicates among all documents as `near_sets` has them, looked for once per set of files."""
+    key = make_key("near sets", code_key(), [file.key for file in work.files])
+    path = work.folder / "near" / f"{key}.bin"
+    data, damage = read_sealed(path)
+    if damage:
+        work.events.append(f"cache: the near-duplicates of this corpus {damage}; they are looked for again")
+    if data is None:
+        texts = [text_of(example) for index in range(len(work.files)) for example in work.rows(index).examples]
+        with progress("looking for near-duplicates"):
+            data = near_sets(texts).astype("<i8").tobytes()
+        write_sealed(path, data)
+    return np.frombuffer(data, "<i8").astype(np.int64)
+
+
+def compare_new(
+    recipe: Recipe, tokens: TokenSet, new_recipe: Recipe, new: TokenSet, seq_ids: np.ndarray
+) -> tuple[LeakReport, list[tuple[str, str]]]:
+    """Compare new documents with the training originals of a run, read from its files as a stream.
+
+    Args:
+        recipe, tokens: recipe and tokens of the run; new_recipe, new: those of the new documents.
+        seq_ids: (n,) sequences of `new` with the documents to compare.
+
+    Returns:
+        The report, and the places of its worst leaks and their training documents.
+
+    Raises:
+        SourceError: a file of the run cannot be read, or changed.
+    """
+    spans = [new.documents[new.first_document[i] : new.first_document[i + 1]] for i in seq_ids.tolist()]
+    numbers = np.sort(np.concatenate([np.zeros(0, np.int64), *spans])).tolist()
+    asked = set(numbers)
+    documents = [example for number, example in enumerate(_stream(new_recipe, new)) if number in asked]
+    split = rows_of([part.split for part in tokens.parts], np.uint8)
+
+    def corpus() -> Iterator[Document]:
+        trained = counted(_stream(recipe, tokens), "looking for the new texts in training", len(split), "documents")
+        for number, example in enumerate(trained):
+            yield Document(number, text_of(example), example.group, bool(split[number] == Split.TRAIN))
+
+    texts, groups = [text_of(example) for example in documents], [example.group for example in documents]
+    leaks = compare(texts, groups, corpus, NEW, numbers=numbers)
+    return leaks, [(new.place(leak.document), tokens.place(leak.source)) for leak in leaks.worst]
+
+
+def _stream(recipe: Recipe, tokens: TokenSet) -> Iterator[Example]:
+    """Read the originals of a corpus again, in the order of its documents."""
+    hashes, number = dict(tokens.file_hashes), 0
+    for file in list_files(recipe, TEXT_KINDS):
+        path = file.file.path
+        if hashes.get(str(path)) != file.sha256:
+            raise SourceError("the file changed while it was read", where=str(path), fix="start again")
+        with reading(path):
+            for row in read_rows(file.kind, file.file, recipe.data):
+                if isinstance(row, Example):
+                    number += 1
+                    yield row
+    assert number == sum(part.shard.num_rows for part in tokens.parts if not part.shard.copy.any()), "a row vanished"
+
+
+def text_of(example: Example) -> str:
+    """Text of a document to compare with others; without system messages, which many conversations share."""
+    turns = [turn.content for turn in example.turns if turn.role != "system"]
+    return "\n".join(turns or [turn.content for turn in example.turns])
+
+
+def leak_places(leaks: LeakReport | None, tokens: TokenSet) -> list[tuple[str, str]]:
+    """Places of the worst leaks and of the training documents that they are like."""
+    return [(tokens.where(leak.document), tokens.where(leak.source)) for leak in (leaks.worst if leaks else [])]
+
+
+def refuse_leaks(leaks: LeakReport | None, places: list[tuple[str, str]]) -> None:
+    """Refuse a part with near-duplicates of training documents, for `data.near_duplicates` refuse.
+
+    Raises:
+        SourceError: E_LEAK.
+    """
+    if leaks is not None and places:
+        first = leaks.worst[0].describe(*places[0]).strip()
+        raise refused(leaks.part, leaks.num_exact + leaks.num_near, "documents", first)

@@ -12,6 +12,8 @@ from typing_extensions import TypedDict
 
 from unpad.errors import CheckpointError
 from unpad.run import upgrade
+from unpad.run.report.section import PageSection
+from unpad.run.report.svg import drawn, framed
 from unpad.storage import write_atomic
 from unpad.storage.reading import Count, read_shaped
 
@@ -47,12 +49,12 @@ def has_attention(folder: Path, step: int) -> bool:
         return False
 
 
-def draw(folder: Path) -> str:
-    """The maps of a run; empty without the file, or with one that cannot be read."""
+def draw(folder: Path) -> list[PageSection]:
+    """The maps of a run; nothing without the file, or with one that cannot be read."""
     try:
-        return _draw(read_shaped(folder / ATTENTION, _Maps))
+        return [_draw(read_shaped(folder / ATTENTION, _Maps))]
     except (CheckpointError, ValueError, LookupError):
-        return ""
+        return []
 
 
 class _Block(TypedDict):
@@ -69,27 +71,24 @@ class _Maps(TypedDict):
     picture: NotRequired[str]
 
 
-def _draw(maps: _Maps) -> str:
+def _draw(maps: _Maps) -> PageSection:
     tokens = maps.get("tokens")
     if tokens is None:
         (rows, columns), levels = maps["grid"], LEVELS["image"]
         unit = "what patches receive from all patches, as a multiple of an equal share"
-        picture = "<figure><figcaption><b>the image</b></figcaption>"
-        picture += f'<img alt="the image" src="data:image/png;base64,{escape(maps["picture"])}"></figure>'
+        image = f'<img alt="the image" src="data:image/png;base64,{escape(maps["picture"])}">'
+        figures = [framed("the image", "", image)]
     else:
         rows = columns = len(tokens)
-        levels, picture = LEVELS["text"], ""
+        levels, figures = LEVELS["text"], []
         unit = "weights that tokens (rows) give to tokens before them"
-    figures = "".join(
-        f"<figure><figcaption><b>block {int(block['block']) + 1}, head {number}</b></figcaption>"
-        + _map(digits, int(rows), int(columns), tokens)
-        + "</figure>"
+    figures += [
+        framed(f"block {int(block['block']) + 1}, head {number}", "", _map(digits, int(rows), int(columns), tokens))
         for block in maps["blocks"]
         for number, digits in enumerate(block["heads"], start=1)
-    )
-    note = escape(f"{maps['where']}: {unit}; darker from {', '.join(f'{level:g}' for level in levels)} on")
-    css = "maps" if tokens is not None else '"maps image"'
-    return f"<h2>Attention <small>{note}</small></h2><div class={css}>{picture}{figures}</div>"
+    ]
+    note = f"{maps['where']}: {unit}; darker from {', '.join(f'{level:g}' for level in levels)} on"
+    return PageSection("Attention", note, figures, "maps" if tokens is not None else "maps image")
 
 
 def _map(digits: str, rows: int, columns: int, tokens: list[str] | None) -> str:
@@ -115,7 +114,7 @@ def _map(digits: str, rows: int, columns: int, tokens: list[str] | None) -> str:
         body += f"<text class=end x={left - 4} y={CELL * row + 9}>{escape(_visible(token))}</text>"
     width, height = left + CELL * columns, CELL * rows
     frame = f'<rect x={left} y=0 width={CELL * columns} height={height} fill="none"/>'
-    return f'<svg viewBox="0 0 {width} {height}" role=img aria-label="attention of a head">{frame}{body}</svg>'
+    return drawn("attention of a head", frame + body, (width, height))
 
 
 def _visible(token: str) -> str:

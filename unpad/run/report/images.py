@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from unpad.run.report.section import FamilySection, Performance
+from unpad.run.report.section import FamilySection, PageSection, Performance
 from unpad.run.report.svg import Axes, Curve, matrix, plot
 
 
-def section(evaluation: dict[str, Any]) -> str:
+def section(evaluation: dict[str, Any]) -> list[PageSection]:
     """Draw the confusion matrix and the calibration.
 
     Args:
@@ -33,7 +33,7 @@ def section(evaluation: dict[str, Any]) -> str:
         ),
         plot("Calibration", lines, Axes("accuracy, % by confidence, %", zero=True, over="confidence")),
     ]
-    return f"<h2>Held-out images</h2><div class=plots>{''.join(figures)}</div>"
+    return [PageSection("Held-out images", figures=figures)]
 
 
 ACCURACY = Performance("accuracy", "Accuracy", "commonest_class", "always the commonest class", is_share=True)

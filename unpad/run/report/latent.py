@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from html import escape
 from typing import Annotated, Any
 
 import numpy as np
@@ -12,7 +11,8 @@ from typing_extensions import TypedDict
 
 from unpad.recipes.recipe import Recipe
 from unpad.run.report.history import Array
-from unpad.run.report.svg import WIDE, Axes, Curve, plot
+from unpad.run.report.section import PageSection
+from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, plot
 from unpad.storage.reading import Count, Number
 
 FLOOR = 1e-6  # smaller values are drawn at this level on a logarithmic axis
@@ -42,7 +42,7 @@ def _of_equal_length(values: _LatentValues) -> _LatentValues:
 READING = Annotated[_LatentValues, AfterValidator(_of_equal_length)]
 
 
-def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> str:
+def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> PageSection:
     """Draw the readings of a run.
 
     Args:
@@ -72,9 +72,9 @@ def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> str:
         _dimensions(newest["step"], kl[-1], variance[-1]),
         _map(steps, kl),
     ]
-    light = escape(str(newest["values"]["light"]))
-    note = f"<small>{light} at step {newest['step']:,}, read on {newest['values']['num_sets']:,} sets</small>"
-    return f"<h2>Latent {note}</h2><div class=plots>{''.join(figures)}</div>"
+    values = newest["values"]
+    note = f"{values['light']} at step {newest['step']:,}, read on {values['num_sets']:,} sets"
+    return PageSection("Latent", note, figures)
 
 
 def _over(steps: Array, title: str, values: Array, unit: str, limit: float | None, scale: float) -> str:
@@ -131,5 +131,4 @@ def _map(steps: Array, kl: Array) -> str:
     body += f"</g><text x=8 y=210>step {steps[0]:,.0f}</text><text class=end x=512 y=210>{steps[-1]:,.0f}</text>"
     shown = f"{len(rows)} of {kl.shape[1]} dimensions" if len(rows) < kl.shape[1] else "a row per dimension"
     unit = f"{shown}; darker from 0.001, 0.01, 0.1 and 1 nats on"
-    head = f"<figcaption><b>KL by dimension</b><small>{unit}</small></figcaption>"
-    return f'<figure>{head}<svg viewBox="0 0 520 220" role=img aria-label="KL by dimension">{body}</svg></figure>'
+    return framed("KL by dimension", unit, drawn("KL by dimension", body, (520, 220)))

@@ -21,9 +21,18 @@ from unpad.errors import UnpadError
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
 from unpad.run import upgrade
-from unpad.run.report import attention, samples, svg
+from unpad.run.report import attention, samples
 from unpad.run.report.history import Array, RunHistory, read_history, run_state
-from unpad.run.report.section import NO_SECTION, FamilySection, family_section, part_note, readings_section
+from unpad.run.report.section import (
+    NO_SECTION,
+    FamilySection,
+    PageSection,
+    document,
+    family_section,
+    part_note,
+    readings_section,
+    table,
+)
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean, short, span
 from unpad.run.timers import covered_steps
 from unpad.storage.reading import read_shaped
@@ -32,51 +41,6 @@ from unpad.terminal.table import number_of
 Tile = tuple[str, str, str]  # name, value and note
 MAX_ROWS = 200  # rows of a table; its title names the number left out
 EVALUATION = "evaluation.json"  # written by `unpad eval` for the page
-
-# A browser runs no script and loads nothing for the page, regardless of the contents of the run's files.
-POLICY = (
-    "<meta http-equiv=Content-Security-Policy "
-    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'\">"
-)
-STYLE = """
-:root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#1b1c1e;--soft:#696d74;--line:#e6e5e0;
---main:#2563eb;--held:#c2570c;--good:#15803d;--bad:#b42318}
-@media(prefers-color-scheme:dark){:root{--page:#111214;--card:#1a1c1f;--ink:#ececea;--soft:#9ba0a8;--line:#2d3035;
---main:#78acff;--held:#f0a05a;--good:#5fc985;--bad:#ff8a7a}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);font-variant-numeric:tabular-nums;
-font:15px/1.5 system-ui,-apple-system,"Segoe UI","Noto Sans","Liberation Sans","Noto Sans CJK SC",sans-serif}
-main{max-width:1120px;margin:0 auto;padding:40px 24px 64px}
-header{display:flex;flex-wrap:wrap;align-items:center;gap:6px 14px;margin-bottom:24px}
-h1{font-size:28px;line-height:1.2;margin:0;letter-spacing:-.02em}
-h2,summary{font-size:16px;font-weight:600;margin:36px 0 10px}
-h2 small{font-weight:400;overflow-wrap:anywhere}
-summary{cursor:pointer}
-header p{margin:0;color:var(--soft);flex-basis:100%}
-.state{border:1px solid;border-radius:99px;padding:0 12px;font-size:13px;color:var(--main)}
-.state.finished{color:var(--good)}
-.state.stopped,.state.killed{color:var(--bad)}
-.gap{margin:0 0 14px;padding:10px 18px;border:1px solid var(--bad);border-radius:10px;color:var(--bad)}
-.tiles,.plots{display:grid;gap:14px}
-.tiles{grid-template-columns:repeat(auto-fit,minmax(min(230px,44%),1fr));margin-bottom:14px}
-.plots{grid-template-columns:repeat(2,minmax(0,1fr))}
-.plots figure:first-child,figure.wide{grid-column:1/-1}
-@media(max-width:760px){main{padding:28px 16px 48px}.plots{grid-template-columns:minmax(0,1fr)}th,td{padding:6px 12px}}
-.tile,figure,.box{background:var(--card);border:1px solid var(--line);border-radius:10px;margin:0}
-.tile{padding:14px 18px}
-.tile span,.tile small{display:block;color:var(--soft);font-size:13px}
-.tile b{display:block;font-size:26px;line-height:1.3;font-weight:600;letter-spacing:-.01em}
-.box{overflow:auto;max-height:640px}
-table{border-collapse:collapse;width:100%;font-size:14px}
-th,td{padding:6px 18px;text-align:right;border-top:1px solid var(--line);white-space:nowrap}
-th{position:sticky;top:0;background:var(--card);border:0;font-weight:500;color:var(--soft)}
-th.l,td.l{text-align:left}
-td.l:last-child{white-space:normal;width:100%}
-.replies td{white-space:normal;vertical-align:top}
-.replies td:nth-child(2){min-width:9em}
-tr.best td{font-weight:600}
-pre{margin:0;padding:14px 18px;font:13px/1.5 ui-monospace,"DejaVu Sans Mono",monospace}
-"""
 
 
 def _number(value: Any) -> str:
@@ -190,34 +154,17 @@ def _plots(run: RunHistory, limit: float | None, family: FamilySection) -> str:
     return f"<div class=plots>{''.join(figures)}</div>"
 
 
-def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> str:
-    """Lay out a table with text in the first `text` columns; with too many rows it keeps the newest and says so."""
-    if not rows:
-        return ""
-    note = f" <small>the newest {MAX_ROWS} of {len(rows):,}</small>" if len(rows) > MAX_ROWS else ""
-    css = [" class=l" if column < text else "" for column in range(len(heads))]
-    head = "".join(f"<th{c}>{escape(name)}</th>" for c, name in zip(css, heads, strict=True))
-    body = "".join(
-        f"<tr{' class=best' if row[-1] == '★' else ''}>"
-        + "".join(f"<td{c}>{escape(cell)}</td>" for c, cell in zip(css, row, strict=True))
-        + "</tr>"
-        for row in rows[-MAX_ROWS:]
-    )
-    return f"<h2>{escape(title)}{note}</h2><div class=box><table><tr>{head}</tr>{body}</table></div>"
+def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> list[PageSection]:
+    """A table with text in the first `text` columns; with too many rows it keeps the newest and says so."""
+    note = f"the newest {MAX_ROWS} of {len(rows):,}" if len(rows) > MAX_ROWS else ""
+    return [PageSection(title, note, table=table(heads, rows[-MAX_ROWS:], range(text)))] if rows else []
 
 
-def _evaluations(run: RunHistory, perplexity: bool) -> str:
+def _evaluations(run: RunHistory, perplexity: bool) -> list[PageSection]:
     names = list(dict.fromkeys(name for row in run.evaluations for name in row["values"]))
     newest_best = {row["stage"]: index for index, row in enumerate(run.evaluations) if row["best"]}
     measures = ["loss", "perplexity"] if perplexity else ["loss"]
-    heads = [
-        "Stage",
-        "Step",
-        "Epoch",
-        *map(_column, [*measures, *names]),
-        "Targets",
-        "Best",
-    ]
+    heads = ["Stage", "Step", "Epoch", *map(_column, [*measures, *names]), "Targets", "Best"]
     rows = [
         [
             row["stage"],
@@ -238,31 +185,30 @@ def _column(name: str) -> str:
     return words.upper() if words == "auroc" else words[:1].upper() + words[1:]
 
 
-def _evaluation(folder: Path, section: FamilySection) -> str:
+def _evaluation(folder: Path, family: FamilySection) -> list[PageSection]:
     """Draw the evaluation of a run, or describe what `unpad eval` would add."""
     try:
         evaluation = upgrade.evaluation(read_shaped(folder / EVALUATION, dict[str, Any]))
-        return section.draw(evaluation) + part_note(evaluation)
+        *sections, last = family.draw(evaluation)
+        return [*sections, replace(last, text=part_note(evaluation))]
     except (UnpadError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         # It is missing, damaged, or lacks what is drawn today, which the next evaluation writes.
-        if not section.adds:
-            return ""
-        hint = f"unpad eval {folder.resolve().name} adds {section.adds}."
-        return f"<h2>{escape(section.title)}</h2><p class=none>{escape(hint)}</p>"
+        hint = f"unpad eval {folder.resolve().name} adds {family.adds}."
+        return [PageSection(family.title, text=hint)] if family.adds else []
 
 
-def _log(run: RunHistory) -> str:
+def _log(run: RunHistory) -> list[PageSection]:
     """Tables of time per activity, the environment, and all other events."""
     known = {entry["kind"]: entry for entry in run.log}
     timed = known.get("timers", {"rows": [], "after_step": None})
     timers = [[row["name"], f"{row['seconds']:,.1f}", f"{row['share']:.1%}"] for row in timed["rows"]]
     log = [entry for entry in run.log if entry["kind"] not in ("environment", "timers")]
     rows = [[_clock(entry["time"]), entry["kind"].replace("_", " "), _details(entry)] for entry in log]
-    return (
-        _table("Where the time went" + _timed_part(timed, run), ["Part", "Seconds", "Share"], timers, 1)
-        + _table("Log", ["Time", "Entry", "Details"], rows, 3)
-        + _table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2)
-    )
+    return [
+        *_table("Where the time went" + _timed_part(timed, run), ["Part", "Seconds", "Share"], timers, 1),
+        *_table("Log", ["Time", "Entry", "Details"], rows, 3),
+        *_table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2),
+    ]
 
 
 def _timed_part(timed: dict[str, Any], run: RunHistory) -> str:
@@ -310,29 +256,27 @@ def write_report(folder: Path) -> Path:
     run = read_history(folder)
     family = _family(run.recipe)
     limit = None if run.recipe is None else run.recipe.train.grad_norm_warning
-    readings = "".join(readings_section(kind, rows, run.recipe) for kind, rows in run.readings.items())
+    sections = [
+        *(section for kind, rows in run.readings.items() for section in readings_section(kind, rows, run.recipe)),
+        *_evaluations(run, family.perplexity),
+        *_evaluation(folder, family),
+        *samples.draw(folder),
+        *attention.draw(folder),
+        *_log(run),
+    ]
     name, state = escape(folder.resolve().name), run_state(folder, run.log)
     stages = " → ".join(escape(stage) for stage, _ in run.stage_starts)
     written = f"written {datetime.now():%Y-%m-%d %H:%M:%S}"
     started = f"started {_clock(run.log[0]['time'])} · " if run.log else ""
     recipe = escape(run.recipe_text) or "There is no recipe.yaml in this run directory."
-    page = f"""<!doctype html>
-<html lang=en><meta charset=utf-8>{POLICY}<meta name=viewport content="width=device-width,initial-scale=1">
-<title>{name} · unpad</title>
-<style>{STYLE}{svg.STYLE}{attention.STYLE}{family.style}</style>
-<main><header><h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
+    body = f"""<header>
+<h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
 {"".join(f"<p class=gap>{escape(gap)}</p>" for gap in (*run.gaps, *samples.old_notes(folder)))}
 <div class=tiles>{_tiles(run, family, samples.newest_evaluation(folder))}</div>
 {_plots(run, limit, family)}
-{readings}
-{_evaluations(run, family.perplexity)}
-{_evaluation(folder, family)}
-{samples.draw(folder)}
-{attention.draw(folder)}
-{_log(run)}
+{"".join(section.html() for section in sections)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
-</main></html>
 """
-    path = folder / "report.html"
-    storage.write_atomic(path, page, private=family.private)
+    path, style = folder / "report.html", attention.STYLE + family.style
+    storage.write_atomic(path, document(name, style, body), private=family.private)
     return path

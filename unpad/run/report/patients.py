@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from unpad.run.report.history import Array
-from unpad.run.report.section import FamilySection, Performance
-from unpad.run.report.svg import WIDE, Axes, Curve, matrix, plot, tick_labels, ticks
+from unpad.run.report.section import FamilySection, PageSection, Performance
+from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, matrix, plot, tick_labels, ticks
 
 WIDTH, RIGHT = 1060, 1042
 CHART, ROW = 110, 20  # height of the probability's chart, and of the row of one code
@@ -38,35 +38,26 @@ i.bare{color:var(--soft)}
 """
 
 
-def section(evaluation: dict[str, Any]) -> str:
+def section(evaluation: dict[str, Any]) -> list[PageSection]:
     """Draw the evaluation on held-out patients.
 
     Args:
         evaluation: `evaluation.json`.
     """
     counts = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in evaluation["counts"].items())
-    figures = [
-        *([_confusion(evaluation["classes"], evaluation["confusion"])] if "confusion" in evaluation else []),
-        *([_calibration(evaluation["calibration"])] if "calibration" in evaluation else []),
-        *(
-            _curves(evaluation["roc"], evaluation["precision_recall"], evaluation["counts"])
-            if "roc" in evaluation
-            else []
-        ),
-    ]
-    patients = "".join(
-        course(f"patient {place}", patient) for place, patient in enumerate(evaluation.get("courses", []), 1)
-    )
-    drawn = f"<div class=plots>{''.join(figures)}</div>" if figures else ""
+    figures = []
+    if "confusion" in evaluation:
+        names, confusion = evaluation["classes"], np.array(evaluation["confusion"])
+        figures.append(matrix("Confusion", names, confusion, "rows: the true class, columns: the likeliest"))
+    if "calibration" in evaluation:
+        figures.append(_calibration(evaluation["calibration"]))
+    if "roc" in evaluation:
+        figures += _curves(evaluation["roc"], evaluation["precision_recall"], evaluation["counts"])
+    patients = [course(f"patient {place}", one) for place, one in enumerate(evaluation.get("courses", []), 1)]
     kind = "class, by its probability," if "classes" in evaluation else "outcome"
     chosen = f"of each {kind} the one of highest and the one of lowest probability; others lie between"
-    head = f"<h2>Held-out patients over time <small>{chosen}</small></h2>"
-    over_time = f"{head}<div class=courses>{patients}</div>" if patients else ""
-    return f"<h2>Held-out patients <small>{escape(counts)}</small></h2>{drawn}{over_time}"
-
-
-def _confusion(classes: list[str], counts: list[list[int]]) -> str:
-    return matrix("Confusion", classes, np.array(counts), "rows: the true class, columns: the likeliest")
+    over_time = [PageSection("Held-out patients over time", chosen, patients, "courses")] if patients else []
+    return [PageSection("Held-out patients", counts, figures), *over_time]
 
 
 def _calibration(bins: list[dict[str, float]]) -> str:
@@ -136,10 +127,7 @@ def course(title: str, patient: dict[str, Any]) -> str:
     else:
         outcome = "the outcome came" if patient["outcome"] else "the outcome did not come"
         unit = f"{patient['p']:.1%} in the end; {outcome}{more}"
-    legend = "".join(f'<span><i class="{css}"></i>{label}</span>' for css, label in LEGEND)
-    head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
-    frame = f'viewBox="0 0 {WIDTH} {height}" role=img aria-label="{escape(title)}"'
-    return f"<figure class=course>{head}<svg {frame}>{body}</svg></figure>"
+    return framed(title, unit, drawn(title, body, (WIDTH, height)), LEGEND, "course")
 
 
 def _places(days: list[float | None]) -> Array:

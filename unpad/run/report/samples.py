@@ -15,6 +15,7 @@ from unpad.errors import SourceError, UnpadError
 from unpad.run import upgrade
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.report.history import read_rows
+from unpad.run.report.section import PageSection, table
 from unpad.storage import LineLog, write_atomic
 from unpad.storage.reading import Count, Number, misfit, read_shaped
 from unpad.storage.strict_json import json_object
@@ -130,34 +131,33 @@ def _read(path: Path, shape: type) -> list[dict[str, Any]]:
         return []
 
 
-def draw(folder: Path) -> str:
-    """Tables of the newest evaluation and of the newest replies; empty without them."""
-    return _evaluation(newest_evaluation(folder)) + _samples(_read(folder / SAMPLES, _Sample))
-
-
-def _evaluation(evaluation: dict[str, Any] | None) -> str:
-    if evaluation is None:
-        return ""
-    rows = "".join(
-        f"<tr><td class=l>{escape(name.replace('_', ' '))}</td><td>{_number(metric['value'])}</td>"
-        f"<td>{_interval(metric)}</td><td>{metric['num']:,}</td><td class=l>{escape(_part(metric))}</td></tr>"
-        for name, metric in evaluation["metrics"].items()
-    )
-    head = "<tr><th class=l>Metric</th><th>Value</th><th>95 % interval, or extremes</th><th>Of</th>"
-    head += "<th class=l>Part</th></tr>"
-    note = escape(f"of step {evaluation['step']:,}, on {evaluation['time'][:16].replace('T', ' ')}")
-    shown = "\n".join(escape(line) for line in evaluation.get("lines", []))
-    lines = f"<div class=box><pre>{shown}</pre></div>" if shown else ""
-    return f"<h2>Evaluation <small>{note}</small></h2><div class=box><table>{head}{rows}</table></div>{lines}"
+def draw(folder: Path) -> list[PageSection]:
+    """Tables of the newest evaluation and of the newest replies; nothing without them."""
+    evaluation, samples, sections = newest_evaluation(folder), _read(folder / SAMPLES, _Sample), list[PageSection]()
+    if evaluation is not None:
+        rows = [
+            (name.replace("_", " "), written(one["value"]), _interval(one), f"{one['num']:,}", _part(one))
+            for name, one in evaluation["metrics"].items()
+        ]
+        heads = ("Metric", "Value", "95 % interval, or extremes", "Of", "Part")
+        lines = escape("\n".join(evaluation.get("lines", [])))
+        shown = table(heads, rows, text=(0, 4)) + (f"<div class=box><pre>{lines}</pre></div>" if lines else "")
+        note = f"of step {evaluation['step']:,}, on {evaluation['time'][:16].replace('T', ' ')}"
+        sections.append(PageSection("Evaluation", note, table=shown))
+    if samples:
+        replies = [(f"{row['step']:,}", row["prompt"], row["reply"]) for row in samples[-SHOWN_SAMPLES:]]
+        shown = table(("Step", "Held-out prompt", "Reply"), replies, text=(1, 2), css="replies")
+        sections.append(PageSection("Replies", table=shown))
+    return sections
 
 
 def _interval(metric: dict[str, Any]) -> str:
     """Bounds of a metric, and the reason if the metric or a bound is missing."""
     reason = metric.get("reason")
-    bounds = f"{_number(metric['low'])} to {_number(metric['high'])}"
+    bounds = f"{written(metric['low'])} to {written(metric['high'])}"
     if not reason:
         return bounds
-    return escape(reason) if metric["low"] is None and metric["high"] is None else f"{bounds}: {escape(reason)}"
+    return str(reason) if metric["low"] is None and metric["high"] is None else f"{bounds}: {reason}"
 
 
 def _part(metric: dict[str, Any]) -> str:
@@ -166,17 +166,6 @@ def _part(metric: dict[str, Any]) -> str:
     return f"{metric['part'] or ''}{best_of}"
 
 
-def _number(value: Any) -> str:
+def written(value: Any) -> str:
+    """A number of an evaluation as tables have it; "-" for one that the data does not allow."""
     return "-" if value is None or math.isnan(float(value)) else f"{float(value):.4f}"
-
-
-def _samples(samples: list[dict[str, Any]]) -> str:
-    if not samples:
-        return ""
-    rows = "".join(
-        f"<tr><td>{row['step']:,}</td><td class=l>{escape(row['prompt'])}</td>"
-        f"<td class=l>{escape(row['reply'])}</td></tr>"
-        for row in samples[-SHOWN_SAMPLES:]
-    )
-    head = "<tr><th>Step</th><th class=l>Held-out prompt</th><th class=l>Reply</th></tr>"
-    return f"<h2>Replies</h2><div class=box><table class=replies>{head}{rows}</table></div>"

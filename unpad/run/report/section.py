@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from html import escape
 from importlib import import_module
@@ -11,9 +11,68 @@ from typing import Any
 
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
+from unpad.run.report import svg
 from unpad.storage.reading import misfit
 
 Reading = dict[str, Any]
+# A browser runs no script and loads nothing for the page, regardless of the contents of the run's files.
+POLICY = (
+    "<meta http-equiv=Content-Security-Policy "
+    "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'\">"
+)
+STYLE = """
+:root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#1b1c1e;--soft:#696d74;--line:#e6e5e0;
+--main:#2563eb;--held:#c2570c;--good:#15803d;--bad:#b42318}
+@media(prefers-color-scheme:dark){:root{--page:#111214;--card:#1a1c1f;--ink:#ececea;--soft:#9ba0a8;--line:#2d3035;
+--main:#78acff;--held:#f0a05a;--good:#5fc985;--bad:#ff8a7a}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--page);color:var(--ink);font-variant-numeric:tabular-nums;
+font:15px/1.5 system-ui,-apple-system,"Segoe UI","Noto Sans","Liberation Sans","Noto Sans CJK SC",sans-serif}
+main{max-width:1120px;margin:0 auto;padding:40px 24px 64px}
+header{display:flex;flex-wrap:wrap;align-items:center;gap:6px 14px;margin-bottom:24px}
+h1{font-size:28px;line-height:1.2;margin:0;letter-spacing:-.02em}
+h2,summary{font-size:16px;font-weight:600;margin:36px 0 10px}
+h2 small{font-weight:400;overflow-wrap:anywhere}
+summary{cursor:pointer}
+header p{margin:0;color:var(--soft);flex-basis:100%}
+.state{border:1px solid;border-radius:99px;padding:0 12px;font-size:13px;color:var(--main)}
+.state.finished{color:var(--good)}
+.state.stopped,.state.killed{color:var(--bad)}
+.gap{margin:0 0 14px;padding:10px 18px;border:1px solid var(--bad);border-radius:10px;color:var(--bad)}
+.tiles,.plots{display:grid;gap:14px}
+.tiles{grid-template-columns:repeat(auto-fit,minmax(min(230px,44%),1fr));margin-bottom:14px}
+.plots{grid-template-columns:repeat(2,minmax(0,1fr))}
+.plots figure:first-child,figure.wide{grid-column:1/-1}
+@media(max-width:760px){main{padding:28px 16px 48px}.plots{grid-template-columns:minmax(0,1fr)}th,td{padding:6px 12px}}
+.tile,figure,.box{background:var(--card);border:1px solid var(--line);border-radius:10px;margin:0}
+.tile{padding:14px 18px}
+.tile span,.tile small{display:block;color:var(--soft);font-size:13px}
+.tile b{display:block;font-size:26px;line-height:1.3;font-weight:600;letter-spacing:-.01em}
+.box{overflow:auto;max-height:640px}
+table{border-collapse:collapse;width:100%;font-size:14px}
+th,td{padding:6px 18px;text-align:right;border-top:1px solid var(--line);white-space:nowrap}
+th{position:sticky;top:0;background:var(--card);border:0;font-weight:500;color:var(--soft)}
+th.l,td.l{text-align:left}
+td.l:last-child{white-space:normal;width:100%}
+.replies td{white-space:normal;vertical-align:top}
+.replies td:nth-child(2){min-width:9em}
+tr.best td{font-weight:600}
+pre{margin:0;padding:14px 18px;font:13px/1.5 ui-monospace,"DejaVu Sans Mono",monospace}
+"""
+
+
+def document(title: str, style: str, body: str) -> str:
+    """HTML of a whole page.
+
+    Args:
+        style: CSS beside that of all pages.
+    """
+    return f"""<!doctype html>
+<html lang=en><meta charset=utf-8>{POLICY}<meta name=viewport content="width=device-width,initial-scale=1">
+<title>{title} · unpad</title>
+<style>{STYLE}{svg.STYLE}{style}</style>
+<main>{body}</main></html>
+"""
 
 
 @dataclass(frozen=True)
@@ -38,11 +97,56 @@ class Performance:
 
 
 @dataclass(frozen=True)
+class PageSection:
+    """Part of a page: a heading, and what stands below it, in this order.
+
+    Args:
+        note: beside the title, smaller.
+        figures: HTML of each, as of `svg.py`.
+        css: class of the grid of figures.
+        table: as of `table`.
+        text: below all.
+    """
+
+    title: str
+    note: str = ""
+    figures: Sequence[str] = ()
+    css: str = "plots"
+    table: str = ""
+    text: str = ""
+
+    def html(self) -> str:
+        """The section; empty with nothing below its heading but a note."""
+        head = escape(self.title) + (f" <small>{escape(self.note)}</small>" if self.note else "")
+        figures = f'<div class="{self.css}">{"".join(self.figures)}</div>' if self.figures else ""
+        text = f"<p class=none>{escape(self.text)}</p>" if self.text else ""
+        return f"<h2>{head}</h2>{figures}{self.table}{text}"
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,), css: str = "") -> str:
+    """HTML of a table.
+
+    Args:
+        text: places of the columns of text; others are of numbers, at the right.
+        css: class of the table.
+    """
+    sides = [" class=l" if place in text else "" for place in range(len(heads))]
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        best = " class=best" if cells[-1] == "★" else ""
+        shown = (f"<{tag}{side}>{escape(cell)}</{tag}>" for side, cell in zip(sides, cells, strict=True))
+        return f"<tr{best}>{''.join(shown)}</tr>"
+
+    body = line("th", heads) + "".join(line("td", row) for row in rows)
+    return f"<div class=box><table{f' class={css}' if css else ''}>{body}</table></div>"
+
+
+@dataclass(frozen=True)
 class FamilySection:
     """Part of the page of a family: `SECTION` of `report/<family>.py`.
 
     Args:
-        draw: HTML of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn.
+        draw: sections of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn.
         style: CSS of it.
         perplexity: whether exp of the loss is meaningful.
         title, adds: heading and contents announced on the page before `unpad eval` has run; empty announces nothing.
@@ -52,7 +156,7 @@ class FamilySection:
             loading its libraries.
     """
 
-    draw: Callable[[dict[str, Any]], str]
+    draw: Callable[[dict[str, Any]], list[PageSection]]
     style: str = ""
     perplexity: bool = True
     title: str = ""
@@ -62,7 +166,7 @@ class FamilySection:
     length_unit: str = "tokens"
 
 
-NO_SECTION = FamilySection(lambda found: "")
+NO_SECTION = FamilySection(lambda evaluation: [])
 
 
 def family_section(family: str) -> FamilySection:
@@ -74,7 +178,7 @@ def family_section(family: str) -> FamilySection:
 
 
 def part_note(evaluation: dict[str, Any]) -> str:
-    """HTML that names the part of the data that `evaluation.json` measures; empty if it does not say."""
+    """The part of the data that `evaluation.json` measures; empty if it does not say."""
     if evaluation["part"] is None:
         return ""
     note = f"These figures are of the part {evaluation['part']}"
@@ -82,11 +186,11 @@ def part_note(evaluation: dict[str, Any]) -> str:
         note += (
             f", by which the weights were chosen: they are the best of {evaluation['best_of']} checks of the same rows"
         )
-    return f"<p class=none>{escape(note)}.</p>"
+    return f"{note}."
 
 
-def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> str:
-    """HTML of the readings of a watch, by `section(rows, recipe)` of `report/<kind>.py`; empty without that file.
+def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> list[PageSection]:
+    """The readings of a watch, by `section(rows, recipe)` of `report/<kind>.py`; nothing without that file.
 
     Args:
         rows: of `metrics.jsonl`, at least one, in the order of the file.
@@ -95,14 +199,14 @@ def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> s
         SourceError: the values of a row do not match the file's READING; names step and field.
     """
     if kind not in {path.stem for path in Path(__file__).parent.glob("*.py")}:
-        return ""
+        return []
     module = import_module(f"unpad.run.report.{kind}")
     shape = getattr(module, "READING", None)
     if shape is None:  # a file here that draws something else
-        return ""
+        return []
     for row in rows:
         if fault := misfit(row["values"], shape):
             fix = "correct the line of this step from a backup, or delete it"
             raise SourceError(f"metrics.jsonl: values.{fault}", where=f"row {kind} of step {row['step']}", fix=fix)
-    section: Callable[[list[Reading], Recipe | None], str] = module.section
-    return section(rows, recipe)
+    section: Callable[[list[Reading], Recipe | None], PageSection] = module.section
+    return [section(rows, recipe)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import pairwise
@@ -196,9 +197,9 @@ def plot(
     """
     thinned = [(line, [thin(x, y) for x, y in line.segments]) for line in lines]
     points = [(x, y) for _, segments in thinned for x, y in segments if len(x)]
-    head = _caption(title, axes.unit, lines)
+    legend = [(line.css, line.label) for line in lines if line.label]
     if not points:
-        return f"<figure>{head}<p class=none>nothing was measured</p></figure>"
+        return framed(title, axes.unit, "<p class=none>nothing was measured</p>", legend)
     end = max(axes.begin + 1.0, *(x[-1] for line in lines for x, _ in line.segments if len(x)))
     ys = np.concatenate([y for _, y in points])
 
@@ -209,13 +210,12 @@ def plot(
             body += _level(frame, limit)
         body += "".join(_stage(frame, name, first) for name, first in stages or [])
         body += "".join(_curve(frame, line, x, y, axes.over) for line, segments in thinned for x, y in segments)
-        view = f'viewBox="0 0 {sized.size[0]} {sized.size[1]}" role=img aria-label="{escape(title)}"'
-        return f'<svg class="{css}" {view}>{body}</svg>'
+        return drawn(title, body, sized.size, css)
 
     if axes.size[0] <= NARROW[0]:
-        return f"<figure>{head}{drawing(axes, 'plot')}</figure>"
+        return framed(title, axes.unit, drawing(axes, "plot"), legend)
     both = drawing(axes, "plot broad") + drawing(replace(axes, size=NARROW), "plot narrow")
-    return f"<figure class=wide>{head}{both}</figure>"
+    return framed(title, axes.unit, both, legend, "wide")
 
 
 def picture(title: str, line: Curve, axes: Axes, marks: list[tuple[str, float]]) -> str:
@@ -318,9 +318,24 @@ def _file(body: str, size: tuple[int, int]) -> str:
     return f'{head} viewBox="0 -30 {width} {height + 30}"><style>{style}</style>{quoted}</svg>\n'
 
 
-def _caption(title: str, unit: str, lines: list[Curve]) -> str:
-    legend = "".join(f'<span><i class="{line.css}"></i>{escape(line.label)}</span>' for line in lines if line.label)
-    return f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small><em>{legend}</em></figcaption>"
+def framed(title: str, unit: str, body: str, legend: Sequence[tuple[str, str]] = (), css: str = "") -> str:
+    """A figure: its caption above a drawing.
+
+    Args:
+        legend: class and meaning of each kind of line or dot.
+        css: class of the figure.
+    """
+    kinds = "".join(f'<span><i class="{kind}"></i>{escape(label)}</span>' for kind, label in legend)
+    head = f"<b>{escape(title)}</b>" + (f"<small>{escape(unit)}</small>" if unit else "")
+    head += f"<em>{kinds}</em>" if kinds else ""
+    return f"<figure{f' class={css}' if css else ''}><figcaption>{head}</figcaption>{body}</figure>"
+
+
+def drawn(title: str, body: str, size: tuple[float, float], css: str = "", attributes: str = "") -> str:
+    """An SVG element of a size in pixels."""
+    about = " ".join(filter(None, [f'class="{css}"' if css else "", attributes]))
+    view = f'viewBox="0 0 {size[0]:.0f} {size[1]:.0f}" role=img aria-label="{escape(title)}"'
+    return f"<svg {about + ' ' if about else ''}{view}>{body}</svg>"
 
 
 def _frame(axes: Axes, end: float, ys: Array) -> _Frame:
@@ -388,9 +403,8 @@ def matrix(title: str, names: list[str], counts: Array, unit: str = "") -> str:
             if count:
                 body += f'<text class="mid{" on" if share > 0.5 else ""}" x={x + cell / 2 - 1:.1f} '
                 body += f"y={y + cell / 2 + 3:.1f}>{count:,}</text>"
-    head = f"<figcaption><b>{escape(title)}</b><small>{escape(unit)}</small></figcaption>"
-    frame = f'viewBox="0 0 {width:.0f} {height:.0f}" style="max-width:{width:.0f}px" role=img'
-    return f'<figure>{head}<svg {frame} aria-label="{escape(title)}">{body}</svg></figure>'
+    frame = f'style="max-width:{width:.0f}px"'
+    return framed(title, unit, drawn(title, body, (width, height), attributes=frame))
 
 
 def _grid(frame: _Frame) -> str:

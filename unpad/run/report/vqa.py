@@ -13,7 +13,7 @@ from functools import cache
 from html import escape
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
@@ -22,8 +22,8 @@ from rich.cells import cell_len
 
 from unpad import storage
 from unpad.errors import RecipeError
-from unpad.run.report.section import FamilySection, Performance
-from unpad.run.report.svg import WIDE, Axes, Curve, plot
+from unpad.run.report.section import FamilySection, PageSection, Performance
+from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, plot
 from unpad.terminal.table import wrapped
 
 SUFFIXES = (".png", ".svg")
@@ -284,22 +284,11 @@ MODES = {"origin": "all patches", "merge_only": "merged", "soft": "hidden by deg
 LEFT, WIDTH, ROW = 180, 520, 34  # of the bars, in pixels
 
 
-class MeasuredValue(Protocol):
-    """A value, and its interval or its extremes."""
-
-    @property
-    def value(self) -> float: ...
-    @property
-    def low(self) -> float: ...
-    @property
-    def high(self) -> float: ...
-
-
-def to_json(metrics: Mapping[str, MeasuredValue], pictures: Sequence[tuple[Kept, str]]) -> dict[str, Any]:
+def to_json(metrics: Mapping[str, Any], pictures: Sequence[tuple[Kept, str]]) -> dict[str, Any]:
     """Contents of `evaluation.json`, which the page draws.
 
     Args:
-        metrics: `accuracy_MODE`, `visual_tokens` and `kept_block_N` among them.
+        metrics: those of `unpad eval`, `accuracy_MODE`, `visual_tokens` and `kept_block_N` among them.
         pictures: questions about one image, each with the right answer.
     """
 
@@ -337,19 +326,20 @@ def picture_from_json(values: dict[str, Any]) -> Kept:
     return Kept(pixels, values["patch"], stays, values["question"], values["answer"])
 
 
-def section(evaluation: dict[str, Any]) -> str:
+def section(evaluation: dict[str, Any]) -> list[PageSection]:
     """Draw how many visual tokens are left, and the accuracy by mode.
 
     Args:
         evaluation: `evaluation.json`, as `to_json` returns it.
     """
-    figures = [
-        *([_kept(np.array(evaluation["kept"], float), evaluation.get("patches"))] if evaluation["kept"] else []),
-        *([_accuracies(evaluation["accuracy"])] if evaluation["accuracy"] else []),
-    ]
-    drawn = f"<h2>Held-out questions</h2><div class=plots>{''.join(figures)}</div>" if figures else ""
-    pictures = "".join(_picture(picture) for picture in evaluation["pictures"])
-    return drawn + (f"<h2>Patches that stayed</h2><div class=kept>{pictures}</div>" if pictures else "")
+    figures = [_kept(np.array(evaluation["kept"], float), evaluation.get("patches"))] if evaluation["kept"] else []
+    figures += [_accuracies(evaluation["accuracy"])] if evaluation["accuracy"] else []
+    pictures = [_picture(picture) for picture in evaluation["pictures"]]
+    sections = (
+        PageSection("Held-out questions", "", figures),
+        PageSection("Patches that stayed", "", pictures, "kept"),
+    )
+    return [one for one in sections if one.figures]
 
 
 def _kept(counts: np.ndarray, patches: float | None) -> str:
@@ -385,11 +375,8 @@ def _accuracies(accuracy: dict[str, list[float | None]]) -> str:
         body += f'<path class=bar d="M{LEFT} {y:.1f}H{at:.1f}"><title>{title}</title></path>'
         body += f'<path class=interval d="M{left:.1f} {y:.1f}H{right:.1f}"/>'
         body += f"<text x={max(at, right) + 8:.1f} y={y + 4:.1f}>{value:.1%}</text>"
-    head = (
-        "<figcaption><b>Accuracy</b><small>by what happens to visual tokens, with 95 % intervals</small></figcaption>"
-    )
-    frame = f'viewBox="0 0 {WIDTH} {ROW * len(accuracy) + 30}" role=img aria-label="Accuracy"'
-    return f"<figure>{head}<svg {frame}>{body}</svg></figure>"
+    unit = "by what happens to visual tokens, with 95 % intervals"
+    return framed("Accuracy", unit, drawn("Accuracy", body, (WIDTH, ROW * len(accuracy) + 30)))
 
 
 def _picture(values: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ from tests.helpers.fuzz.target import Target, WrongError, has_control
 from tests.helpers.fuzz.targets.rows import other_schema
 from unpad.data.histories.assemble import read_vectors
 from unpad.data.histories.cohort import PatientTables, read_cohort
-from unpad.data.histories.event_files import read_splits
+from unpad.data.histories.event_files import Sides
 from unpad.errors import RecipeError, SourceError
 
 ROWS = draw_rows(8)
@@ -144,7 +144,7 @@ def events_meds(folder: Path) -> Target:
 
 def splits_table(folder: Path) -> Target:
     """The table of patients and their parts."""
-    return _small_table(folder / "splits", LABELS.select(["id", "split"]), read_splits)
+    return _small_table(folder / "splits", LABELS.select(["id", "split"]), Sides.of_table)
 
 
 def code_vectors(folder: Path) -> Target:

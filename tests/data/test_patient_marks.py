@@ -20,7 +20,7 @@ from tests.helpers.patient_tables import MODEL
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet, write_recipe
 from unpad.data.histories.assemble import QUANTILES, load_codes
-from unpad.inference.patient_marks import beyond, mark_patients, unknown_lines
+from unpad.data.patient_marks import beyond, mark_patients, unknown_lines
 from unpad.training.loop import train
 
 pytestmark = pytest.mark.slow
