@@ -358,33 +358,13 @@ def test_a_loss_of_ones_own_gets_all_logits(tmp_path: Path) -> None:
     trainer.train()
 
 
-def test_a_model_that_returns_a_mean_per_batch_is_divided_by_the_targets_of_the_step(tmp_path: Path) -> None:
-    model = make_model("llama")
-    _, wanted = truth(model, ROWS)
-    trainer = make_trainer("plain", model, tmp_path)
-    trainer.model_accepts_loss_kwargs = False  # as for models whose forward takes no num_items_in_batch
-    recorder = Recorder()
-    trainer.add_callback(recorder)
-    attach(trainer, tokens_per_micro=64)
-    trainer.train()
-    assert distance(recorder.gradient, wanted) < 1e-5
-
-
 # --------------------------------------------------------------------------- refusals
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "message"),
-    [
-        ("sft", {"packing": True, "packing_strategy": "wrapped", "max_length": 64}, "rows do not say where"),
-        ("plain", {"train_sampling_strategy": "group_by_length"}, "the plan chooses the order"),
-    ],
-)
-def test_trainers_that_batch_by_themselves_are_refused(
-    kind: str, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    trainer = make_trainer(kind, make_model("llama"), tmp_path, **changes)
-    with pytest.raises(RecipeError, match=message):
+def test_rows_that_do_not_say_where_sequences_begin_are_refused(tmp_path: Path) -> None:
+    options = {"packing": True, "packing_strategy": "wrapped", "max_length": 64}
+    trainer = make_trainer("sft", make_model("llama"), tmp_path, **options)
+    with pytest.raises(RecipeError, match="rows do not say where"):
         attach(trainer)
     assert not trainer.model._forward_pre_hooks
 

@@ -31,7 +31,6 @@ from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, SourceError, UnpadError
 from unpad.hf import attach
 from unpad.hf.loader import Examples
-from unpad.hf.rows import CollatedRows
 from unpad.hf.update import unequal
 
 pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
@@ -210,19 +209,6 @@ def test_labels_that_are_no_tokens_of_the_row_are_refused(tmp_path: Path) -> Non
             attach(plain(tmp_path, alone(SEQUENCES), twice, per_device_train_batch_size=size))
 
 
-def test_rows_are_left_as_they_are_by_a_collator_that_changes_them(tmp_path: Path) -> None:
-    def growing(rows: list[dict[str, Any]]) -> Any:
-        for row in rows:
-            row["input_ids"].append(2)
-            row["labels"] = list(row["input_ids"])
-        return pad(rows)
-
-    rows = [{"input_ids": list(one)} for one in SEQUENCES]
-    trainer = plain(tmp_path, rows, growing, remove_unused_columns=False)
-    seen = CollatedRows.of(trainer, rows)
-    assert [len(seen[3]["input_ids"]) for _ in range(3)] == [len(SEQUENCES[3]) + 1] * 3
-
-
 @pytest.mark.parametrize(("num", "parts"), [(1, 1), (5, 2), (5, 4), (16, 3), (3, 3), (7, 1)])
 def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
     made = unequal(list(range(num)), parts)
@@ -230,22 +216,6 @@ def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
     assert len(made) == parts
     assert all(made)
     assert parts in (1, num) or len(made[0]) > len(made[-1])
-
-
-class WithLastToken(Trainer):
-    """Adds a term of each row's last token, which is a mean over rows, to one over targets."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits
-        ends = logits[torch.arange(len(logits)), inputs["attention_mask"].sum(1) - 1].logsumexp(-1).mean()
-        targets = torch.nn.functional.pad(inputs["labels"][:, 1:], (0, 1), value=IGNORED)
-        return torch.nn.functional.cross_entropy(logits.transpose(1, 2), targets) + ends
-
-
-def test_a_term_per_row_is_refused(tmp_path: Path) -> None:
-    options = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1}
-    with pytest.raises(RecipeError, match=r"WithLastToken\.compute_loss"):
-        attach(plain(tmp_path, data(ROWS), None, WithLastToken, **options))
 
 
 @pytest.mark.nightly

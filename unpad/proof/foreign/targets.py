@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Literal
 
@@ -32,15 +34,21 @@ def taken_by(sequences: Sequence[LabelledSequence], loss: Loss) -> Taken:
     tokens = sorted({token for one in sequences for token in one.ids})
     places = [at for at, label in enumerate(labels) if label != IGNORE and 0 < at < len(ids) - 1]
     middle = max(0, (len(places) - MOST_TRIED) // 2)
-    found = (_taken_at(at, ids, tokens, partial(loss, number)) for at in places[middle : middle + MOST_TRIED])
-    return next((taken for taken in found if taken != "unclear"), "unclear")
+    counts: Counter[Taken] = Counter()
+    for at in places[middle : middle + MOST_TRIED]:
+        with suppress(IndexError, ValueError):  # of a loss that takes no label of -100, as where it ignores padding
+            counts[_taken_at(at, ids, tokens, partial(loss, number))] += 1
+    del counts["unclear"]
+    (best, num), *_ = [*counts.most_common(1), ("unclear", 0)]
+    return best if 2 * num > counts.total() else "unclear"
 
 
 def _taken_at(at: int, ids: list[int], tokens: list[int], loss: Callable[[list[int], list[int]], float]) -> Taken:
     """The target that a loss takes, by one label."""
 
     def exchanged(place: int) -> list[int]:
-        other = next((token for token in tokens if token != ids[place]), ids[place])
+        half = len(tokens) // 2  # special tokens stand at the ends
+        other = next((token for token in tokens[half:] + tokens[:half] if token != ids[place]), ids[place])
         return [*ids[:place], other, *ids[place + 1 :]]
 
     label, another = ([IGNORE] * at + [row[at]] + [IGNORE] * (len(ids) - at - 1) for row in (ids, exchanged(at)))
