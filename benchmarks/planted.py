@@ -105,10 +105,10 @@ FAULTS = [
         "keys past the end visible", "images", ATTENTION,
         "seen = partial(_real_keys, group.key_mask)", "seen = None",
     ),
-    Fault("causal mask open", "zh_chat", ATTENTION, "is_causal=causal, scale", "is_causal=False, scale"),
+    Fault("causal mask open", "zh_chat", ATTENTION, "is_causal=how.causal", "is_causal=False"),
     Fault(
         "scale of scores off by 0.1 %", "zh_chat", ATTENTION,
-        "is_causal=causal, scale=scale)", "is_causal=causal, scale=1.001 / math.sqrt(head_dim))",
+        "is_causal=how.causal, scale=how.scale)", "is_causal=how.causal, scale=1.001 * q.shape[-1] ** -0.5)",
     ),
     Fault("bf16 sees one future token", "bf16", ATTENTION, "triu_(rows.start + 1)", "triu_(rows.start + 2)"),
     Fault(
@@ -169,10 +169,13 @@ FAULTS = [
     ),
     Fault(
         "key bias not in the order of lengths", "vqa_prune", ATTENTION,
-        "extras and extras.map(lambda x: x.index_select(0, by_length))",
-        "extras and replace(extras, tokens=extras.tokens.index_select(0, by_length))",
+        "how = how.moved(lambda x: x.index_select(0, by_length))",
+        "how = replace(how.moved(lambda x: x.index_select(0, by_length)), key_bias=how.key_bias)",
     ),
-    Fault("key bias dropped", "vqa_prune", ATTENTION, "if extras and extras.key_bias is not None", "if False"),
+    Fault(
+        "key bias dropped", "vqa_prune", ATTENTION,
+        "scores + how.key_bias[:, :num_keys]", "scores + 0 * how.key_bias[:, :num_keys]",
+    ),
     Fault(
         "centres of longer samples take shares", "vqa_merge", f"{VISION}merge.py",
         "scores.masked_fill(~centres.mask[:, :, None], nothing)", "scores",

@@ -7,6 +7,7 @@ named after a patient by its number in its folder.
 from __future__ import annotations
 
 import hmac
+import re
 import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -328,10 +329,17 @@ def _open_csv(path: Path, shown: str) -> tuple[list[str], Iterator[tuple[int, li
         raise SourceError(f"{fault.code} {fault.what}", where=f"{shown}:1", fix=fault.fix) from None
 
 
+def _not_utf8(match: re.Match[str], where: str) -> SourceError:
+    byte = ord(match[0]) - 0xDC00
+    return SourceError(f"E_UTF8 byte 0x{byte:02x} is not UTF-8", where=where, fix="save the file as UTF-8")
+
+
 def _csv_columns(
     file: TableFile, present: list[str], records: Iterator[tuple[int, list[str], int]], names: dict[str, str]
 ) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
     """Read the columns of a CSV file as texts; a line with too few or too many fields is a bad row."""
+    if match := NOT_UTF8.search("".join(present)):
+        raise _not_utf8(match, f"{file.shown}:1")
     lines, bad, parts, width = list[int](), list[BadRow](), list[pa.Table](), len(present)
     places, schema = [present.index(column) for column in names.values()], pa.schema(dict.fromkeys(names, pa.string()))
     cells = list[str]()  # of some rows, end to end: texts alone keep the collector of garbage out
@@ -341,9 +349,7 @@ def _csv_columns(
             parts.append(pa.table([pa.array(cells[place::width], pa.string()) for place in places], schema=schema))
         except UnicodeEncodeError:
             at, match = next((at, match) for at, cell in enumerate(cells) if (match := NOT_UTF8.search(cell)))
-            what, row = f"E_UTF8 byte 0x{ord(match[0]) - 0xDC00:02x} is not UTF-8", at // width - len(cells) // width
-            where = f"{file.shown}:{lines[row]}"
-            raise SourceError(what, where=where, fix="save the file as UTF-8") from None
+            raise _not_utf8(match, f"{file.shown}:{lines[at // width - len(cells) // width]}") from None
         cells.clear()
 
     for line, row, num_lines in records:
