@@ -292,6 +292,12 @@ def test_sequences_apart_and_joined_again_are_the_batch(make: Callable[[], Ragge
         assert places(batch) == places(again)
 
 
+def test_a_left_pad_pads_left() -> None:
+    batch = random_batch([3, 4, 5])
+    assert batch.pad("left").layout.attention_mask.int().tolist() == [[0, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1]]
+    assert batch.pad("right").flat().layout.max_seqlen == 4
+
+
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_padding_keeps_images_at_their_tokens(side: Side) -> None:
     batch = mixed_batch()

@@ -204,3 +204,24 @@ def test_key_bias_and_dropout_make_no_quadratic_tensor(padded: bool, monkeypatch
     with Largest() as largest:
         weighted(qkv, layout, True, bias, 0.2).sum().backward()
     assert largest.numel <= max(4 * length, qkv.numel())
+
+
+def kept_bytes(length: int) -> int:
+    """Bytes that the graph of attention keeps for backward."""
+    layout, sizes = build_layout(np.array([length])), dict[int, int]()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    qkv, bias = torch.randn(length, 8, 8, requires_grad=True), torch.randn(length, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        weighted(qkv, layout, True, bias, 0.2)
+    return sum(sizes.values())
+
+
+@pytest.mark.promise("batch.attention")
+def test_what_is_kept_for_backward_grows_with_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "WHOLE_LENGTH", 64)
+    assert kept_bytes(2000) <= 2.2 * kept_bytes(1000)

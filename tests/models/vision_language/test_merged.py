@@ -221,6 +221,16 @@ def test_a_cache_grows_as_far_as_it_must_where_slots_are_more_than_patches() -> 
     assert model.logits(model(whole))[4:].argmax(1).tolist() == ids
 
 
+def test_prompts_are_continued_as_each_alone() -> None:
+    model, prompts = merging("question"), prepare(ROWS, answers=None).batch
+    asked = GenerateSettings(max_new_tokens=8, temperature=0)
+    together = generate(model, prompts, asked, eos_id=7)
+    for sample, ids in enumerate(together):
+        assert generate(model, prompts.select([sample]), asked, eos_id=7) == [ids]
+    model.mode = "origin"
+    assert generate(model, prompts, asked, eos_id=7) != together
+
+
 # --------------------------------------------------------------------------- settings
 
 

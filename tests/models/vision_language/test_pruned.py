@@ -256,7 +256,26 @@ def test_a_head_without_the_question_chooses_by_the_image_alone() -> None:
     torch.testing.assert_close(seen[0], seen[1], **CLOSE)
 
 
+def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
+    """The visual tokens that are left at the end."""
+    reading = model._read(batch)
+    pruning = model._pruning(reading)
+    model.decoder(reading.batch, None, pruning)
+    return pruning._source.tolist()
+
+
 # --------------------------------------------------------------------------- soft removal
+
+
+@both_paths
+@torch.no_grad()
+def test_soft_removal_equals_its_definition(path: Any, prepared: Preprocessed) -> None:
+    model = pruned("soft")
+    model.temperature.fill_(0.7)
+    with path():
+        for sample, hidden in enumerate(left_rows(model, prepared.batch)):
+            expected = plain_pass(model, prepared.batch.select([sample]), "soft").hidden
+            torch.testing.assert_close(hidden, expected, **CLOSE)
 
 
 @both_paths
@@ -508,6 +527,27 @@ def test_the_patches_that_enter_each_block_are_named(prepared: Preprocessed, met
     model.mode = "origin"
     model(batch)
     assert model.kept_tokens == []
+
+
+def test_random_depends_on_the_id_of_the_sample_alone(prepared: Preprocessed) -> None:
+    model = pruned(**METHODS["random"])
+    one = prepared.batch.select([4])
+    other = prepare(ROWS, sample_ids=[70 + i for i in range(len(ROWS))]).batch.select([4])
+    assert _chosen(model, one) == _chosen(model, one)
+    assert _chosen(model, one) != _chosen(model, other)
+
+
+@pytest.mark.parametrize("mode", ["soft", "hard"])
+@torch.no_grad()
+def test_low_precision_is_near(mode: str, prepared: Preprocessed) -> None:
+    settings = {"keep": 0.5} if mode == "hard" else {}
+    model, batch = pruned(mode, layers=[1], **settings), prepared.batch
+    exact = model.token_nll(batch)
+    model = model.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        low = model.token_nll(batch)
+    assert low.isfinite().all()
+    assert (low - exact).norm() < 0.1 * exact.norm()
 
 
 def test_a_text_batch_runs_no_head() -> None:
