@@ -20,7 +20,7 @@ from tests.helpers.faults import at_operation, fail_full, kill, names_in, operat
 from tests.helpers.processes import in_child
 from tests.helpers.ranks import run_ranks
 from unpad import storage
-from unpad.errors import CheckpointError, UnpadError
+from unpad.errors import CheckpointError, DiskError, UnpadError
 from unpad.models.adapters import kept_weights
 from unpad.models.decoder import Config, Decoder
 from unpad.processes.divided import is_divided, whole_tensor
@@ -201,6 +201,12 @@ def test_a_writer_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
         assert all(name.startswith("step-") for name in names_in(folder)), "leftovers are cleaned"
 
 
+def test_the_oldest_checkpoints_are_deleted(tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save_shards(tmp_path, small(step), 2, ALONE)
+    assert names_in(tmp_path) == ["step-00000002", "step-00000003"]
+
+
 def shards(
     *files: tuple[dict[str, Tensor], dict[str, int]], num_shards: int = 2, header: bool = True
 ) -> dict[str, Any]:
@@ -234,3 +240,11 @@ def test_a_folder_without_the_whole_tensors_is_refused(tmp_path: Path, files: di
     storage.write_folder(tmp_path / "bad", files)
     with pytest.raises(CheckpointError, match=said):
         checkpoint.load(tmp_path / "bad")
+
+
+def test_a_full_disk_is_an_error_of_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(disk, "operation", at_operation(1, fail_full))
+    with pytest.raises(DiskError, match="No space left"):
+        save_shards(tmp_path, small(1), 2, ALONE)
+    monkeypatch.undo()
+    assert names_in(tmp_path) == []

@@ -21,6 +21,7 @@ from tests.helpers.patients import random_patients, tiny_patients_model
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
 from tests.helpers.vision import GRIDS, prepare, tiny
 from unpad.batching.batch import RaggedBatch
+from unpad.errors import OutOfMemoryError
 from unpad.models.adapters import adapt, adapter_names
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
@@ -140,6 +141,17 @@ def test_parts_and_micro_batches_of_single_sequences_have_the_same_gradient(kind
 
 
 @pytest.mark.promise("memory.cut")
+def test_a_run_with_dropout_does_not_depend_on_the_size_of_micro_batches(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy", precision="fp32", model={"dropout": 0.1, "embed_dropout": 0.1})
+    for size in (4096, 64, 1):
+        run(recipe, tmp_path / str(size), f"plan.tokens_per_micro={size}", "train.max_steps=6", "precision=fp32")
+    whole = weights(tmp_path / "4096")
+    for size in ("64", "1"):
+        for name, tensor in weights(tmp_path / size).items():
+            torch.testing.assert_close(tensor, whole[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.promise("memory.cut")
 @pytest.mark.parametrize("exact", [True, False])
 def test_an_update_of_several_micro_batches_begins_again_with_the_first(exact: bool) -> None:
     """Memory ends in a backward pass, when later layers have their gradients: that pass, and those before it, leave
@@ -201,6 +213,23 @@ def test_what_was_learnt_holds_for_later_updates_and_without_an_error_bits_stay(
     assert_same(again, whole)
     assert max(largest) == learnt == room.most
     assert all(torch.equal(value, again[name]) for name, value in gradients(model, [batch], Room(learnt)).items())
+
+
+def test_a_sequence_that_does_not_fit_by_itself_is_named() -> None:
+    model = tiny_model()
+    batch = replace(random_batch([9, 30, 3]), seq_ids=torch.tensor([5, 7, 8]))
+    told = model.losses
+
+    def fails(part: RaggedBatch) -> Any:
+        if part.layout.max_seqlen >= 20:
+            raise RuntimeError(NO_MEMORY)
+        return told(part)
+
+    model.losses = fails  # type: ignore[method-assign]
+    with pytest.raises(OutOfMemoryError, match="a sequence of 29 tokens does not fit by itself") as caught:
+        gradients(model, [batch], Room())
+    assert caught.value.seq_ids == [7]
+    assert caught.value.exit_code == 8
 
 
 def test_all_processes_adopt_the_least_bound() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.helpers.ranks import run_ranks
 from tests.helpers.toy import quiet, rows, run, write_toy
-from unpad.errors import SourceError, Stopped
+from unpad.errors import RecipeError, SourceError, Stopped
 from unpad.evaluation.run import evaluate_run
 from unpad.models.decoder import Decoder
 from unpad.processes.group import Group
@@ -104,6 +104,13 @@ def test_readers_open_the_weights_of_a_divided_run(runs: Path) -> None:
     assert (runs / "whole" / "checkpoints" / "best" / "model.safetensors").is_file()
     assert state.values["sharded_among"] == 2
     assert evaluate_run(str(runs / "whole"), 0)
+
+
+@pytest.mark.nightly
+def test_a_new_run_of_one_process_is_refused_and_a_resumed_one_goes_on(runs: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="one process"):
+        run(runs / "toy" / "toy.yaml", tmp_path / "new", "train.shard=full")
+    assert rows(runs / "by_one", "train")[-1]["step"] == 9
 
 
 @pytest.mark.nightly
