@@ -14,7 +14,7 @@ import torch
 import unpad
 from tests.conftest import random_sequences, tiny_model
 from tests.helpers.plans import contents
-from tests.helpers.toy import rows, same_tensors, write_toy
+from tests.helpers.toy import rows, same_tensors, weights, write_toy
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro, load_steps
 from unpad.batching.plan import plan as make_plan
@@ -66,6 +66,22 @@ def test_a_training_without_progress_stops_before_its_last_epoch(tmp_path: Path)
     epochs = unpad.train_monitored(TEXTS, 50, 1.0, 2, 4, out=tmp_path / "run")
     assert 2 < epochs < 50
     assert epochs == rows(tmp_path / "run", "train")[-1]["epoch"]
+
+
+@pytest.mark.promise("batch.train-texts")
+def test_accumulated_and_batched_training_are_the_same(tmp_path: Path) -> None:
+    """All texts have one length, so one batch of all is one step of all accumulated, to the rounding of bf16."""
+    unpad.train_monitored(TEXTS, 3, 1e-3, 30, len(TEXTS), tmp_path / "accumulated")
+    unpad.train_monitored_batch(TEXTS, 3, 1e-3, 30, len(TEXTS), out=tmp_path / "batched")
+    accumulated, batched = (rows(tmp_path / name, "train") for name in ("accumulated", "batched"))
+    assert len(accumulated) == len(batched) == 3
+    for a, b in zip(accumulated, batched, strict=True):
+        assert (a["targets"], a["sequences"]) == (b["targets"], b["sequences"])
+        assert a["loss"] == pytest.approx(b["loss"], rel=2e-3)
+        assert a["grad_norm"] == pytest.approx(b["grad_norm"], rel=2e-2)
+    before, after = weights(tmp_path / "accumulated"), weights(tmp_path / "batched")
+    for name, tensor in before.items():
+        assert (tensor - after[name]).norm() <= 2e-2 * tensor.norm() + 1e-3, name
 
 
 @pytest.mark.promise("batch.train-texts")

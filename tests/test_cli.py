@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from tests.helpers.shell import Outcome, Shell
 from tests.helpers.toy import write_toy
 from tests.helpers.verbs import USAGE, VERBS, commands
 from unpad.cli.main import main
+from unpad.errors import Interrupted
 from unpad.inference.loaded import load
 from unpad.recipes.file import RECIPES, load_recipe
 
@@ -132,6 +134,20 @@ def test_out_of_memory_is_code_8_and_names_sequence_peak_and_setting(
     assert re.search(r"texts.jsonl:\d+", outcome.err)
     assert re.search(r"peak memory [\d.]+ GiB", outcome.err)
     assert "plan.max_tokens" in outcome.err
+
+
+def test_ctrl_c_outside_of_training_is_code_130(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("unpad.trials.preview.preview", interrupted)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+    try:
+        outcome = unpad("plan", "zh_chat")
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert outcome.code == Interrupted.exit_code
+    assert "Traceback" not in outcome.out + outcome.err
 
 
 # --------------------------------------------------------------------------- data and recipes
@@ -270,6 +286,23 @@ def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_e
     assert min(parts) < min(row["loss"] for row in held_out) < max(parts), "both kinds of text, weighted by targets"
 
 
+@pytest.mark.nightly
+def test_plan_and_prove_speak_json(unpad: Shell, tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path / "toy")
+    planned = unpad("plan", recipe, "--json", "--plot", tmp_path / "plan.svg")
+    assert planned.code == 0, planned.err
+    values = json.loads(planned.out)
+    assert {"strategies", "ledger"} <= set(values)
+    assert all({"name", "pad_share"} <= set(row) for row in values["strategies"])
+    assert (tmp_path / "plan.svg").read_text("utf-8").startswith("<svg")
+    proved = unpad("prove", recipe, "--json")
+    assert proved.code == 0, proved.err
+    certificate = json.loads(proved.out)
+    assert certificate["passed"] is True
+    assert all({"name", "kernel", "measured", "bound", "passed"} <= set(line) for line in certificate["lines"])
+    assert not list(tmp_path.glob("runs*")), "neither command leaves a run behind"
+
+
 def test_plan_and_prove_speak_to_people(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
     planned = unpad("plan", recipe).out
@@ -295,6 +328,11 @@ def _in_bash(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """A line of a shell in which `unpad` is this package, wherever the interpreter stands."""
     script = f'unpad() {{ {shlex.quote(sys.executable)} -m unpad "$@"; }}; {command}'
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=folder, check=False)
+
+
+def test_the_command_ends_quietly_when_its_reader_has_left(tmp_path: Path) -> None:
+    done = _in_bash("unpad recipes | true", tmp_path)
+    assert done.stderr == ""
 
 
 def _in_child(folder: Path, command: Sequence[object]) -> tuple[int, str]:

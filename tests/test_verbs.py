@@ -153,6 +153,14 @@ def test_generate_draws_each_prompt_with_the_next_seed_unless_one_is_given(unpad
     assert next(made for made in calls.made if made[0] == "heldout_openings")[1][1:] == (2,)
 
 
+def test_a_recipe_is_not_copied_over_a_file(unpad: Shell, tmp_path: Path) -> None:
+    told = unpad("recipes", "copy", "zh_chat", "mine.yaml")
+    assert told.out == "mine.yaml written; run it with: unpad train mine.yaml\n"
+    before = (tmp_path / "mine.yaml").read_bytes()
+    assert unpad("recipes", "copy", "llm", "mine.yaml").code == 2
+    assert (tmp_path / "mine.yaml").read_bytes() == before
+
+
 @pytest.mark.promise("cli.exit-codes")
 def test_the_traceback_of_an_error_is_printed_only_if_asked(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: Any) -> None:

@@ -121,6 +121,24 @@ def test_the_rows_of_the_example_tell_sums_without_rounding_and_sums_in_fp32_apa
         assert len(found) > 1, dtype
 
 
+def test_each_micro_batch_is_rounded_by_at_most_half_a_quantum() -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = [
+        [torch.randn(1000, generator=generator) * 2.0 ** -torch.randint(0, 60, (1000,), generator=generator)]
+        for _ in range(5)
+    ]
+    exact = ExactSum([nn.Parameter(torch.zeros(1000))])
+    exact.begin(rounded=True, takes=5)
+    for (gradient,) in gradients:
+        exact.parameters[0].grad = gradient.clone()
+        exact.take()
+    exact._add_held()
+    total = exact._sums()[0]
+    true = sum(gradient.double() for (gradient,) in gradients)  # within 2^-50 of the truth
+    assert (total - true).abs().max() <= 5 * 2.0**-48 + 2.0**-50
+    assert torch.equal(total / QUANTUM, (total / QUANTUM).round())
+
+
 def by_definition(gradients: Sequence[Sequence[Tensor | None]], shares: Sequence[Sequence[int]]) -> list[Tensor | None]:
     """The same as `added` gives, each gradient rounded and added by itself to a sum in fp64."""
     found: list[Tensor | None] = []
@@ -246,6 +264,30 @@ def test_parameters_without_a_gradient_keep_none_and_frozen_ones_are_left_alone(
         # a parameter that only another process has used: this one contributes nothing
         gradients = [[torch.ones(2), None, torch.ones(2)], [None, None, torch.ones(2)], [None, torch.ones(2), None]]
         assert [g.tolist() for g in added(gradients, [[0], [1], [2]])] == [[1, 1], [1, 1], [2, 2]]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_nan_infinity_and_huge_gradients_pass_through(path: Path) -> None:
+    inf, nan = float("inf"), float("nan")
+    gradients = [
+        torch.tensor([nan, inf, -inf, inf, 3e38, 16.0, -20.03, 2.0**56]),
+        torch.tensor([1.0, 1, 1, -inf, 0, 0, 0, 0]),
+    ]
+    with on(path):
+        for shares in ([[0, 1]], [[1], [0]]):
+            (total,) = added([[gradient] for gradient in gradients], shares)
+            assert total is not None
+            np.testing.assert_array_equal(total, gradients[0] + gradients[1])  # NaN equals NaN
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_sums_beyond_64_are_those_of_ordinary_fp64(path: Path) -> None:
+    gradients = [torch.randn(500, generator=torch.Generator().manual_seed(i)) * 10.0**i for i in range(6)]
+    with on(path):
+        (total,) = added([[gradient] for gradient in gradients], [[0, 1, 2, 3, 4, 5]])
+    assert total is not None
+    true = torch.stack(gradients).double().sum(0)
+    assert (total.double() - true).abs().max() <= true.abs().max() * 2.0**-24
 
 
 @pytest.mark.parametrize("path", PATHS)

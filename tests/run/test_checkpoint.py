@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import random
+import resource
 import shutil
 import signal
 import struct
@@ -185,6 +186,16 @@ def assert_falls_back(folder: Path, *words: str) -> None:
     assert messages[0].startswith("checkpoint step-00000120 is damaged: ")
     assert messages[0].endswith("; using step-00000100")
     assert all(word in messages[0] for word in words), messages
+
+
+def test_the_message_names_file_and_fault(two):
+    folder, path = two
+    data = bytearray((path / "model.safetensors").read_bytes())
+    data[-1] ^= 1
+    (path / "model.safetensors").write_bytes(data)
+    assert newest(folder)[1] == [
+        "checkpoint step-00000120 is damaged: model.safetensors sha256 mismatch; using step-00000100"
+    ]
 
 
 def test_every_shortened_or_lengthened_file_is_found(two):
@@ -425,6 +436,23 @@ def test_a_full_disk_at_every_operation_leaves_the_old_or_the_new(tmp_path, monk
         assert_old_or_new(folder, kind)
         assert not [name for name in names_in(folder) if name.startswith(".tmp-")]
     assert number > 10
+
+
+def test_a_file_size_limit_is_exit_code_6_and_spares_the_old(tmp_path):
+    folder_with_two(tmp_path / "run")
+    before = names_in(tmp_path / "run")
+
+    def limited() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+        for kind in SAVES:
+            with pytest.raises(DiskError, match=r"File too large: needs [\d,]+ bytes; [\d,]+ are free, but") as caught:
+                SAVES[kind](tmp_path / "run")
+            assert caught.value.exit_code == 6
+
+    assert in_child(limited) == 0
+    assert not assert_old_or_new(tmp_path / "run", "next")
+    assert names_in(tmp_path / "run") == before
 
 
 def test_a_disk_too_small_is_refused_before_writing(tmp_path, monkeypatch):

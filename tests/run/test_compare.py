@@ -15,7 +15,7 @@ from tests.helpers.shell import Shell
 from tests.helpers.toy import rows, run, write_toy
 from unpad.run.compare import summarize
 from unpad.run.report.page import write_report
-from unpad.run.report.samples import EVALUATIONS, SAMPLES, keep_evaluation
+from unpad.run.report.samples import EVALUATIONS, SAMPLES, keep_evaluation, keep_samples
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +51,16 @@ def test_runs_show_date_step_loss_and_size(unpad: Shell, two: list[Path]) -> Non
     assert any("optim.lr=0.002" in line for line in lines)
     total = sum(path.stat().st_size for path in two[0].rglob("*") if path.is_file())
     assert summarize(two[0]).num_bytes == total
+
+
+@pytest.mark.parametrize("command", ["[]", "{}", "5", '{"recipe": 3, "overrides": []}', '{"recipe": "x"}', "no"])
+def test_a_damaged_run_is_listed_as_one(unpad: Shell, two: list[Path], command: str) -> None:
+    (two[0] / "run.json").write_text(command)
+    (two[1] / "metrics.jsonl").write_text("{}\n[]\nx\n")
+    shown = unpad("runs")
+    assert shown.code == 0
+    assert "fast                 damaged" in shown.out
+    assert " 0         - " in next(line for line in shown.out.splitlines() if line.startswith("slow"))
 
 
 class Checker(HTMLParser):
@@ -130,6 +140,12 @@ def test_a_run_keeps_replies_at_its_end_and_every_evaluation(unpad: Shell, two: 
     assert {f"{measured['loss']['value']:.4f}", "loss"} <= set(words)
 
 
+def test_replies_are_not_made_again_when_a_finished_run_is_resumed(trained: Path, two: list[Path]) -> None:
+    before = (two[0] / SAMPLES).read_bytes()
+    run(trained.with_name("toy") / "toy.yaml", two[0], resume=True)
+    assert (two[0] / SAMPLES).read_bytes() == before
+
+
 def test_an_evaluation_of_a_run_that_cannot_be_written_is_still_shown(
     unpad: Shell, two: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,6 +177,13 @@ def test_an_evaluation_of_earlier_weights_is_told_from_one_of_these(
         assert (old in "".join(Checker(write_report(folder).read_text(encoding="utf-8")).words)) == bool(notes)
 
 
+def test_replies_are_text_and_no_page(two: list[Path]) -> None:
+    keep_samples(two[0], 9, [("<b>问</b>", "<script>答</script>")])
+    page = write_report(two[0]).read_text(encoding="utf-8")
+    assert "<script>" not in page
+    assert "<script>答</script>" in "".join(Checker(page).words)
+
+
 def test_a_metric_is_shown_with_its_part_and_one_that_is_refused_with_its_reason(unpad: Shell, two: list[Path]) -> None:
     refused = dict.fromkeys(("value", "low", "high", "best_of")) | {"num": 3, "part": "test", "reason": "it is <lossy>"}
     plain = {"value": 1.5, "low": 1.0, "high": float("nan"), "num": 3, "part": "valid", "best_of": 4}
@@ -173,3 +196,12 @@ def test_a_metric_is_shown_with_its_part_and_one_that_is_refused_with_its_reason
     out = unpad("compare", "fast", "slow").out
     assert re.search(r"eval bits_per_char \(test\) +- +-", out)
     assert re.search(r"eval loss \(valid\) +1.5000 +-", out)
+
+
+@pytest.mark.parametrize(
+    "metrics", [5, {"loss": 3}, {"loss": {}}, {"loss": {"value": "x", "low": 1, "high": 1, "num": 1}}]
+)
+def test_a_damaged_evaluation_leaves_the_rest_of_the_page(unpad: Shell, two: list[Path], metrics: object) -> None:
+    (two[0] / EVALUATIONS).write_text(json.dumps({"time": "2026", "step": 1, "metrics": metrics}) + "\n")
+    assert "Held-out perplexity" in write_report(two[0]).read_text(encoding="utf-8")
+    assert unpad("compare", "fast", "slow").code == 0

@@ -16,6 +16,7 @@ from unpad.errors import DiskError
 from unpad.machine.memory import peak_memory, process_memory
 from unpad.run.monitor import COLUMNS, Monitor, perplexity
 from unpad.run.report.history import load_metrics, read_rows
+from unpad.run.timers import Timers
 from unpad.storage import disk
 
 
@@ -164,6 +165,15 @@ def test_plain_line_holds_recomputable_numbers(tmp_path: Path) -> None:
     ]
 
 
+def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path: Path) -> None:
+    run = monitor(tmp_path)
+    assert run.waited_share == 0
+    run.step(record(1), seconds=3.0, waited=0.0, processor=3.0, memory_bytes=1)
+    run.step(record(2), seconds=1.0, waited=1.0, processor=1.0, memory_bytes=1)
+    run.close()
+    assert run.waited_share == 0.25
+
+
 @pytest.mark.promise("memory.peak")
 def test_the_peak_of_memory_runs_along(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as out:
@@ -303,6 +313,23 @@ def test_a_report_that_cannot_be_written_at_the_end_leaves_the_log_open(tmp_path
         run.close()
     with pytest.raises(OSError, match="Bad file descriptor"):
         run.log("stopped")
+
+
+@pytest.mark.promise("run.timers")
+def test_timers_sum_to_the_wall_time_and_nested_parts_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [100.0]
+    monkeypatch.setattr("unpad.run.timers.perf_counter", lambda: clock[0])
+    timers = Timers()
+    with timers("train"):
+        clock[0] += 5
+        with timers("validate"):
+            clock[0] += 3
+    clock[0] += 2
+    with timers("train"):
+        clock[0] += 1
+    rows = timers.summary(clock[0] - 100)
+    assert [(row["name"], row["seconds"]) for row in rows] == [("train", 6), ("validate", 3), ("other", 2)]
+    assert [row["share"] for row in rows] == pytest.approx([6 / 11, 3 / 11, 2 / 11])
 
 
 @pytest.mark.promise("memory.peak")

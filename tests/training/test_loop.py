@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 
 from tests.helpers.toy import LOOP, SMALL_MODEL, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import NonFiniteError, RecipeError
+from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from unpad.models.decoder import Decoder
 from unpad.run import checkpoint
 from unpad.run.monitor import Monitor
@@ -42,6 +43,20 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 # --------------------------------------------------------------------------- course of a run
+
+
+@pytest.mark.nightly
+def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path)
+    for name in ("a", "b"):
+        result = run(recipe, tmp_path / name)
+    for name in ("metrics.jsonl", "metrics.csv", "tokenizer.json", "checkpoints/best/model.safetensors"):
+        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+    losses = [row["loss"] for row in rows(tmp_path / "a", "train")]
+    assert losses[-1] < losses[0] - 1.5
+    assert result.heldout_loss == rows(tmp_path / "a", "eval")[-1]["loss"]
+    run(recipe, tmp_path / "c", "train.seed=1")
+    assert rows(tmp_path / "c", "train")[0]["loss"] != losses[0]
 
 
 @pytest.mark.promise("train.stages")
@@ -212,7 +227,38 @@ def test_an_overflow_of_fp16_is_no_fault_halves_the_scale_and_is_not_counted(
     assert (saved["num_skipped"], saved["scaler"]["scale"], saved["scaler"]["good_steps"]) == (0, 2.0**15, 2)
 
 
+@pytest.mark.promise("memory.sequence")
+def test_a_sequence_without_memory_is_named_with_its_place_and_the_setting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def forward(self: Decoder, batch: RaggedBatch, *arguments: object, **named: object) -> torch.Tensor:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: tried")
+
+    recipe = write_toy(tmp_path)
+    monkeypatch.setattr(Decoder, "forward", forward)
+    with pytest.raises(OutOfMemoryError) as caught:
+        run(recipe, tmp_path / "run")
+    assert caught.value.exit_code == 8
+    assert re.match(r"a sequence of \d+ tokens does not fit by itself", caught.value.what)
+    assert re.match(r".*texts\.jsonl:\d+; step 1; peak memory", caught.value.where)
+    assert "plan.max_tokens" in caught.value.fix
+    monkeypatch.undo()
+
+
 # --------------------------------------------------------------------------- batching, precision, time
+
+
+@pytest.mark.nightly
+@pytest.mark.promise("train.precisions")
+def test_bf16_follows_fp32(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 2})
+    losses = {
+        precision: run(recipe, tmp_path / precision, f"precision={precision}").heldout_loss
+        for precision in ("fp32", "bf16")
+    }
+    assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.01)
+    assert losses["bf16"] != losses["fp32"]
+    assert all(value.dtype == torch.float32 for value in weights(tmp_path / "bf16").values())
 
 
 @pytest.mark.promise("memory.low-power")

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
-from unpad.errors import CheckpointError, Interrupted, ResumeError, UnpadError
+from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError, UnpadError
 from unpad.recipes.file import load_recipe
 from unpad.run import checkpoint
 from unpad.run.folder import COMMAND, RECIPE
@@ -340,6 +340,16 @@ def test_a_run_that_ended_as_soon_as_it_was_one_keeps_the_files_of_the_model_tha
     run(recipe, tmp_path / "third", resume=True)
     assert "recipe.yaml" in written
     assert (tmp_path / "third/hf/config.json").read_text() == '{"model_type": "llama"}'
+
+
+def test_a_new_run_does_not_overwrite_one(tmp_path: Path) -> None:
+    recipe = write_toy(tmp_path)
+    run(recipe, tmp_path / "run", "train.max_steps=1")
+    before = (tmp_path / "run/metrics.jsonl").read_bytes()
+    with pytest.raises(RecipeError, match="holds a run already") as caught:
+        run(recipe, tmp_path / "run")
+    assert caught.value.exit_code == 2
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
 def test_a_run_that_lost_a_file_is_not_mixed_with_another(tmp_path: Path) -> None:

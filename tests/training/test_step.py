@@ -116,6 +116,14 @@ def test_every_term_is_divided_by_its_own_count() -> None:
     assert float(sums["b"]) / counts["b"] == pytest.approx(3.0)
 
 
+@pytest.mark.promise("train.micro-batches")
+def test_parameters_do_not_move_before_the_update() -> None:
+    model = tiny_model()
+    before = values(model)
+    accumulate(model, [random_batch([5, 9]), random_batch([3])], WEIGHTS, "fp32")
+    assert same(values(model), before)
+
+
 @pytest.mark.promise("train.gradient-norm", "train.clipping")
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 1e3])
 def test_the_reported_norm_is_before_clipping_and_what_is_applied_is_within_the_limit(limit: float) -> None:
