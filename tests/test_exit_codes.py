@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.helpers.verbs import refused_calls
 from unpad import errors, storage
 from unpad.errors import Stopped, UnpadError
 from unpad.nn import attention
+from unpad.nn.attend import Attend
 from unpad.nn.native import library
 from unpad.training.loop import train
 
@@ -93,8 +95,8 @@ class Endings:
     def code_12(self) -> int:
         right = attention._group_attention
 
-        def without_mask(q: Any, k: Any, v: Any, group: Any, causal: bool, *rest: Any) -> Any:
-            return right(q, k, v, group, False, *rest)
+        def without_mask(q: Any, k: Any, v: Any, group: Any, kernel: Any, how: Attend) -> Any:
+            return right(q, k, v, group, kernel, replace(how, causal=False))
 
         self.patch.setattr(library, "enabled", lambda: False)
         self.patch.setattr(attention, "_group_attention", without_mask)
