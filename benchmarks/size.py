@@ -37,14 +37,14 @@ STRING = re.compile(
 )
 # A commit that raises a count lowers the same one elsewhere by as much; ceilings only fall.
 CEILINGS = {
-    "code lines of the package": 51_500,
-    "code lines of tests": 54_000,
-    "code lines of benchmarks": 10_000,
-    "words of pages": 112_000,
+    "code lines of the package": 48_600,
+    "code lines of tests": 53_000,
+    "code lines of benchmarks": 9_100,
+    "words of pages": 102_000,
     "processor seconds of make test": 500,  # on an AMD EPYC with AVX-512 BF16; tests/conftest.py counts them
-    "files": 396,
+    "files": 368,
     "doubled class names": 0,
-    "modules from training/loop.py": 128,
+    "modules from training/loop.py": 107,
     "family names outside of families": 0,
     "imports between test files": 0,
     "files in the largest folder": 23,
