@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.hf.families import IGNORED, VOCAB, distance, make_model, make_rows, make_sequences
-from tests.hf.trainers import Recorder, make_trainer, tokenizer
+from tests.hf.families import IGNORED, SHARED, VOCAB, distance, make_model, make_rows, make_sequences
+from tests.hf.trainers import Recorder, make_trainer, tokenizer, trained
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -89,9 +89,7 @@ def truth_of(model: nn.Module, pairs: Pairs, loss: Loss = plain_loss) -> tuple[f
 
 def error_of(trainer: Trainer, wanted: Mapping[str, Tensor]) -> float:
     """Distance of the gradients of an epoch in one update, in which nothing is learnt."""
-    recorder = Recorder()
-    trainer.add_callback(recorder)
-    trainer.train()
+    recorder = trained(trainer)
     assert recorder.num_steps == 1
     return distance(recorder.gradient, wanted)
 
@@ -150,6 +148,7 @@ def masked_prompt(ids: Sequence[int]) -> list[int]:
 
 
 pad = Padded(tokenizer())
+BERT = {name: SHARED[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
 plain_labels = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
 PROMPTS = [(ids, masked_prompt(ids)) for ids in SEQUENCES]
 
@@ -347,10 +346,9 @@ def hides_tokens(folder: Path) -> None:
     words.add_special_tokens({"mask_token": "t4"})
     collator = DataCollatorForLanguageModeling(words, mlm=True)
     named(plain(folder, alone(SEQUENCES), collator), "DataCollatorForLanguageModeling has mlm=True")
-    for kind in ("bert", "modernbert"):
-        model = AutoModelForMaskedLM.from_config(small(kind))
-        trainer = make_trainer("plain", model, folder, train_dataset=alone(SEQUENCES), data_collator=collator)
-        named(trainer, f"{type(model).__name__} is a masked language model")
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **BERT))
+    trainer = make_trainer("plain", model, folder, train_dataset=alone(SEQUENCES), data_collator=collator)
+    named(trainer, "BertForMaskedLM is a masked language model")
 
 
 def no_ids(folder: Path) -> None:
@@ -1008,18 +1006,12 @@ def noise(folder: Path) -> None:
 # --------------------------------------------------------------------------- other tasks
 
 
-def small(kind: str, **changes: Any) -> Any:
-    fields = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    fields |= {"num_attention_heads": 4, "pad_token_id": 0, **changes}
-    return AutoConfig.for_model(kind, **fields)
-
-
 def other_models(folder: Path) -> None:
     t5 = {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8, "decoder_start_token_id": 0}
     models = [
         AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", vocab_size=VOCAB, **t5)),
         AutoModelForSequenceClassification.from_config(make_model("llama").config),
-        AutoModelForTokenClassification.from_config(small("bert")),
+        AutoModelForTokenClassification.from_config(AutoConfig.for_model("bert", **BERT)),
     ]
     for model in models:
         trainer = make_trainer("plain", model, folder, train_dataset=data(ROWS))
@@ -1027,31 +1019,11 @@ def other_models(folder: Path) -> None:
 
 
 def other_trainers(folder: Path) -> None:
-    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
-
-    rows = [{"prompt": "t3 t4", "chosen": " t5 t6", "rejected": " t7"} for _ in range(4)]
-    options = {"output_dir": str(folder), "report_to": [], "use_cpu": True, "bf16": False}
-    words = tokenizer()
-    words.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    dpo = DPOTrainer(
-        make_model("llama"),
-        make_model("llama"),
-        args=DPOConfig(**options),
-        train_dataset=data(rows),
-        processing_class=words,
-    )
-    named(dpo, "DPOTrainer of TRL")
-    config = make_model("llama").config
-    config.num_labels = 1
-    model = AutoModelForSequenceClassification.from_config(config)
-    pairs = [{"chosen": "t3 t5 t6", "rejected": "t3 t7"} for _ in range(4)]
-    reward = RewardTrainer(model, args=RewardConfig(**options), train_dataset=data(pairs), processing_class=words)
-    named(reward, "RewardTrainer of TRL")
-    for name in ("ORPOTrainer", "GRPOTrainer", "GKDTrainer"):  # their classes need other packages or models to be made
-        kind = type(name, (SFTTrainer if name == "GKDTrainer" else Trainer,), {"__module__": "trl.trainer.other"})
-        trainer = (
-            plain(folder, data(ROWS)) if name != "GKDTrainer" else make_trainer("sft", make_model("llama"), folder)
-        )
+    """Classes of TRL by name: to make them takes other data, packages or models."""
+    for name in ("DPOTrainer", "RewardTrainer", "ORPOTrainer", "GRPOTrainer", "GKDTrainer"):
+        is_sft = name == "GKDTrainer"
+        kind = type(name, (SFTTrainer if is_sft else Trainer,), {"__module__": "trl.trainer.other"})
+        trainer = make_trainer("sft", make_model("llama"), folder) if is_sft else plain(folder, data(ROWS))
         trainer.__class__ = kind
         module = ModuleType(kind.__module__)
         setattr(module, name, kind)

@@ -74,7 +74,8 @@ class Settings:
 
 
 def _owner(trainer: Trainer, name: str) -> dict[str, Any]:
-    return vars(trainer.args) if name in vars(trainer.args) else vars(trainer)
+    owner: object = trainer.args if hasattr(trainer.args, name) else trainer
+    return vars(owner)
 
 
 @dataclass(frozen=True, eq=False)

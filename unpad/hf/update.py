@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
-from unpad.hf.checks import is_another_loss, loss_of_logits, loss_of_ones_own, own_counts, refuse_counts
+from unpad.hf.checks import COUNT_TARGETS, is_another_loss, loss_of_logits, loss_of_ones_own, own_counts, refuse_methods
 from unpad.hf.loader import IGNORED, PLACE, Examples, collate
 from unpad.hf.rows import Alone, CollatedRows, Collator
 from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
@@ -297,7 +297,7 @@ def prove_trainer(
         raise ProofError("this optimizer changes weights during backward", fix="prove with another optim")
     if reason := no_trainer_of_tokens(trainer):
         raise ProofError(reason.what, fix=reason.fix)
-    refuse_counts(trainer)
+    refuse_methods(trainer, COUNT_TARGETS)
     with proving(trainer) as (model, notes):
         batches, num_items, examples, collator = _first(trainer)
         update = TrainerUpdate(trainer, model, batches, num_items, labelled(sequences or [[0]], loss_masks))
