@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from unpad.proof.foreign.model import (
     taken_labels,
 )
 from unpad.proof.foreign.update import IGNORE, Update
-from unpad.proof.members import HasMembers
 
 EXACT = 1e-10  # most error of a result in fp64
 MARGIN = 32.0  # largest error of batching in fp32, in multiples of the error of the same sequences alone
@@ -160,24 +159,15 @@ def _cast(model: nn.Module, dtypes: Collection[torch.dtype], to: torch.dtype) ->
             module._buffers[name] = buffer
 
 
-@runtime_checkable
-class Experts(HasMembers, Protocol):
-    """A model with experts that can be computed in several ways, as those of transformers."""
-
-    def get_experts_implementation(self) -> dict[str, str | None]: ...
-
-    def set_experts_implementation(self, name: str | dict[str, str | None]) -> None: ...
-
-
 def has_experts(model: nn.Module) -> bool:
-    return isinstance(base_of(model), Experts)
+    """True for a model with experts that can be computed in several ways, as those of transformers."""
+    return hasattr(base_of(model), "set_experts_implementation")
 
 
 @contextmanager
 def eager_experts(model: nn.Module) -> Iterator[None]:
     """Experts one by one."""
-    base = base_of(model)
-    assert isinstance(base, Experts)
+    base: Any = base_of(model)
     before = base.get_experts_implementation()
     base.set_experts_implementation("eager")
     try:
