@@ -34,7 +34,7 @@ from unpad.models.contract import ModelConfig, PredictsSets, ReadsCodeVectors
 from unpad.models.set_sequence.belief import Belief, Prior, SetDecoder, Update, states_before
 from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
 from unpad.models.set_sequence.event_sets import EventSets, keyed
-from unpad.models.set_sequence.heads import FIRST_SHARE, NextSet, PatientHeads, bin_edges, incidence, sets_that_follow
+from unpad.models.set_sequence.heads import NextSet, PatientHeads, bin_edges, incidence, sets_that_follow
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, lay_out_course
 from unpad.models.set_sequence.linear_path import LinearPath, values_of_patients
 from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
@@ -220,10 +220,6 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         """Hidden states of the readouts, (num_seqs, width), in the computing dtype."""
         reading = self._read(batch)
         return self._readouts(self._states(reading), reading)
-
-    @property
-    def outcome_share(self) -> float:
-        return 1.0 if self.last_values is None else FIRST_SHARE
 
     def begin(self, batch: RaggedBatch, patient: Tensor | None = None) -> None:
         """Let the linear path, if there is one, begin as ridge regression on patients, and the network near zero."""
