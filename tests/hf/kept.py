@@ -972,27 +972,18 @@ def noise(folder: Path) -> None:
 
     def noted(model: nn.Module, inputs: dict[str, Any], count: Any = None) -> Tensor:
         bounds.append(inputs["cu_seq_lens_q"])
-        return inner(model, inputs, count)
+        hook = embed.register_forward_hook(lambda module, given, made: seen.append((given[0], made.detach())))
+        try:
+            return inner(model, inputs, count)
+        finally:
+            hook.remove()
 
     trainer.training_step = noted
+    hooks = len(embed._forward_hooks)
     for _ in range(2):
         seen.clear()
         bounds.clear()
-        hooks = len(embed._forward_hooks)
-
-        class Watching(TrainerCallback):
-            def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
-                self.hook = embed.register_forward_hook(
-                    lambda module, given, made: seen.append((given[0], made.detach())) if module.training else None
-                )
-
-            def on_train_end(self, *args: Any, **kwargs: Any) -> None:
-                self.hook.remove()
-
-        watching = Watching()
-        trainer.add_callback(watching)
         trainer.train()
-        trainer.remove_callback(watching)
         assert len(embed._forward_hooks) == hooks
         assert len(seen) == len(bounds) > 3
         for (ids, out), ends in zip(seen, bounds, strict=True):

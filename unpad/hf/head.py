@@ -18,12 +18,13 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from unpad.errors import RecipeError, is_memory_error
+from unpad.errors import RecipeError
 from unpad.hf.loader import IGNORED
 from unpad.nn.autograd import apply
 from unpad.nn.linear import computing_copy
 from unpad.nn.losses import cross_entropy
 from unpad.nn.precision import wide_dtype
+from unpad.proof.foreign.judge import raise_memory
 from unpad.proof.foreign.model import no_router_loss, untouched
 
 CHUNK_BYTES = 32 << 20  # of the logits of one chunk; (targets, vocabulary) never exists as a whole
@@ -298,8 +299,7 @@ def _backbone(model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any]
             model(**given)
             found.append(set(called))
     except Exception as error:
-        if is_memory_error(error):
-            raise
+        raise_memory(error)
         return None
     finally:
         for hook in hooks:
@@ -330,8 +330,7 @@ def _first_exact(
     try:
         wanted = _loss_and_gradients(head, model, inner, batch)
     except Exception as error:  # no loss, or none that can be followed: it is the trainer's own
-        if is_memory_error(error):
-            raise
+        raise_memory(error)
         return "all"
     # The chunks have the gradient of the sum of log-likelihoods, and TRL's other loss is none.
     modes: tuple[Mode, ...] = ("chunks", "targets") if trl in (None, "nll") else ("targets",)
@@ -343,8 +342,7 @@ def _first_exact(
             with head.alone():
                 found = _loss_and_gradients(head, model, inner, batch)
         except Exception as error:
-            if is_memory_error(error):
-                raise
+            raise_memory(error)
             continue
         if all(map(_close, found, wanted)):
             return mode

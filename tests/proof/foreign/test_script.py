@@ -32,8 +32,12 @@ def batch(rows: list[list[int]], labels: list[list[int]] | None = None) -> Any:
     return pad()([{"input_ids": one, "labels": own} for one, own in zip(rows, made, strict=True)])
 
 
+def ids_of(rows: Rows) -> list[list[int]]:
+    return [one["input_ids"] for one in rows]
+
+
 def cuts(rows: Rows) -> Any:
-    return batch([one["input_ids"][-9:] for one in rows])
+    return batch([ids[-9:] for ids in ids_of(rows)])
 
 
 def drops(rows: Rows) -> Any:
@@ -45,11 +49,11 @@ def appends(rows: Rows) -> Any:
 
 
 def relabels(rows: Rows) -> Any:
-    return batch([one["input_ids"] for one in rows], [[IGNORE] * 3 + one["input_ids"][3:] for one in rows])
+    return batch(ids_of(rows), [[IGNORE] * 3 + one["input_ids"][3:] for one in rows])
 
 
 def shifts(rows: Rows) -> Any:
-    return batch([one["input_ids"] for one in rows], [[*one["input_ids"][1:], IGNORE] for one in rows])
+    return batch(ids_of(rows), [[*one["input_ids"][1:], IGNORE] for one in rows])
 
 
 def draws(rows: Rows) -> Any:
@@ -66,19 +70,19 @@ def doubles(rows: Rows) -> Any:
 
 
 def hides(rows: Rows) -> Any:
-    made = batch([one["input_ids"] for one in rows])
+    made = batch(ids_of(rows))
     made["attention_mask"][:, 2] = 0
     return made
 
 
 def places(rows: Rows) -> Any:
-    made = batch([one["input_ids"] for one in rows])
+    made = batch(ids_of(rows))
     made["position_ids"] = 5 + 2 * torch.arange(made["input_ids"].shape[1]).expand(made["input_ids"].shape)
     return made
 
 
 def sees_its_begin(rows: Rows) -> Any:
-    made = batch([one["input_ids"] for one in rows])
+    made = batch(ids_of(rows))
     width = made["input_ids"].shape[1]
     sees = torch.ones(width, width, dtype=torch.bool).tril()
     sees[:3, :3] = True
@@ -104,7 +108,7 @@ def proved(folder: Path, collator: Any = None, kind: type[Trainer] = Trainer, **
 
 
 def batch_of(rows: Rows) -> Any:
-    return batch([one["input_ids"] for one in rows])
+    return batch(ids_of(rows))
 
 
 @pytest.mark.promise("proof.trainers")
