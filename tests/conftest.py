@@ -168,6 +168,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     assert made.changed() == []
 
 
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What the package keeps between runs is kept apart for every test file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder := tmp_path_factory.mktemp("cache")))
+        yield folder
+
+
 @pytest.fixture
 def unpad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
     """The command in an empty working directory with a cache of its own."""
@@ -179,7 +187,6 @@ def tiny_model(dtype: torch.dtype = torch.float64, **fields: object) -> Decoder:
     sizes = {"width": 16, "blocks": 2, "heads": 4, "hidden": 24, "context": 64, **fields}
     torch.manual_seed(0)
     model = build_model(model_config(sizes), VOCAB)
-    assert isinstance(model, Decoder)
     for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.to(dtype)

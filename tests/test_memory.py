@@ -105,7 +105,6 @@ def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path: Path) -> None:
 
 @pytest.mark.promise("memory.sequence")
 def test_a_batch_and_a_checkpoint_without_room_are_code_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     recipe = write_toy(tmp_path / "toy")
 
     def nothing_left(*_: object) -> None:

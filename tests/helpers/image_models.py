@@ -66,7 +66,6 @@ def tiny_vit(dtype: torch.dtype = torch.float64, **fields: Any) -> Vit:
     sizes = {"kind": "vit", "width": 16, "blocks": 2, "heads": 2, "hidden": 24, "patch": PATCH, **fields}
     torch.manual_seed(0)
     model = build_model(model_config(sizes), CLASSES)
-    assert isinstance(model, Vit)
     for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
     return model.to(dtype)
@@ -107,7 +106,6 @@ def random_squares(num: int = 7, side: int = SIDE) -> RaggedBatch:
 def small_cnn(dtype: torch.dtype = torch.float64, **fields: Any) -> Cnn:
     torch.manual_seed(0)
     model = build_model(model_config({"kind": "cnn", "patch": SIDE, **fields}), CLASSES)
-    assert isinstance(model, Cnn)
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter) * 0.05)
     return model.to(dtype)

@@ -102,7 +102,6 @@ def tiny_patients_model(
     }  # fmt: skip
     torch.manual_seed(0)
     model = build_model(model_config(sizes), num_codes)
-    assert isinstance(model, SetSequence)
     if moved:  # biases and norms away from zero and one, so that their gradients are tested
         for parameter in model.parameters():
             parameter.data.add_(torch.randn_like(parameter) * 0.1)
@@ -112,7 +111,6 @@ def tiny_patients_model(
 def permute_members(batch: RaggedBatch, seed: int = 0) -> tuple[RaggedBatch, Tensor]:
     """The same patients with the events of every set in another order, and that order, (num_events,) int64."""
     events = batch.require(EventSets)
-    assert batch.input_ids is not None
     keys = torch.rand(batch.total_tokens, generator=torch.Generator().manual_seed(seed)).argsort()
     order = keys[events.members.seq_of_token()[keys].argsort(stable=True)]
     shuffled = replace(events, values=events.values[order], has_value=events.has_value[order])

@@ -77,7 +77,6 @@ def tiny(
     }  # fmt: skip
     torch.manual_seed(0)
     model = build_model(model_config(section), VOCAB)
-    assert isinstance(model, VisionLanguage)
     for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
         parameter.data.add_(torch.randn_like(parameter) * 0.1)
     for head in model.pruners.values():  # of a decided opinion, for some tokens and against others

@@ -54,7 +54,6 @@ def trained() -> Trained:
     torch.manual_seed(0)
     sizes = {"width": 32, "blocks": 2, "heads": 4, "hidden": 64, "context": 64}
     model = build_model(model_config(sizes), tokenizer.vocab_size)
-    assert isinstance(model, Decoder)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     batch = from_sequences(sequences)
     for _ in range(80):

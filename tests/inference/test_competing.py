@@ -103,7 +103,6 @@ def test_the_certificate_holds_and_fails_where_causes_of_other_patients_move_the
 
     def mixed(heads: PatientHeads, readouts: Tensor, shift: Tensor | None) -> Tensor | None:
         logits = own(heads, readouts, shift)
-        assert logits is not None
         return torch.cat([logits[..., :2], logits[..., 2:].roll(1, 0)], 2)  # of the last competing event alone
 
     monkeypatch.setattr(PatientHeads, "hazards", mixed)

@@ -54,7 +54,6 @@ def test_patients_stand_under_their_ids_in_the_order_of_the_data(
         p = float(Guess().classify(alone).double().softmax(-1)[0, 1])
         assert table["probability"][seq].as_py() == pytest.approx(p, abs=1e-6)
     assert table.schema.field("embedding").type.list_size == 3
-    assert data.labels is not None
     assert table["label"].to_pylist() == [None if label < 0 else label for label in data.labels.tolist()]
     assert table["split"].to_pylist() == [("train", "valid")[side] for side in data.table.split.tolist()]
 

@@ -63,7 +63,6 @@ def parrot() -> tuple[Decoder, Tokenizer]:
     torch.manual_seed(0)
     sizes = {"width": 32, "blocks": 2, "heads": 4, "hidden": 32, "context": 40}
     model = build_model(model_config(sizes), tokenizer.vocab_size)
-    assert isinstance(model, Decoder)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     batch = from_sequences([ids.tolist()])
     for _ in range(60):
@@ -96,10 +95,8 @@ def test_rows_of_the_model_that_are_no_token_are_never_said(parrot: tuple[Decode
     tokenizer = parrot[1]
     sizes = {"width": 16, "blocks": 1, "heads": 2, "hidden": 16, "context": 32, "tied": False}
     model = build_model(model_config({**sizes, "vocab_size": tokenizer.vocab_size + 2}), tokenizer.vocab_size)
-    assert isinstance(model, Decoder)
     with torch.no_grad():
         state = prefill(model.eval(), [[tokenizer.bos_id]], most=2)[1][0]
-        assert model.head is not None
         model.head.weight[-2:] = 100 * state  # by far the likeliest
     (made,) = complete(model, tokenizer, [[tokenizer.bos_id]], generate_settings(max_new_tokens=2))
     assert max(made.ids) < tokenizer.vocab_size
@@ -260,7 +257,6 @@ def test_beams_find_what_exhaustive_search_finds(seed: int, penalty: float) -> N
     torch.manual_seed(seed)
     sizes = {"width": 8, "blocks": 1, "heads": 2, "hidden": 8, "context": 16}
     model = build_model(model_config(sizes), 4).double().eval()
-    assert isinstance(model, Decoder)
     for parameter in model.parameters():
         parameter.data.add_(torch.randn_like(parameter))
     texts = [t for n in range(1, most + 1) for t in itertools.product(range(4), repeat=n) if eos_id not in t[:-1]]
@@ -301,7 +297,6 @@ def test_beams_go_on_beside_texts_that_end(width: int) -> None:
     for seed in range(12):
         torch.manual_seed(seed)
         model = build_model(model_config({"width": 8, "blocks": 1, "heads": 2, "hidden": 8, "context": 16}), 6)
-        assert isinstance(model, Decoder)
         model = model.double().eval()
         for parameter in model.parameters():
             parameter.data.add_(torch.randn_like(parameter) * 0.6)

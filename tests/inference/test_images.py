@@ -18,7 +18,6 @@ from tests.helpers.pictures import SMALL, recipe_of, write_folder, write_recipe,
 from tests.helpers.questions import recipe_of as questions_recipe
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet
-from unpad.data.images import ImageData
 from unpad.data.sources.split import Split
 from unpad.inference.images import classify, list_images
 from unpad.inference.loaded import load
@@ -31,11 +30,9 @@ pytestmark = pytest.mark.slow
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run directory and the folder of images it was trained on."""
     root = tmp_path_factory.mktemp("infer")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        folder = write_folder(root / "pictures")
-        name = write_recipe(root / "r.yaml", recipe_of(folder, optim={"lr": 3e-3}))
-        train(name, root / "run", [], console=quiet())
+    folder = write_folder(root / "pictures")
+    name = write_recipe(root / "r.yaml", recipe_of(folder, optim={"lr": 3e-3}))
+    train(name, root / "run", [], console=quiet())
     return root / "run", folder
 
 
@@ -120,8 +117,7 @@ def test_an_image_gets_what_it_would_get_alone(trained: tuple[Path, Path]) -> No
         assert alone.top[0][1] == pytest.approx(answer.top[0][1], rel=1e-5)
 
 
-def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path) -> None:
     folder, rng = write_folder(tmp_path / "pictures"), np.random.default_rng(0)
     for path in sorted(folder.rglob("*.png"))[::2]:
         picture = Image.open(path).convert("RGBA")
@@ -132,7 +128,6 @@ def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path, monkey
     train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "run", [], console=quiet())
     run = load(tmp_path / "run")
     data = run.data()
-    assert isinstance(data, ImageData)
     answers = classify(run, [Path(example.where) for example in data.examples], 2)
     for seq, answer in enumerate(answers):
         with torch.no_grad():
@@ -212,7 +207,6 @@ def test_new_pictures_that_are_near_duplicates_of_training_ones_are_named(
 ) -> None:
     run, folder = trained
     data = load(run).data()
-    assert isinstance(data, ImageData)
     learned = [
         Path(one.where) for one, part in zip(data.examples, data.table.split, strict=True) if part == Split.TRAIN
     ]
@@ -243,10 +237,7 @@ def test_new_pictures_that_are_near_duplicates_of_training_ones_are_named(
     assert "are not looked for" in told.err
 
 
-def test_pictures_of_questions_are_compared_with_those_of_training(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_pictures_of_questions_are_compared_with_those_of_training(unpad: Shell, tmp_path: Path) -> None:
     write_scenes(tmp_path / "set")
     recipe = questions_recipe(tmp_path / "set/questions.jsonl")
     train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "run", ["train.max_epochs=1"], console=quiet())

@@ -79,14 +79,12 @@ def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Patie
     own = [{**person, "at": at} for person in people for at in ((-300, -20) if person["id"] % 2 else (0,))]
     pq.write_table(pa.Table.from_pylist(own), tmp_path / "own.parquet")
     trained = load(made.run)
-    assert trained.recipe.events.labels is not None
     labels = trained.recipe.events.labels.model_copy(
         update={"path": str(tmp_path / "own.parquet"), "missing": "exclude"}
     )
     events = trained.recipe.events.model_copy(update={"landmark": "at", "labels": labels})
     loaded = replace(trained, recipe=trained.recipe.model_copy(update={"events": events}))
     data, tables = cast(EventData, open_data(loaded.recipe, loaded.files)), Tables.of(loaded)
-    assert data.landmarks is not None
     found = predicted(loaded, data, loaded.recipe.plan)
     given = instances_of(tables, data, range(len(data.table)))
     for seq, one in enumerate(given):

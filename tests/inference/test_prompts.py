@@ -12,7 +12,6 @@ from tests.helpers.shell import Shell
 from tests.helpers.tokenizers import dropping_bpe
 from tests.helpers.toy import quiet, write_toy
 from unpad.data.tokens.tokenizer import open_tokenizer_file
-from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun, load
 from unpad.inference.prompts import count_system_turns, encode, system_note
@@ -145,7 +144,6 @@ def test_a_question_without_a_picture_is_put_as_in_training(finished: Finished, 
     run = finished("questions").run
     loaded = load(run)
     data = loaded.data()
-    assert isinstance(data, VqaData)
     counts = data.rows.counts[: len(data.tokens_of(0))]
     assert loaded.prompt_ids(data.examples[0].question) == data.tokens_of(0)[: counts.argmax()].tolist()
     assert "no picture is given; `unpad infer" in unpad("generate", run, "--prompt", "what").err

@@ -52,9 +52,7 @@ def trained(pictures: Path, folder: Path, settings: dict[str, Any]) -> Path:
 @pytest.fixture(scope="module")
 def run(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("pruned")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        return trained(pictures, root, UNIFORM)
+    return trained(pictures, root, UNIFORM)
 
 
 def test_infer_draws_an_image_and_numbers_several(unpad: Shell, run: Path, pictures: Path, tmp_path: Path) -> None:
@@ -74,9 +72,8 @@ def test_infer_draws_an_image_and_numbers_several(unpad: Shell, run: Path, pictu
 
 
 def test_a_question_that_is_mostly_unknown_and_a_blank_image_are_named(
-    unpad: Shell, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    unpad: Shell, pictures: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     letters = "".join(sorted(set(pictures.read_text(encoding="utf-8") + "Describe the picture.用户：助手0123456789")))
     (tmp_path / "tokenizer.json").write_bytes(dropping_bpe(letters))
     tokenizer = {"kind": "file", "path": str(tmp_path / "tokenizer.json")}
@@ -100,9 +97,7 @@ def test_every_image_keeps_what_it_keeps_alone(run: Path, pictures: Path) -> Non
     loaded, paths = load(run), sorted((pictures.parent / "dark").glob("*.png"))[:4]
     together = ask(loaded, paths, "Which?", show=True)
     for path, found in zip(paths, together, strict=True):
-        assert found.shown is not None
         (alone,) = ask(loaded, [path], "Which?", show=True)
-        assert alone.shown is not None
         assert np.array_equal(found.shown.stays[-1], alone.shown.stays[-1])
         assert np.array_equal(found.shown.pixels, alone.shown.pixels)
         rows, columns = found.shown.grid
@@ -172,11 +167,9 @@ def test_a_model_of_which_nothing_can_be_shown_says_so(
     unpad: Shell,
     pictures: Path,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
     settings: dict[str, Any],
     message: str,
 ) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     run, image = trained(pictures, tmp_path, settings), pictures.parent / "dark" / "0.png"
     outcome = unpad("infer", run, "--image", image, "--question", "?", "--show", tmp_path / "out.png")
     assert outcome.code == 2

@@ -39,7 +39,6 @@ class Toy(nn.Module):
         self.fail: str | None = None
 
     def losses(self, batch: RaggedBatch) -> Terms:
-        assert batch.input_ids is not None
         x = self.embed(batch.input_ids)
         if self.fail is not None:
             x = _Fails.apply(x, self.fail)

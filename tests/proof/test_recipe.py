@@ -33,11 +33,6 @@ pytestmark = pytest.mark.slow
 SMALL = ["model.width=16", "model.heads=2", "model.hidden=24", "model.blocks=1", "tokenizer.vocab_size=600"]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def failed(certificate: Certificate) -> list[str]:
     return [line.name for line in certificate.lines if line.passed is False]
 

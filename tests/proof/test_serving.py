@@ -37,7 +37,6 @@ def subject() -> Answering:
     torch.manual_seed(0)
     fields = {"width": 64, "blocks": 2, "heads": 4, "kv_heads": 2, "hidden": 64, "context": CONTEXT, "tied": False}
     model = build_model(model_config(fields), VOCAB)
-    assert isinstance(model, Decoder)
     draw = np.random.default_rng(0)
     prompts = [draw.integers(0, VOCAB, length).tolist() for length in (40, 1, 60, 3, 270, 390, 9, 33)]
     greedy = GenerateSettings(max_new_tokens=NUM_NEW)

@@ -40,15 +40,8 @@ PLAN = {"tokens_per_step": 200, "tokens_per_micro": 90}
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two stages with dropout and updates of several micro-batches, and checkpoints of the second alone."""
     folder = tmp_path_factory.mktemp("receipts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        run(write_toy(folder), folder / "run", "checkpoint.every=4", "train.max_steps=18", "checkpoint.keep=2")
+    run(write_toy(folder), folder / "run", "checkpoint.every=4", "train.max_steps=18", "checkpoint.keep=2")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _its_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(place / "cache"))
 
 
 def state_of(folder: Path) -> dict[str, tuple[int, str]]:

@@ -26,11 +26,6 @@ pytestmark = pytest.mark.slow
 Given = list[list[tuple[Data, Micro]]]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     """Micro-batches of every step, as the loader was asked for them."""

@@ -22,11 +22,9 @@ from unpad.run.report.samples import EVALUATIONS, SAMPLES, keep_evaluation, keep
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two runs."""
     root = tmp_path_factory.mktemp("compared")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        recipe = write_toy(root / "toy")
-        run(recipe, root / "runs/fast", "train.max_steps=9")
-        run(recipe, root / "runs/slow", "train.max_steps=6", "optim.lr=0.002", "model.hidden=32")
+    recipe = write_toy(root / "toy")
+    run(recipe, root / "runs/fast", "train.max_steps=9")
+    run(recipe, root / "runs/slow", "train.max_steps=6", "optim.lr=0.002", "model.hidden=32")
     return root / "runs"
 
 

@@ -89,7 +89,6 @@ def test_the_fingerprint_is_of_what_answers_depend_on(
     chats: Running, finished: Finished, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     served = chats.service.served
-    assert served is not None
     assert fingerprint(served, 256) == chats.service.fingerprint
     weight = next(served.run.model.parameters())
     before = weight.data.view(-1)[0].item()
@@ -127,7 +126,6 @@ def test_a_process_tells_its_address_and_ends_with_0_when_it_is_told_to(finished
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, cwd=tmp_path, env=variables, stdout=subprocess.PIPE, stderr=log, text=True)
     try:
-        assert process.stdout is not None
         url = process.stdout.readline().strip()
         assert "model x (chat" in process.stdout.readline()
         assert httpx.get(f"{url}/health").json() == {"status": "ready"}

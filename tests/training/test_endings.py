@@ -29,7 +29,6 @@ NUM_KILLS = 3
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache, and a working directory from which the recipe names its data."""
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     write_toy(
         Path(),

@@ -124,7 +124,6 @@ def test_a_micro_batch_without_memory_is_cut_and_has_the_same_gradient(kind: str
         for part in (0.2, 0.9):
             room = Room()
             found = gradients(model, [batch], room, memory=Memory(int(counted.num * part) + 1))
-            assert room.most is not None
             assert room.most < batch.total_tokens
             assert len(room.messages) == 1
             assert_same(found, wanted)

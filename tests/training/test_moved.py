@@ -23,17 +23,10 @@ Two = tuple[Path, Path, Path]  # a recipe, and two runs of it
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
     place = tmp_path_factory.mktemp("two")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(place / "cache"))
-        recipe = write_toy(place, stages=[], checkpoint={"every": 2}, train={"threads": 1, "max_epochs": 3})
-        run(recipe, place / "one", STEPS)
-        run(recipe, place / "other", STEPS, "optim.lr=0.05")
+    recipe = write_toy(place, stages=[], checkpoint={"every": 2}, train={"threads": 1, "max_epochs": 3})
+    run(recipe, place / "one", STEPS)
+    run(recipe, place / "other", STEPS, "optim.lr=0.05")
     return recipe, place / "one", place / "other"
-
-
-@pytest.fixture(autouse=True)
-def _cache(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(two[0].parent / "cache"))
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -87,7 +80,6 @@ def test_a_run_that_is_renamed_in_training_ends_and_writes_nothing_at_its_old_na
     elif then != "nothing":
         assert contents(folder.resolve()) == contents(other)
     monkeypatch.undo()
-    monkeypatch.setenv("UNPAD_CACHE", str(recipe.parent / "cache"))
     run(recipe, moved, STEPS, resume=True)  # what it had saved is where its directory is
     assert (moved / "metrics.jsonl").read_bytes() == (calm / "metrics.jsonl").read_bytes()
 

@@ -200,7 +200,6 @@ def test_a_stage_that_is_lengthened_grows_its_steps_as_one_of_as_many_epochs(per
     short, long = stage_of(plan=growing, train={"max_epochs": 2, "min_steps": 100}), stage_of(plan=growing)
     epochs = stage_epochs(short, epoch_plan(short, 0))
     found = num_epochs(short, epochs)
-    assert found is not None
     long = stage_of(plan=growing, train={"max_epochs": found})
     assert epochs == stage_epochs(long, epoch_plan(long, 0))
     assert epochs.steps_before(found - 1) < 100 <= epochs.steps_before(found)

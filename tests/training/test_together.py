@@ -34,11 +34,6 @@ from unpad.training.stage import StageSetup
 STEP = import_module("unpad.training.step")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """Texts alone, of one stage and two evaluations."""
