@@ -626,7 +626,7 @@ def test_plans_carry_patients_without_events(strategy: str, tmp_path: Path) -> N
     settings = PlanSettings(strategy=strategy, tokens_per_step=12, tokens_per_micro=8, row_tokens=16, batch_size=3)
     made = plan(data.table.positions, settings, seed=0, epoch=0, targets=data.count_targets)
     batches = [data.load(micro) for step in range(made.num_steps) for micro in made.step(step)]
-    seen = sorted(seq for batch in batches for seq in batch.seq_ids.tolist())  # type: ignore[union-attr]
+    seen = sorted(seq for batch in batches for seq in batch.seq_ids.tolist())
     assert seen == list(range(14))
     assert made.ledger.total == int(data.table.positions.sum())
     assert made.ledger.sequences["whole"] == 14

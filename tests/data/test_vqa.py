@@ -50,11 +50,11 @@ def test_a_batch_holds_what_each_row_has_alone(tmp_path: Path) -> None:
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     ids = [3, 0, 4, 1, 2]  # no picture, one, a caption, one with a long question, two pictures
     assert [len(data.examples[i].images) for i in ids] == [0, 1, 1, 1, 2]
-    batch = data.load(micro_of(data, ids))  # type: ignore[arg-type]
+    batch = data.load(micro_of(data, ids))
     for place, seq in enumerate(ids):
         assert_equal(batch.select([place]), data.alone(seq, 0, int(data.table.positions[seq]), 0))
     assert batch.num_targets == int(data.table.num_targets[ids].sum())
-    nothing = data.load(micro_of(data, []))  # type: ignore[arg-type]
+    nothing = data.load(micro_of(data, []))
     assert (nothing.total_tokens, nothing.num_targets) == (0, 0)
 
 
@@ -64,7 +64,7 @@ def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(
     held, trained = (np.flatnonzero(data.table.split == side).tolist() for side in (1, 0))
 
     def pixels(ids: list[int], epoch: int) -> torch.Tensor:
-        media = data.load(replace(micro_of(data, ids), epoch_seed=(7, epoch))).media  # type: ignore[arg-type]
+        media = data.load(replace(micro_of(data, ids), epoch_seed=(7, epoch))).media
         return media.inputs_embeds
 
     assert torch.equal(pixels(held, 0), pixels(held, 1))
@@ -83,7 +83,7 @@ def test_images_of_the_test_part_are_never_changed(tmp_path: Path) -> None:
         open_data(recipe_of(file, images=images), None, Wanted.NEW) for images in ({"flip": 0.5, "shift": 0.2}, {})
     )
     ids = [0, 1, 5]
-    assert_equal(tested.load(micro_of(tested, ids)), plain.load(micro_of(plain, ids)))  # type: ignore[arg-type]
+    assert_equal(tested.load(micro_of(tested, ids)), plain.load(micro_of(plain, ids)))
 
 
 def test_the_fingerprint_is_of_the_pictures_and_not_of_their_names(tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_the_fingerprint_is_of_the_pictures_and_not_of_their_names(tmp_path: Pat
 @pytest.mark.promise("vqa.visual-tokens")
 def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path: Path) -> None:
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
-    whole = data.load(micro_of(data, [1]))  # type: ignore[arg-type]
+    whole = data.load(micro_of(data, [1]))
     targets = whole.labels[whole.target_index].tolist()
     assert data.tokenizer.decode(targets) == data.examples[1].answer
     assert targets[-1] == data.tokenizer.eos_id
@@ -183,7 +183,7 @@ def _faulty(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     right = VqaData.load
 
     def broken(self: VqaData, micro: Micro) -> RaggedBatch:
-        return fault(right(self, micro))  # type: ignore[no-any-return]
+        return fault(right(self, micro))
 
     monkeypatch.setattr(VqaData, "load", broken)
 

@@ -250,7 +250,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
     monkeypatch.setattr("unpad.evaluation.run.load", lambda name: run)
     metrics, lines = evaluate_run(str(folder), 2)
     assert list(metrics)[:6] == ["auroc", "average_precision", "prevalence", "brier", "accuracy", "loss"]
-    mine = data.labels[data.table.split == Split.HOLDOUT]  # type: ignore[index]
+    mine = data.labels[data.table.split == Split.HOLDOUT]
     assert metrics["prevalence"].value == pytest.approx(mine[mine >= 0].mean())
     assert "next_set_recall@5" in metrics
     assert lines[0].startswith("evaluated: 60 patients, ")
@@ -263,7 +263,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
     assert left["roc"][0] == [0, 0]
     assert left["roc"][-1] == [1, 1]
     held = data.table.split == Split.HOLDOUT
-    assert sum(row["patients"] for row in left["calibration"]) == sum(data.labels[held] >= 0)  # type: ignore[index]
+    assert sum(row["patients"] for row in left["calibration"]) == sum(data.labels[held] >= 0)
     assert len(left["courses"]) == 4
     for name in data.ids.tolist():
         assert name not in written

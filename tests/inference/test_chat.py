@@ -37,7 +37,7 @@ Trained = tuple[Decoder, Tokenizer]
 
 
 def turns(*messages: tuple[str, str]) -> list[Turn]:
-    return [Turn(role, content) for role, content in messages]  # type: ignore[arg-type]
+    return [Turn(role, content) for role, content in messages]
 
 
 @pytest.fixture(scope="module")

@@ -46,7 +46,7 @@ SENTENCE = "你好，世界"
 
 
 def generate_settings(**fields: object) -> GenerateSettings:
-    return GenerateSettings(**{"max_new_tokens": 12, **fields})  # type: ignore[arg-type]
+    return GenerateSettings(**{"max_new_tokens": 12, **fields})
 
 
 def full_logits(model: Decoder, sequence: list[int]) -> Tensor:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +56,7 @@ def predicted(loaded: LoadedRun, data: EventData, plan: PlanSettings) -> Patient
 
 def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_bit(made: PatientsRun) -> None:
     loaded = load(made.run)
-    data, plan = cast(EventData, loaded.data()), loaded.recipe.plan
+    data, plan = loaded.data(), loaded.recipe.plan
     told = predicted(loaded, data, plan)
     single = predicted(loaded, data, PlanSettings(tokens_per_micro=1))
     assert np.array_equal(told.log_p, single.log_p), "one at a time"
@@ -65,7 +65,7 @@ def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_
     for landmark in TIMES:
         events = loaded.recipe.events.model_copy(update={"landmark": float(landmark)})
         recipe = loaded.recipe.model_copy(update={"events": events})
-        alone = cast(EventData, open_data(recipe, loaded.files))
+        alone = open_data(recipe, loaded.files)
         mine = data.landmarks == landmark
         assert alone.ids.tolist() == data.ids[mine].tolist()
         found = predicted(loaded, alone, plan)
@@ -84,7 +84,7 @@ def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Patie
     )
     events = trained.recipe.events.model_copy(update={"landmark": "at", "labels": labels})
     loaded = replace(trained, recipe=trained.recipe.model_copy(update={"events": events}))
-    data, tables = cast(EventData, open_data(loaded.recipe, loaded.files)), Tables.of(loaded)
+    data, tables = open_data(loaded.recipe, loaded.files), Tables.of(loaded)
     found = predicted(loaded, data, loaded.recipe.plan)
     given = instances_of(tables, data, range(len(data.table)))
     for seq, one in enumerate(given):

@@ -32,7 +32,7 @@ from unpad.training.loop import train
 pytestmark = pytest.mark.slow
 
 UNIFORM = {
-    "language": {**SMALL["language"], "blocks": 3},  # type: ignore[dict-item]
+    "language": {**SMALL["language"], "blocks": 3},
     "prune": {"layers": [-1, 0, 1], "method": "uniform", "keep": 0.25},
 }
 

@@ -62,7 +62,7 @@ def test_a_reasoning_model_is_tuned_and_asked(kind: str, tmp_path: Path, unpad: 
 
     run = load("tuned")
     assert run.tokenizer.stop_ids == {run.tokenizer.eos_id}
-    turns = [Turn(role, content) for role, content in ROWS[0]]  # type: ignore[arg-type]
+    turns = [Turn(role, content) for role, content in ROWS[0]]
     prompt = encode_prompt(turns[:-1], run.tokenizer, run.recipe.data.template)
     asked = transformers.AutoTokenizer.from_pretrained(theirs).apply_chat_template(
         rows[0]["messages"][:-1], add_generation_prompt=True, return_dict=True

@@ -85,7 +85,7 @@ def compare(model: Toy, group: Group, fast: FastSum, case: str, scale: float = 1
     wanted = update(model, group, ExactSum(list(model.parameters())), case)
     sent_early = []
     finish = fast.finish
-    fast.finish = lambda group, used: (sent_early.append(len(fast._sent)), finish(group, used))[1]  # type: ignore[method-assign]
+    fast.finish = lambda group, used: (sent_early.append(len(fast._sent)), finish(group, used))[1]
     got = [None if g is None else g.clone() for g in update(model, group, fast, case, scale)]
     again = update(model, group, fast, case, scale)
     del fast.finish

@@ -94,7 +94,7 @@ ROWS: list[Row] = [
 @pytest.mark.parametrize("side", ["", "left", "right"])
 def test_images_belong_to_the_sequence_in_which_their_patches_lie(side: str) -> None:
     packed = prepare_images(ROWS).batch
-    batch = packed.pad(side) if side else packed  # type: ignore[arg-type]
+    batch = packed.pad(side) if side else packed
     assert batch.media_seqs is not None
     line = _images_line([random_batch([3]), batch])
     assert line == Line("images stay within their sequence", "", 0.0, 0.0, True)

@@ -275,10 +275,10 @@ def test_a_skipped_step_is_skipped_again(tmp_path: Path, monkeypatch: pytest.Mon
     take = LOOP.train_step
 
     def failing(*given: object, **options: object) -> StepResult:
-        seed = options["share"].seed  # type: ignore[attr-defined]
+        seed = options["share"].seed
         if seed[1] == 1:  # the second step
-            given[2].param_groups[0]["lr"] = 0.0  # type: ignore[attr-defined]
-            for parameter in given[0].parameters():  # type: ignore[attr-defined]
+            given[2].param_groups[0]["lr"] = 0.0
+            for parameter in given[0].parameters():
                 parameter.register_hook(lambda gradient: gradient * float("nan"))
                 break
         result: StepResult = take(*given, **options)

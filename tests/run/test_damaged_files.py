@@ -234,7 +234,7 @@ def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(text: Family, cop
     found = checkpoint.load_newest(folder / "checkpoints")
     refused = 0
     for name, values in mutations(found[0].values):
-        told = ending(lambda _, values=values: progress.check_values(State(3, {}, values), "a copy"), folder)  # type: ignore[misc]
+        told = ending(lambda _, values=values: progress.check_values(State(3, {}, values), "a copy"), folder)
         assert not told or "state.json is not that of a training" in told, name
         refused += bool(told)
         if not told:

@@ -152,7 +152,7 @@ def test_an_evaluation_is_not_kept_in_another_run(two: Two, tmp_path: Path, monk
     def slow(*args: object) -> object:
         (tmp_path / "a").rename(tmp_path / "a-old")
         shutil.copytree(two[2], tmp_path / "a")
-        return measure(*args)  # type: ignore[arg-type]
+        return measure(*args)
 
     monkeypatch.setattr(evaluation, "_measure", slow)
     metrics, lines = evaluation.evaluate_run(str(tmp_path / "a"))

@@ -46,7 +46,7 @@ class Known:
 def stage_of(table: SequenceTable | None = None, longest: int = 1000, **sections: Any) -> StageSetup:
     table = table or sequence_table(POSITIONS, np.zeros(len(POSITIONS), np.uint8))
     [resolved] = stages_of(parse_recipe({"train": {"max_epochs": 6}, **sections}))
-    return make_stage(resolved, Known(table), longest)  # type: ignore[arg-type]
+    return make_stage(resolved, Known(table), longest)
 
 
 def contents(made: Plan) -> list[list[list[int]]]:
@@ -72,7 +72,7 @@ def test_a_stage_takes_the_sequences_of_its_kinds_by_their_part() -> None:
     recipe = parse_recipe(
         {"stages": [{"name": "a", "use": ["chat"]}, {"name": "b", "use": ["text", "chat"]}, {"name": "c"}]}
     )
-    stages = [make_stage(one, data, 9) for one in stages_of(recipe)]  # type: ignore[arg-type]
+    stages = [make_stage(one, data, 9) for one in stages_of(recipe)]
     assert [(stage.name, stage.kinds) for stage in stages] == [
         ("a", ("chat",)), ("b", ("text", "chat")), ("c", ("text", "chat")),
     ]  # fmt: skip

@@ -111,7 +111,7 @@ def test_outcomes_in_words_are_labels_by_a_map(tmp_path: Path, unpad: Shell) -> 
     read = tables(tmp_path, labels=words, events=told, format=GERMAN)
     assert not read.bad
     assert read.cohort.label.tolist() == [0, 1, 0, -1]
-    del told["labels"]["map"]["lost"]  # type: ignore[union-attr]
+    del told["labels"]["map"]["lost"]
     (worst,) = tables(tmp_path, labels=words, events=told, format=GERMAN).bad
     assert (worst.code, worst.where.rpartition(":")[2]) == ("E_LABEL", "5")
     assert "lost" not in worst.what

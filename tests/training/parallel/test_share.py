@@ -270,7 +270,7 @@ def test_a_planted_fault_makes_runs_of_one_and_of_two_processes_differ(
         FAULTS[name].plant(monkeypatch)
     for size in (1, 2):
         folder = tmp_path / str(size)
-        in_turns(size, lambda group, folder=folder: train(str(recipe), folder, console=quiet(), group=group))  # type: ignore[misc]
+        in_turns(size, lambda group, folder=folder: train(str(recipe), folder, console=quiet(), group=group))
     found, expected = digests(tmp_path / "2"), digests(tmp_path / "1")
     assert [file for file in found if found[file] != expected[file]] == (
         [] if name is None else ["metrics.jsonl", "metrics.csv"] if "metrics" in name else list(found)

@@ -128,7 +128,7 @@ HELD_OUT, TRAIN = np.arange(40), np.arange(40, 160)
 def stage_of(
     data: Topics, held_out: np.ndarray = HELD_OUT, train_ids: np.ndarray = TRAIN, **sections: Any
 ) -> StageSetup:
-    return StageSetup("train", parse_recipe(sections), data, ("events",), train_ids, held_out, 10**6)  # type: ignore[arg-type]
+    return StageSetup("train", parse_recipe(sections), data, ("events",), train_ids, held_out, 10**6)
 
 
 class Run:
