@@ -85,6 +85,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_runtest_setup() -> None:
+    """Before a test and its fixtures, one thread, whatever the test before it asked for."""
+    torch.set_num_threads(1)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     node.config.stash.setdefault(WORKERS, []).append(getattr(node, "workeroutput", {}).get("seconds", 0.0))
@@ -118,11 +123,6 @@ def _frozen() -> None:
     """What is there before a module's tests is not searched for garbage again, as after every run of a trainer."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -115,10 +115,7 @@ def test_two_threads_give_native_scores_the_same_bits(scores: Scores) -> None:
     model, prompts, found = random_model("llama"), unlike_prompts(), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        try:
-            generate(model, prompts, GREEDY, eos_id=STOPS)
-        finally:
-            torch.set_num_threads(1)
+        generate(model, prompts, GREEDY, eos_id=STOPS)
         found.append(taken(scores))
     assert found[0] == found[1]
 
@@ -129,17 +126,14 @@ def test_without_kernels_every_number_of_rows_gives_the_rows_of_the_most(dtype: 
     torch.manual_seed(0)
     x, weight, bias = torch.randn(300, 70).to(dtype), torch.randn(37, 70).to(dtype), torch.randn(37).to(dtype)
     torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode(), library.switched_off(), independent_rows():
-            most = product(x, weight, bias)
-            torch.testing.assert_close(most, x @ weight.T + bias, rtol=0.02, atol=0.1)
-            for num_rows in (*range(1, 2 * FIXED_ROWS + 2), 100, 128, 299):
-                assert torch.equal(product(x[:num_rows], weight, bias), most[:num_rows]), num_rows
-            assert product(x[:0], weight, bias).shape == (0, 37)
-            order = torch.randperm(300)
-            assert torch.equal(product(x[order], weight, bias), most[order])
-    finally:
-        torch.set_num_threads(1)
+    with torch.inference_mode(), library.switched_off(), independent_rows():
+        most = product(x, weight, bias)
+        torch.testing.assert_close(most, x @ weight.T + bias, rtol=0.02, atol=0.1)
+        for num_rows in (*range(1, 2 * FIXED_ROWS + 2), 100, 128, 299):
+            assert torch.equal(product(x[:num_rows], weight, bias), most[:num_rows]), num_rows
+        assert product(x[:0], weight, bias).shape == (0, 37)
+        order = torch.randperm(300)
+        assert torch.equal(product(x[order], weight, bias), most[order])
 
 
 @pytest.mark.parametrize("tiles", [False, True], ids=["no tiles", "AMX"])
