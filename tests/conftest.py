@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.models import random_model
 from tests.helpers.shell import Shell, shell
 from unpad.batching.batch import RaggedBatch, from_sequences
-from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import product_speed
 from unpad.nn.native import library
@@ -185,11 +185,7 @@ def unpad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def tiny_model(dtype: torch.dtype = torch.float64, **fields: object) -> Decoder:
     """A two-block decoder small enough to compare every gradient of."""
     sizes = {"width": 16, "blocks": 2, "heads": 4, "hidden": 24, "context": 64, **fields}
-    torch.manual_seed(0)
-    model = build_model(model_config(sizes), VOCAB)
-    for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    return model.to(dtype)
+    return random_model(sizes, VOCAB).to(dtype)
 
 
 def random_sequences(lengths: list[int], seed: int = 0) -> list[list[int]]:

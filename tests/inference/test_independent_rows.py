@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.helpers.grid import pairs
+from tests.helpers.models import random_model
 from tests.helpers.paths import PATHS, Path, on
 from tests.helpers.quantized import quantized
 from unpad.inference.engine import Engine, sample
 from unpad.inference.generate import generate
-from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import linear
 from unpad.nn.linear import FIXED_ROWS, independent_rows, product, reading
@@ -39,10 +39,8 @@ GREEDY = GenerateSettings(max_new_tokens=6, temperature=0.0)
 DRAWN = GenerateSettings(max_new_tokens=6, temperature=1.0, top_p=0.9)
 
 
-def random_model(kind: str) -> Decoder:
-    torch.manual_seed(0)
-    model = build_model(model_config({**SIZES, **KINDS[kind]}), VOCAB)
-    return model.eval()
+def decoder_of(kind: str) -> Decoder:
+    return random_model({**SIZES, **KINDS[kind]}, VOCAB, 0).eval()
 
 
 def unlike_prompts() -> list[list[int]]:
@@ -84,7 +82,7 @@ def test_scores_of_prompts_together_are_those_of_each_alone(
     asked: tuple[str, GenerateSettings], precision: Precision, path: Path, scores: Scores
 ) -> None:
     kind, settings = asked
-    model, prompts = random_model(kind), unlike_prompts()
+    model, prompts = decoder_of(kind), unlike_prompts()
     with on(path):
         texts = [generate(model, [prompt], settings, eos_id=STOPS, precision=precision)[0] for prompt in prompts]
         alone = taken(scores)
@@ -101,7 +99,7 @@ def test_scores_of_prompts_together_are_those_of_each_alone(
 def test_scores_of_quantized_weights_are_those_of_each_prompt_alone(
     weights: Kind, precision: Precision, path: Path, scores: Scores
 ) -> None:
-    model, prompts = quantized(random_model("gpt"), weights), unlike_prompts()[:12]
+    model, prompts = quantized(decoder_of("gpt"), weights), unlike_prompts()[:12]
     with on(path):
         for prompt in prompts:
             generate(model, [prompt], GREEDY, eos_id=STOPS, precision=precision)
@@ -112,7 +110,7 @@ def test_scores_of_quantized_weights_are_those_of_each_prompt_alone(
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
 def test_two_threads_give_native_scores_the_same_bits(scores: Scores) -> None:
-    model, prompts, found = random_model("llama"), unlike_prompts(), []
+    model, prompts, found = decoder_of("llama"), unlike_prompts(), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
         generate(model, prompts, GREEDY, eos_id=STOPS)
