@@ -118,10 +118,8 @@ def test_who_trained_the_run_is_unknown_where_its_data_cannot_be_read() -> None:
 
 def test_a_run_of_texts_is_refused(unpad: Shell, finished: Finished, tmp_path: Path) -> None:
     run = finished("text").run
-    refused = unpad("embed", run, "--out", tmp_path / "out.parquet")
-    assert refused.code == 2
+    refused = unpad("embed", run, "--out", tmp_path / "out.parquet", code=2)
     assert "this run is not one of patients" in refused.err
     assert not (tmp_path / "out.parquet").exists()
-    wrong = unpad("embed", run, "--out", tmp_path / "out.parquet", "--level", "event")
-    assert wrong.code == 2
+    wrong = unpad("embed", run, "--out", tmp_path / "out.parquet", "--level", "event", code=2)
     assert "patient" in wrong.err

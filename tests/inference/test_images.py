@@ -39,8 +39,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.mark.promise("llm.your-data", "images.classes")
 def test_a_file_says_its_class_and_probability(unpad: Shell, trained: tuple[Path, Path]) -> None:
     run, folder = trained
-    outcome = unpad("infer", run, "--image", folder / "dark" / "0.png", "--top", "1")
-    assert outcome.code == 0
+    outcome = unpad("infer", run, "--image", folder / "dark" / "0.png", "--top", "1", code=0)
     assert outcome.out.strip().endswith("%")
     assert "dark " in outcome.out
     both = json.loads(unpad("infer", run, "--image", folder / "dark" / "0.png", "--json").out)
@@ -60,8 +59,7 @@ def test_a_folder_becomes_a_table_and_a_bad_file_a_row_of_it(
     for number, path in enumerate(sorted(folder.rglob("*.png"))[:5]):
         (inside / f"{number}.png").write_bytes(path.read_bytes())
     (inside / "broken.png").write_bytes(b"")
-    outcome = unpad("infer", run, "--image", inside, "--csv", tmp_path / "out.csv")
-    assert outcome.code == 3
+    outcome = unpad("infer", run, "--image", inside, "--csv", tmp_path / "out.csv", code=3)
     assert "E_EMPTY" in outcome.out
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()))
     assert len(rows) == 6
@@ -99,8 +97,7 @@ def test_an_image_of_one_colour_is_a_fault_and_not_a_class(
     unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
 ) -> None:
     Image.new("RGB", (20, 12), (250, 250, 250)).save(tmp_path / "blank.png")
-    outcome = unpad("infer", trained[0], "--image", tmp_path / "blank.png", "--json")
-    assert outcome.code == 3
+    outcome = unpad("infer", trained[0], "--image", tmp_path / "blank.png", "--json", code=3)
     (row,) = json.loads(outcome.out)
     assert row["fault"].startswith("E_BLANK all 20 x 12 pixels have one colour")
     assert row["top"] == []
@@ -144,14 +141,11 @@ def test_what_cannot_be_meant_is_refused(
     run, _ = trained
     (tmp_path / "empty").mkdir()
     for path, message in ((tmp_path / "empty", "holds no image"), (tmp_path / "nowhere.png", "no such file")):
-        outcome = unpad("infer", run, "--image", path)
-        assert outcome.code == 3
+        outcome = unpad("infer", run, "--image", path, code=3)
         assert message in outcome.err
-    refused = unpad("infer", finished("text").run, "--image", trained[1])
-    assert refused.code == 2
+    refused = unpad("infer", finished("text").run, "--image", trained[1], code=2)
     assert "classifies no images" in refused.err
-    asked = unpad("generate", run, "--prompt", "你好")
-    assert asked.code == 2
+    asked = unpad("generate", run, "--prompt", "你好", code=2)
     assert "writes no text" in asked.err
 
 

@@ -154,8 +154,7 @@ def test_a_question_without_a_picture_is_put_as_in_training(finished: Finished, 
 def test_replies_and_contexts_beyond_the_trained_one_are_refused(run: Path, unpad: Shell) -> None:
     loaded = load(run)
     longest = loaded.model.config.longest
-    beyond = unpad("generate", run, "--prompt", "小猫喜欢什么？", f"max_new_tokens={longest}")
-    assert beyond.code == 2
+    beyond = unpad("generate", run, "--prompt", "小猫喜欢什么？", f"max_new_tokens={longest}", code=2)
     assert "after a prompt of" in beyond.err
     with pytest.raises(RecipeError, match="after a prompt of"):
         loaded.generate(["小猫"], max_new_tokens=longest)

@@ -57,8 +57,7 @@ def run(pictures: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_infer_draws_an_image_and_numbers_several(unpad: Shell, run: Path, pictures: Path, tmp_path: Path) -> None:
     image = pictures.parent / "dark" / "0.png"
-    outcome = unpad("infer", run, "--image", image, "--question", "Which?", "--show", tmp_path / "out.png")
-    assert outcome.code == 0
+    outcome = unpad("infer", run, "--image", image, "--question", "Which?", "--show", tmp_path / "out.png", code=0)
     # An answer in Chinese is drawn as SVG too where no font has its characters.
     drawn = sorted(tmp_path.iterdir())
     assert drawn[0].name == "out.png"
@@ -83,8 +82,7 @@ def test_a_question_that_is_mostly_unknown_and_a_blank_image_are_named(
     assert "tokenizer: 0 of " in screen.getvalue()
     image, blank = pictures.parent / "dark" / "0.png", tmp_path / "blank.png"
     Image.new("RGB", (16, 16), (9, 9, 9)).save(blank)
-    told = unpad("infer", tmp_path / "run", "--image", image, "--image", blank, "--question", "哪个a", "--json")
-    assert told.code == 3
+    told = unpad("infer", tmp_path / "run", "--image", image, "--image", blank, "--question", "哪个a", "--json", code=3)
     assert "warning: the prompt is mostly unknown: 2 of 3 characters" in told.err
     first, second = json.loads(told.out)
     assert (first["unknown_characters"], first["fault"]) == (2, "")
@@ -120,8 +118,7 @@ def test_answers_are_those_that_are_shown(run: Path) -> None:
 
 @pytest.mark.promise("vqa.modes")
 def test_eval_leaves_pictures_for_the_page(unpad: Shell, run: Path) -> None:
-    outcome = unpad("eval", run)
-    assert outcome.code == 0
+    outcome = unpad("eval", run, code=0)
     assert ", most " in " ".join(outcome.out.partition("\nkept_final ")[2].split()[:6])
     found = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
     assert (found["family"], len(found["kept"]), len(found["pictures"])) == ("vqa", 3, 3)
@@ -171,8 +168,7 @@ def test_a_model_of_which_nothing_can_be_shown_says_so(
     message: str,
 ) -> None:
     run, image = trained(pictures, tmp_path, settings), pictures.parent / "dark" / "0.png"
-    outcome = unpad("infer", run, "--image", image, "--question", "?", "--show", tmp_path / "out.png")
-    assert outcome.code == 2
+    outcome = unpad("infer", run, "--image", image, "--question", "?", "--show", tmp_path / "out.png", code=2)
     assert message in outcome.err
     if settings:
         assert unpad("eval", run).code == 0

@@ -146,21 +146,18 @@ def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_pat
     moved.parent.mkdir()
     path.rename(moved)
     for verb in (("replay", tmp_path / "run"), ("trace", tmp_path / "run", f"{moved}:1")):
-        told = unpad(*verb)
-        assert told.code == 3
+        told = unpad(*verb, code=3)
         assert "data.text=NEW" in told.err
         assert str(tmp_path / "run") in told.err
         assert unpad(*verb, f"data.text={moved}").code == 0
         assert unpad(*verb, f"data.text.0.path={moved}").code == 0
-        told = unpad(*verb, f"data.text={moved}", "optim.lr=1")
-        assert told.code == 2
+        told = unpad(*verb, f"data.text={moved}", "optim.lr=1", code=2)
         assert "optim.lr is not the place of a file" in told.err
     was = hashlib.sha256(moved.read_bytes()).hexdigest()[:12]
     moved.write_text(moved.read_text().replace("第3篇", "第x篇"))
     now = hashlib.sha256(moved.read_bytes()).hexdigest()[:12]
     for verb in (("replay", tmp_path / "run"), ("trace", tmp_path / "run", f"{moved}:1")):
-        told = unpad(*verb, f"data.text={moved}")
-        assert told.code == 9
+        told = unpad(*verb, f"data.text={moved}", code=9)
         assert f"{path} (sha256 {was} in the run)" in told.err
         assert f"{moved} (sha256 {now} now)" in told.err
     moved.rename(path)

@@ -126,8 +126,7 @@ def test_a_merged_run_computes_the_same_without_the_base_and_every_verb_takes_it
     wanted = answers(copied / "tuned")
     assert float((wanted - answers(copied / "base")).abs().max()) > 1e-3
     merged = copied / "merged"
-    shown = unpad("export", str(copied / "tuned"), str(merged), "--merge")
-    assert shown.code == 0, shown.err
+    shown = unpad("export", str(copied / "tuned"), str(merged), "--merge", code=0)
     assert f"unpad eval {merged}" in shown.out
     shutil.rmtree(copied / "base")
     torch.testing.assert_close(answers(merged), wanted, rtol=1e-5, atol=1e-5)

@@ -172,8 +172,7 @@ def test_an_id_among_the_facts_is_warned_of(tmp_path: Path, unpad: Shell) -> Non
     told = yaml.safe_load(path.read_text())
     told["data"]["events"].append({"path": "l.csv", "id": "mrn", "static": ["mrn", "nhs", "sex"]})
     path.write_text(yaml.safe_dump(told))
-    outcome = unpad("data", "check", path)
-    assert outcome.code == 0
+    outcome = unpad("data", "check", path, code=0)
     assert 'warning: l.csv: "mrn" is the id of the patient, and also one of the facts' in outcome.out
     assert '"nhs" has a word of its own for nearly every patient' in outcome.out
     assert '"sex"' not in outcome.out
