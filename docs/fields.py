@@ -89,9 +89,7 @@ def values(field: dict[str, Any]) -> str:
 
 def description(section: type[Section], name: str) -> str:
     """The description of a field, or that of the section it was inherited from."""
-    sections = [base for base in section.__mro__ if issubclass(base, Section) and name in base.model_fields]
-    texts = [descriptions(base).get(name) or base.model_fields[name].description for base in sections]
-    for text in filter(None, texts):
+    if text := descriptions(section).get(name):
         return text.replace("|", "\\|")
     raise ValueError(f"{section.__module__}.{section.__name__}.{name} has no description")
 

@@ -6,6 +6,7 @@ The parent runs no model: a forked child would wait for threads that did not com
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import signal
 import sys
@@ -19,7 +20,8 @@ from pathlib import Path
 import torch
 
 from unpad.__main__ import main
-from unpad.run.folder import without_id
+from unpad.run.folder import COMMAND, OF_RUN, RUN_ID, STATE
+from unpad.storage.folders import MANIFEST
 
 torch.set_num_threads(1)
 for _name in ("decoder", "vit", "vision_language.model", "set_sequence.model"):
@@ -134,8 +136,24 @@ def digests(folder: Path) -> dict[str, str]:
         if any(part.startswith((".tmp-", ".old-")) for part in name.split("/")):
             found[name] = ""
         elif path.is_file() and (path.name in SAME or "checkpoints" in path.parts):
-            found[name] = hashlib.sha256(without_id(path)).hexdigest()
+            found[name] = hashlib.sha256(_without_id(path)).hexdigest()
     return found
+
+
+def _without_id(path: Path) -> bytes:
+    """Content of a run's file without everything that depends on its id; the rest is equal to the byte in equal
+    runs."""
+    data = path.read_bytes()
+    if path.name not in (COMMAND, STATE, MANIFEST):
+        return data
+    record = json.loads(data)
+    if path.name == COMMAND:
+        record.pop(RUN_ID, None)
+    elif path.name == STATE:
+        record["values"].pop(OF_RUN, None)
+    else:
+        record["files"].pop(STATE, None)  # its hash; the file itself is compared too
+    return json.dumps(record, ensure_ascii=False).encode()
 
 
 def unlike(found: dict[str, str], expected: dict[str, str], *, saved_elsewhere: bool = False) -> list[str]:

@@ -102,12 +102,13 @@ class Snapshot:
         assert parsed is not None, "asked before"
         self.where, self.kind, self.name, self.revision = where, kind, parsed[1], parsed[2] or MAIN
         try:
-            from huggingface_hub import HfApi, constants, errors, utils
+            from huggingface_hub import HfApi, constants, errors
+            from huggingface_hub.utils.tqdm import disable_progress_bars
         except ImportError:
             what = f'there is no "{where}" here, and for one of a hub huggingface_hub is needed, which is not installed'
             raise RecipeError(what, where=where, fix="pip install 'unpad[hf]', or name a folder") from None
         if not sys.stderr.isatty():
-            utils.disable_progress_bars()  # type: ignore[attr-defined]
+            disable_progress_bars()
         self.api, self.cache = HfApi(), Path(constants.HF_HUB_CACHE) / _cache_name(self.name)
         with self._reported():
             try:

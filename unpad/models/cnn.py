@@ -29,9 +29,12 @@ class Config(ModelConfig):
     """The `model` section of a recipe."""
 
     kind: Literal["cnn"] = "cnn"
-    patch: int = Field(64, ge=16, multiple_of=16, description="Side of the square that images are, in pixels.")
-    channels: Literal[3, 4] = Field(3, description="Of a pixel: red, green and blue on white; 4 with opacity.")
-    dropout: float = Field(0.5, ge=0, lt=1, description="On the features before the head.")
+    patch: int = Field(64, ge=16, multiple_of=16)
+    """Side of the square that images are, in pixels."""
+    channels: Literal[3, 4] = 3
+    """Of a pixel: red, green and blue on white; 4 with opacity."""
+    dropout: float = Field(0.5, ge=0, lt=1)
+    """On the features before the head."""
 
     @property
     def longest(self) -> int:

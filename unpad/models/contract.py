@@ -356,11 +356,6 @@ class PredictsSets(Classifies, HasLatent):
         """Time up to which the hazards give the classes; by default these do not come of hazards."""
         return None
 
-    @property
-    def outcome_share(self) -> float:
-        """Share of its usual initial weights with which the head of the outcome begins; by default all of them."""
-        return 1.0
-
     def begin(self, batch: RaggedBatch, patient: Tensor | None = None) -> None:
         """Fit what does not begin at random on training sequences; by default there is nothing.
 

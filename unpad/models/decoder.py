@@ -65,10 +65,14 @@ class RopeScaling(Section):
     """Rotary frequencies of Llama 3.1: slow channels turn `factor` times slower, fast ones as they were, and those
     between are interpolated."""
 
-    factor: float = Field(ge=1, description="Divisor of the frequencies of slow channels.")
-    low_freq_factor: float = Field(gt=0, description="Turns within original_context up to which a channel is slow.")
-    high_freq_factor: float = Field(gt=0, description="Turns within original_context from which a channel is fast.")
-    original_context: int = Field(ge=1, description="Context before the extension, in tokens.")
+    factor: float = Field(ge=1)
+    """Divisor of the frequencies of slow channels."""
+    low_freq_factor: float = Field(gt=0)
+    """Turns within original_context up to which a channel is slow."""
+    high_freq_factor: float = Field(gt=0)
+    """Turns within original_context from which a channel is fast."""
+    original_context: int = Field(ge=1)
+    """Context before the extension, in tokens."""
 
     @model_validator(mode="after")
     def _has_a_range(self) -> RopeScaling:
@@ -81,34 +85,44 @@ class Config(ModelConfig, BlockConfig):
     """The `model` section of a recipe."""
 
     kind: Literal["decoder"] = "decoder"
-    preset: Literal["zh_gpt", "llm"] | None = Field(
-        None,
-        description="Sizes and choices of a small Chinese GPT, or of a Llama-style model; other fields override it.",
-    )
-    context: int = Field(512, ge=1, description="Longest sequence, in tokens.")
-    positions: Literal["sinusoidal", "learned", "rotary"] = Field("rotary", description="Kind of position encoding.")
-    rope_theta: float = Field(10000.0, gt=0, description="Base of the rotary frequencies.")
-    context_method: ContextMethod = Field("none", description="How rotary positions reach past the trained context.")
-    context_factor: float = Field(1.0, ge=1, description="Context wanted over context trained.")
-    rope_scaling: RopeScaling | None = Field(None, description="Frequencies of Llama 3.1 and later.")
-    no_rope_blocks: list[int] = Field([], description="Blocks, from 0, that apply no rotary positions.")
-    head_width: int | None = Field(None, ge=1, description="Channels of a head; default width / heads.")
-    qkv_bias: bool | None = Field(None, description="Biases of queries, keys and values; default as `bias`.")
-    qk_norm: bool = Field(False, description="RMSNorm of every query and key head, before rotary positions.")
-    branch_norms: bool = Field(False, description="Norms after attention and feed-forward too, before they are added.")
-    sliding_window: int | None = Field(
-        None, ge=1, description="Tokens that a token of the sliding blocks sees, itself included."
-    )
-    sliding_blocks: list[int] | None = Field(None, description="Blocks, from 0, with sliding_window; default all.")
-    sliding_rope_theta: float | None = Field(
-        None, gt=0, description="Base of the rotary frequencies of the sliding blocks; default those of the others."
-    )
-    embed_scale: float = Field(1.0, gt=0, description="Factor of the token embeddings, before positions.")
-    vocab_size: int | None = Field(
-        None, ge=1, description="Rows of embedding and head; default as many as the tokenizer has ids."
-    )
-    tied: bool = Field(True, description="The head shares the embedding's weights.")
-    embed_dropout: float = Field(0.0, ge=0, lt=1, description="On the embeddings.")
+    preset: Literal["zh_gpt", "llm"] | None = None
+    """Sizes and choices of a small Chinese GPT, or of a Llama-style model; other fields override it."""
+    context: int = Field(512, ge=1)
+    """Longest sequence, in tokens."""
+    positions: Literal["sinusoidal", "learned", "rotary"] = "rotary"
+    """Kind of position encoding."""
+    rope_theta: float = Field(10000.0, gt=0)
+    """Base of the rotary frequencies."""
+    context_method: ContextMethod = "none"
+    """How rotary positions reach past the trained context."""
+    context_factor: float = Field(1.0, ge=1)
+    """Context wanted over context trained."""
+    rope_scaling: RopeScaling | None = None
+    """Frequencies of Llama 3.1 and later."""
+    no_rope_blocks: list[int] = Field([])
+    """Blocks, from 0, that apply no rotary positions."""
+    head_width: int | None = Field(None, ge=1)
+    """Channels of a head; default width / heads."""
+    qkv_bias: bool | None = None
+    """Biases of queries, keys and values; default as `bias`."""
+    qk_norm: bool = False
+    """RMSNorm of every query and key head, before rotary positions."""
+    branch_norms: bool = False
+    """Norms after attention and feed-forward too, before they are added."""
+    sliding_window: int | None = Field(None, ge=1)
+    """Tokens that a token of the sliding blocks sees, itself included."""
+    sliding_blocks: list[int] | None = None
+    """Blocks, from 0, with sliding_window; default all."""
+    sliding_rope_theta: float | None = Field(None, gt=0)
+    """Base of the rotary frequencies of the sliding blocks; default those of the others."""
+    embed_scale: float = Field(1.0, gt=0)
+    """Factor of the token embeddings, before positions."""
+    vocab_size: int | None = Field(None, ge=1)
+    """Rows of embedding and head; default as many as the tokenizer has ids."""
+    tied: bool = True
+    """The head shares the embedding's weights."""
+    embed_dropout: float = Field(0.0, ge=0, lt=1)
+    """On the embeddings."""
 
     @model_validator(mode="before")
     @classmethod

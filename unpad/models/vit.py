@@ -37,19 +37,21 @@ class Config(ModelConfig, BlockConfig):
     activation: Kind = "gelu"
     bias: bool = True
     causal: bool = False
-    patch: int = Field(8, ge=1, description="Side of a patch, in pixels.")
-    channels: Literal[3, 4] = Field(3, description="Of a pixel: red, green and blue on white; 4 with opacity.")
-    size_embed: bool = Field(False, description="Let the model know how many pixels an image has, however it is shown.")
-    stem: tuple[Annotated[int, Field(ge=1)], ...] = Field(
-        (),
-        description="Channels of the convolutions over an image's pixels that make the vectors of its patches, each "
-        "halving the sides; none: one linear map of a patch.",
-    )
-    pool: Literal["mean", "attention"] = Field("mean", description="How the patches of an image become one vector.")
-    token_drop: float = Field(
-        0.0, ge=0, lt=1, description="Share of patches that training leaves out of every image; one stays at least."
-    )
-    context: int = Field(4096, ge=1, description="Most patches of one image.")
+    patch: int = Field(8, ge=1)
+    """Side of a patch, in pixels."""
+    channels: Literal[3, 4] = 3
+    """Of a pixel: red, green and blue on white; 4 with opacity."""
+    size_embed: bool = False
+    """Let the model know how many pixels an image has, however it is shown."""
+    stem: tuple[Annotated[int, Field(ge=1)], ...] = ()
+    """Channels of the convolutions over an image's pixels that make the vectors of its patches, each halving the sides;
+    none: one linear map of a patch."""
+    pool: Literal["mean", "attention"] = "mean"
+    """How the patches of an image become one vector."""
+    token_drop: float = Field(0.0, ge=0, lt=1)
+    """Share of patches that training leaves out of every image; one stays at least."""
+    context: int = Field(4096, ge=1)
+    """Most patches of one image."""
 
     @model_validator(mode="after")
     def _stem_fits(self) -> Config:

@@ -26,18 +26,30 @@ MOST_TRIED = 100_000  # numbers of heads to consider for advice
 class BlockConfig(Section):
     """Sizes and choices of a stack of blocks."""
 
-    width: int = Field(256, ge=1, description="Channels of the residual stream.")
-    blocks: int = Field(2, ge=0, le=1000, description="Transformer blocks.")
-    heads: int = Field(8, ge=1, description="Attention heads.")
-    kv_heads: int | None = Field(None, ge=1, description="Key and value heads; default as many as heads.")
-    hidden: int = Field(512, ge=1, description="Channels inside the feed-forward part.")
-    norm: Literal["layernorm", "rmsnorm"] = Field("rmsnorm", description="Kind of normalization.")
-    eps: float = Field(1e-6, gt=0, description="Of the norms.")
-    activation: Kind = Field("swiglu", description="Of the feed-forward part.")
-    bias: bool = Field(False, description="Biases in the linear layers.")
-    dropout: float = Field(0.0, ge=0, lt=1, description="On the output of attention and of feed-forward.")
-    attention_dropout: float = Field(0.0, ge=0, lt=1, description="On the weights of attention.")
-    causal: bool = Field(True, description="Attend to earlier positions only.")
+    width: int = Field(256, ge=1)
+    """Channels of the residual stream."""
+    blocks: int = Field(2, ge=0, le=1000)
+    """Transformer blocks."""
+    heads: int = Field(8, ge=1)
+    """Attention heads."""
+    kv_heads: int | None = Field(None, ge=1)
+    """Key and value heads; default as many as heads."""
+    hidden: int = Field(512, ge=1)
+    """Channels inside the feed-forward part."""
+    norm: Literal["layernorm", "rmsnorm"] = "rmsnorm"
+    """Kind of normalization."""
+    eps: float = Field(1e-6, gt=0)
+    """Of the norms."""
+    activation: Kind = "swiglu"
+    """Of the feed-forward part."""
+    bias: bool = False
+    """Biases in the linear layers."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """On the output of attention and of feed-forward."""
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    """On the weights of attention."""
+    causal: bool = True
+    """Attend to earlier positions only."""
 
     @model_validator(mode="after")
     def _heads_fit(self) -> BlockConfig:

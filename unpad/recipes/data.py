@@ -88,9 +88,6 @@ def _sound_format(layout: str) -> str:
 
 
 TimeFormat = Annotated[str, AfterValidator(_sound_format)]
-_FORMAT = (
-    'Layout of dates in texts, in the letters of strptime, such as "%d.%m.%Y %H:%M"; null: as 2024-01-31 12:30:00.'
-)
 
 
 def as_word(value: object) -> str:
@@ -150,7 +147,8 @@ class EventSource(Section):
     """Columns of a table with one row per patient; they become the patient's first set."""
     unit: Literal["auto", "minutes", "hours", "days", "timestamp"] = "auto"
     """Unit of the time; auto: from the column's name or type."""
-    format: TimeFormat | None = Field(None, description=_FORMAT)
+    format: TimeFormat | None = None
+    """Layout of dates in texts, in the letters of strptime, such as "%d.%m.%Y %H:%M"; null: as 2024-01-31 12:30:00."""
     negative: Literal["auto", "allow", "error"] = "auto"
     """Times below 0; auto: an error in the layout patients, which counts from admission."""
 
@@ -195,7 +193,8 @@ class EventLabels(Section):
     outcome cannot come, such as [2] or [discharged, transferred]."""
     duration: str | None = None
     """Column of the time at which observation ended, on the clock of the events."""
-    format: TimeFormat | None = Field(None, description=_FORMAT)
+    format: TimeFormat | None = None
+    """Layout of dates in texts, in the letters of strptime, such as "%d.%m.%Y %H:%M"; null: as 2024-01-31 12:30:00."""
     horizon: float | None = Field(None, gt=0)
     """Time from the landmark within which the outcome makes the label 1."""
     censored: Literal["auto", "exclude", "keep"] = "auto"

@@ -59,7 +59,7 @@ UserPath = Annotated[str, AfterValidator(_sound_path)]  # field of a recipe that
 class Section(BaseModel):
     """A frozen section that refuses unknown fields, non-finite numbers, and numbers and booleans for one another.
 
-    The docstring below a field is its description, unless `Field` has one.
+    The docstring below a field is its description.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import shlex
@@ -20,7 +19,6 @@ from unpad.recipes.file import SUFFIXES, load_recipe, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import kept_paths
 from unpad.run import upgrade
-from unpad.storage.folders import MANIFEST
 from unpad.storage.paths import refuse_format, user_path
 from unpad.storage.reading import read_shaped
 from unpad.terminal.printing import resume_run
@@ -270,19 +268,3 @@ def refuse_foreign(path: Path, values: dict[str, Any]) -> None:
             where=str(path),
             fix="move it back to its own run, or away; to begin with its weights, start a run with train.init_from=RUN",
         )
-
-
-def without_id(path: Path) -> bytes:
-    """Content of a run's file without everything that depends on its id; the rest is equal to the byte in equal
-    runs."""
-    data = path.read_bytes()
-    if path.name not in (COMMAND, STATE, MANIFEST):
-        return data
-    record = json.loads(data)
-    if path.name == COMMAND:
-        record.pop(RUN_ID, None)
-    elif path.name == STATE:
-        record["values"].pop(OF_RUN, None)
-    else:
-        record["files"].pop(STATE, None)  # its hash; the file itself is compared too
-    return json.dumps(record, ensure_ascii=False).encode()

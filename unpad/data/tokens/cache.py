@@ -22,8 +22,9 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, cached_property
 from importlib.metadata import version
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -285,7 +286,7 @@ def open_shard(folder: Path, key: str) -> tuple[Shard | None, str]:
         return None, f"cannot be read: {error.strerror}"
 
 
-def _open_checked(file: BinaryIO, key: str) -> tuple[Shard | None, str]:
+def _open_checked(file: BufferedReader, key: str) -> tuple[Shard | None, str]:
     start = file.read(SEALED)
     if len(start) < SEALED or start[: len(MAGIC)] != MAGIC:
         return None, "is cut short or no file of this cache"
@@ -296,7 +297,7 @@ def _open_checked(file: BinaryIO, key: str) -> tuple[Shard | None, str]:
     else:
         digest = hashlib.sha256()
         buffer = memoryview(bytearray(1 << 20))
-        while count := file.readinto(buffer):  # type: ignore[attr-defined]
+        while count := file.readinto(buffer):
             digest.update(buffer[:count])
     if digest.digest() != start[len(MAGIC) :]:
         return None, "sha256 mismatch"

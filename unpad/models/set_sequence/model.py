@@ -34,7 +34,7 @@ from unpad.models.contract import ModelConfig, PredictsSets, ReadsCodeVectors
 from unpad.models.set_sequence.belief import Belief, Prior, SetDecoder, Update, states_before
 from unpad.models.set_sequence.encoder import EventEmbedding, Latent, SetEncoder
 from unpad.models.set_sequence.event_sets import EventSets, keyed
-from unpad.models.set_sequence.heads import FIRST_SHARE, NextSet, PatientHeads, bin_edges, incidence, sets_that_follow
+from unpad.models.set_sequence.heads import NextSet, PatientHeads, bin_edges, incidence, sets_that_follow
 from unpad.models.set_sequence.history import HistoryEncoder, SetLayout, lay_out_course
 from unpad.models.set_sequence.linear_path import LinearPath, values_of_patients
 from unpad.models.set_sequence.losses import chamfer, free_bits, gaussian_kl, nearest, sinkhorn
@@ -54,63 +54,63 @@ class Config(ModelConfig, BlockConfig):
 
     decided: ClassVar[tuple[str, ...]] = ("horizon", "competing", "classes", "last_values")
     kind: Literal["set_sequence"] = "set_sequence"
-    width: int = Field(96, ge=2, multiple_of=2, description="Channels of events, sets and histories.")
-    blocks: int = Field(2, ge=1, le=1000, description="Blocks of the transformer over a patient's sets.")
+    width: int = Field(96, ge=2, multiple_of=2)
+    """Channels of events, sets and histories."""
+    blocks: int = Field(2, ge=1, le=1000)
+    """Blocks of the transformer over a patient's sets."""
     heads: int = Field(3, ge=1)
-    hidden: int = Field(192, ge=1, description="Channels inside feed-forward parts.")
+    hidden: int = Field(192, ge=1)
+    """Channels inside feed-forward parts."""
     norm: Literal["layernorm", "rmsnorm"] = "layernorm"
     eps: float = Field(1e-5, gt=0)
     activation: Kind = "gelu"
     bias: bool = True
-    dropout: float = Field(0.1, ge=0, lt=1, description="On the output of attention and of feed-forward.")
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """On the output of attention and of feed-forward."""
     causal: Literal[True] = True
-    rotary: bool = Field(
-        True, description="Attention also encodes the index of a set; its time is encoded in any case."
-    )
-    levels: int = Field(2, ge=1, description="Blocks of the set encoder, each with a latent.")
-    inducing: int = Field(4, ge=1, description="Inducing points of a set.")
-    latent: int = Field(64, ge=1, description="Dimensions of a set's latent.")
-    decoder_layers: int = Field(2, ge=1, description="Feed-forward layers of the set decoder.")
-    decoder_history: bool = Field(False, description="The set decoder also reads the history before the set.")
-    sample: bool = Field(True, description="Training samples latents; false takes their means.")
-    slot_noise: float = Field(0.1, ge=0, description="Noise on the decoder's slots in training.")
-    reconstruction: Literal["chamfer", "sinkhorn"] = Field(
-        "chamfer", description="Distance between the events of a set and their reconstruction."
-    )
-    prior: Prior = Field("standard", description="history: predicted from the preceding sets.")
-    update: Update = Field("none", description="product: the posterior is the product of prior and observation.")
-    free_bits: float = Field(0.03, ge=0, description="Nats per dimension and set of a latent without cost.")
-    positive_weight: float = Field(1.0, gt=0, description="Weight of patients of class 1; class 0 has 1.")
-    bins: list[float] | None = Field(
-        None, description="Edges in days from the landmark of the bins of time to the outcome; default no hazards."
-    )
-    horizon: float | None = Field(
-        None,
-        gt=0,
-        description="Days from the landmark up to which the hazards of bins give the probability of the outcome; "
-        "default: as events.labels.horizon says. Without, a head of its own gives it.",
-    )
-    competing: int | None = Field(
-        None,
-        ge=0,
-        description="Other events that end the wait for the outcome, each with hazards of its own; default: as many as "
-        "events.labels.competing names.",
-    )
-    classes: int | None = Field(
-        None,
-        ge=2,
-        description="Classes of a ready label, each with a score; default: as many as events.labels.classes names, or "
-        "2.",
-    )
-    last_values: bool | None = Field(
-        None,
-        description="The last value of every code, its change, and whether there is one also act on the outcome "
-        "linearly; default: if events.scale is log or rank.",
-    )
-    code_vectors: int | None = Field(
-        None, ge=1, description="Length of given vectors of codes; default codes are learned."
-    )
-    context: int = Field(1_000_000, ge=1, description="Most events of a patient.")
+    rotary: bool = True
+    """Attention also encodes the index of a set; its time is encoded in any case."""
+    levels: int = Field(2, ge=1)
+    """Blocks of the set encoder, each with a latent."""
+    inducing: int = Field(4, ge=1)
+    """Inducing points of a set."""
+    latent: int = Field(64, ge=1)
+    """Dimensions of a set's latent."""
+    decoder_layers: int = Field(2, ge=1)
+    """Feed-forward layers of the set decoder."""
+    decoder_history: bool = False
+    """The set decoder also reads the history before the set."""
+    sample: bool = True
+    """Training samples latents; false takes their means."""
+    slot_noise: float = Field(0.1, ge=0)
+    """Noise on the decoder's slots in training."""
+    reconstruction: Literal["chamfer", "sinkhorn"] = "chamfer"
+    """Distance between the events of a set and their reconstruction."""
+    prior: Prior = "standard"
+    """history: predicted from the preceding sets."""
+    update: Update = "none"
+    """product: the posterior is the product of prior and observation."""
+    free_bits: float = Field(0.03, ge=0)
+    """Nats per dimension and set of a latent without cost."""
+    positive_weight: float = Field(1.0, gt=0)
+    """Weight of patients of class 1; class 0 has 1."""
+    bins: list[float] | None = None
+    """Edges in days from the landmark of the bins of time to the outcome; default no hazards."""
+    horizon: float | None = Field(None, gt=0)
+    """Days from the landmark up to which the hazards of bins give the probability of the outcome; default: as
+    events.labels.horizon says. Without, a head of its own gives it."""
+    competing: int | None = Field(None, ge=0)
+    """Other events that end the wait for the outcome, each with hazards of its own; default: as many as
+    events.labels.competing names."""
+    classes: int | None = Field(None, ge=2)
+    """Classes of a ready label, each with a score; default: as many as events.labels.classes names, or 2."""
+    last_values: bool | None = None
+    """The last value of every code, its change, and whether there is one also act on the outcome linearly; default: if
+    events.scale is log or rank."""
+    code_vectors: int | None = Field(None, ge=1)
+    """Length of given vectors of codes; default codes are learned."""
+    context: int = Field(1_000_000, ge=1)
+    """Most events of a patient."""
 
     @model_validator(mode="after")
     def _rotary_fits(self) -> Config:
@@ -220,10 +220,6 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         """Hidden states of the readouts, (num_seqs, width), in the computing dtype."""
         reading = self._read(batch)
         return self._readouts(self._states(reading), reading)
-
-    @property
-    def outcome_share(self) -> float:
-        return 1.0 if self.last_values is None else FIRST_SHARE
 
     def begin(self, batch: RaggedBatch, patient: Tensor | None = None) -> None:
         """Let the linear path, if there is one, begin as ridge regression on patients, and the network near zero."""

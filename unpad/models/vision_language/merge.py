@@ -435,17 +435,22 @@ def _pair_off(x: Tensor, layout: Layout, excess: Tensor) -> tuple[Tensor, Tensor
 class MergeConfig(Section):
     """Settings of merging: fewer visual tokens per image before the language model."""
 
-    variant: Literal["simple", "question", "slots", "similarity", "class_token"] = Field(
-        description="simple: the best by a learned score become means of what is like them; question: the same, having "
-        "seen the question; slots: learned queries; similarity: the most alike are merged (ToMe); class_token: those "
-        "stay that receive most attention in the tower (VisionZip)."
-    )
-    ratio: float | None = Field(None, gt=0, le=1, description="Tokens left of each image per token; not for slots.")
-    slots: int | None = Field(None, ge=1, description="Tokens that slots makes of each image.")
-    inner: int = Field(512, ge=1, description="Channels inside simple, question and slots.")
-    heads: int = Field(4, ge=1, description="Attention heads of question and slots.")
-    temperature: float = Field(1.0, gt=0, description="Of the shares of simple and question; small: one each.")
-    dropout: float = Field(0.1, ge=0, lt=1, description="Inside simple, question and slots.")
+    variant: Literal["simple", "question", "slots", "similarity", "class_token"]
+    """simple: the best by a learned score become means of what is like them; question: the same, having seen the
+    question; slots: learned queries; similarity: the most alike are merged (ToMe); class_token: those stay that receive
+    most attention in the tower (VisionZip)."""
+    ratio: float | None = Field(None, gt=0, le=1)
+    """Tokens left of each image per token; not for slots."""
+    slots: int | None = Field(None, ge=1)
+    """Tokens that slots makes of each image."""
+    inner: int = Field(512, ge=1)
+    """Channels inside simple, question and slots."""
+    heads: int = Field(4, ge=1)
+    """Attention heads of question and slots."""
+    temperature: float = Field(1.0, gt=0)
+    """Of the shares of simple and question; small: one each."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Inside simple, question and slots."""
 
     @model_validator(mode="after")
     def _fit(self) -> MergeConfig:

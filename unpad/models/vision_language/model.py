@@ -56,15 +56,20 @@ class Config(ModelConfig):
     """The `model` section of a recipe."""
 
     kind: Literal["vision_language"] = "vision_language"
-    vision: TowerConfig = Field(default_factory=TowerConfig, description="The vision tower.")
-    language: decoder.Config = Field(
-        default_factory=decoder.Config, description="The language model, with the fields of a decoder."
-    )
-    projector_activation: Literal["relu", "gelu", "quick_gelu"] = Field("gelu", description="Of the projector.")
-    projector_bias: bool = Field(True, description="Biases in the projector.")
-    image_id: int | None = Field(None, description="Id of the placeholders; None: only their number is checked.")
-    merge: MergeConfig | None = Field(None, description="Fewer visual tokens before the language model.")
-    prune: PruneConfig | None = Field(None, description="Removal of visual tokens before or inside the language model.")
+    vision: TowerConfig = Field(default_factory=TowerConfig)
+    """The vision tower."""
+    language: decoder.Config = Field(default_factory=decoder.Config)
+    """The language model, with the fields of a decoder."""
+    projector_activation: Literal["relu", "gelu", "quick_gelu"] = "gelu"
+    """Of the projector."""
+    projector_bias: bool = True
+    """Biases in the projector."""
+    image_id: int | None = None
+    """Id of the placeholders; None: only their number is checked."""
+    merge: MergeConfig | None = None
+    """Fewer visual tokens before the language model."""
+    prune: PruneConfig | None = None
+    """Removal of visual tokens before or inside the language model."""
 
     @model_validator(mode="after")
     def _fit(self) -> Config:

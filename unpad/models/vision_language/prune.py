@@ -32,55 +32,45 @@ from unpad.recipes.training import Ramp, Weight
 class DiscriminatorConfig(Section):
     """Settings of the classifier of hidden states into whole model and pruned model."""
 
-    layers: list[int] = Field(
-        [-1], min_length=1, description="Blocks after which it compares the text, counted from 0, or from the end."
-    )
-    inner: int = Field(512, ge=1, description="Channels inside.")
-    reinit: float = Field(0.0, ge=0, le=1, description="Probability per step that all its weights are reinitialized.")
+    layers: list[int] = Field([-1], min_length=1)
+    """Blocks after which it compares the text, counted from 0, or from the end."""
+    inner: int = Field(512, ge=1)
+    """Channels inside."""
+    reinit: float = Field(0.0, ge=0, le=1)
+    """Probability per step that all its weights are reinitialized."""
 
 
 class PruneConfig(Section):
     """Pruning: the visual tokens that the language model drops, and the blocks before or after which it does."""
 
-    layers: list[int] = Field(
-        min_length=1, description="Blocks after which tokens are removed, counted from 0; -1 before the first."
-    )
-    method: Literal["learned", "relevance", "random", "uniform", "attention", "class_token"] = Field(
-        "learned",
-        description="Who judges tokens: heads that learn it as tokens fade out, heads that learn how much the loss of "
-        "the whole model depends on each, or a ranking to compare them with.",
-    )
-    inner: int = Field(512, ge=2, description="Channels inside a head.")
-    heads: int = Field(4, ge=1, description="Attention heads of a head.")
-    question: bool = Field(True, description="Heads read the question; false: they choose by the image alone.")
-    attention_weight: Literal["none", "fixed", "learned"] = Field(
-        "none",
-        description="Add to a head's logits the attention that tokens receive from the question, relative to even "
-        "attention on all of them, times 0.5 or learned.",
-    )
-    keep: float | None = Field(
-        None, gt=0, le=1, description="Share that stays of the visual tokens of a sample that reach each layer."
-    )
-    threshold: float = Field(
-        0.5,
-        ge=0,
-        lt=1,
-        description="Probability, with one fixed draw of the noise of training, above which heads keep a token, where "
-        "keep does not say how many.",
-    )
-    target: float | None = Field(
-        None,
-        gt=0,
-        description="What sparsity wants kept of a sample after the last layer: up to 1 a share, above it tokens. "
-        "Default what keep leaves, and 0.5 without it.",
-    )
-    one_sided: bool = Field(True, description="Keeping less than the target costs nothing.")
-    temperature: Weight = Field(
-        1.0, description="Of the heads' probabilities: a number, or a ramp such as {start: 1, end: 0.1, share: 0.5}."
-    )
-    discriminator: DiscriminatorConfig | None = Field(
-        None, description="What the terms `adversarial` and `discriminator` are made with."
-    )
+    layers: list[int] = Field(min_length=1)
+    """Blocks after which tokens are removed, counted from 0; -1 before the first."""
+    method: Literal["learned", "relevance", "random", "uniform", "attention", "class_token"] = "learned"
+    """Who judges tokens: heads that learn it as tokens fade out, heads that learn how much the loss of the whole model
+    depends on each, or a ranking to compare them with."""
+    inner: int = Field(512, ge=2)
+    """Channels inside a head."""
+    heads: int = Field(4, ge=1)
+    """Attention heads of a head."""
+    question: bool = True
+    """Heads read the question; false: they choose by the image alone."""
+    attention_weight: Literal["none", "fixed", "learned"] = "none"
+    """Add to a head's logits the attention that tokens receive from the question, relative to even attention on all of
+    them, times 0.5 or learned."""
+    keep: float | None = Field(None, gt=0, le=1)
+    """Share that stays of the visual tokens of a sample that reach each layer."""
+    threshold: float = Field(0.5, ge=0, lt=1)
+    """Probability, with one fixed draw of the noise of training, above which heads keep a token, where keep does not
+    say how many."""
+    target: float | None = Field(None, gt=0)
+    """What sparsity wants kept of a sample after the last layer: up to 1 a share, above it tokens. Default what keep
+    leaves, and 0.5 without it."""
+    one_sided: bool = True
+    """Keeping less than the target costs nothing."""
+    temperature: Weight = 1.0
+    """Of the heads' probabilities: a number, or a ramp such as {start: 1, end: 0.1, share: 0.5}."""
+    discriminator: DiscriminatorConfig | None = None
+    """What the terms `adversarial` and `discriminator` are made with."""
 
     @property
     def learns(self) -> bool:

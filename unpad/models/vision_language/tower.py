@@ -33,15 +33,16 @@ class TowerConfig(BlockConfig):
     activation: Kind = "gelu"
     bias: bool = True
     causal: bool = False
-    patch: int = Field(14, ge=1, description="Side of a patch, in pixels.")
-    positions: Literal["grid", "learned"] = Field(
-        "grid", description="grid: images of any size; learned: a table for one size, and a class token per image."
-    )
-    side: int = Field(24, ge=1, description="Rows and columns of patches in the one size that learned positions know.")
-    pre_norm: bool = Field(False, description="Normalise patches before the first block.")
-    feature_layer: int = Field(
-        -2, description="Block after which features are taken: 0 before the first, -1 after the last, -2 one earlier."
-    )
+    patch: int = Field(14, ge=1)
+    """Side of a patch, in pixels."""
+    positions: Literal["grid", "learned"] = "grid"
+    """grid: images of any size; learned: a table for one size, and a class token per image."""
+    side: int = Field(24, ge=1)
+    """Rows and columns of patches in the one size that learned positions know."""
+    pre_norm: bool = False
+    """Normalise patches before the first block."""
+    feature_layer: int = -2
+    """Block after which features are taken: 0 before the first, -1 after the last, -2 one earlier."""
 
     @model_validator(mode="after")
     def _layer_exists(self) -> TowerConfig:

@@ -20,7 +20,7 @@ Inputs = Mapping[str, object]
 
 def base_of(model: nn.Module) -> nn.Module:
     """The model under adapters."""
-    under: nn.Module = model.get_base_model() if hasattr(model, "get_base_model") else model  # type: ignore[operator]
+    under: nn.Module = getattr(model, "get_base_model", lambda: model)()
     return under
 
 

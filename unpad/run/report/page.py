@@ -189,7 +189,7 @@ def _evaluation(folder: Path, family: FamilySection) -> list[PageSection]:
     try:
         evaluation = upgrade.evaluation(read_shaped(folder / EVALUATION, dict[str, Any]))
         *sections, last = family.draw(evaluation)
-        return [*sections, replace(last, text=part_note(evaluation))]
+        return [*sections, replace(last, text=f"{last.text} {part_note(evaluation)}".strip())]
     except (UnpadError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         # It is missing, damaged, or lacks what is drawn today, which the next evaluation writes.
         hint = f"unpad eval {folder.resolve().name} adds {family.adds}."
