@@ -32,6 +32,15 @@ MAMBA = {"mamba_n_heads": 4, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chu
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"num_hidden_layers": 1},  # of most trainers in tests: qwen3 and mistral have its layers, and two of them
     "mistral": {"sliding_window": 8},
+    "qwen2": {},
+    "smollm3": {"num_hidden_layers": 4},
+    "gemma": {"head_dim": 16},
+    "phi3": {},
+    "olmo2": {},
+    "gpt_neox": {"attention_dropout": 0.0, "hidden_dropout": 0.0},
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen3_moe": {"head_dim": 16, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 24},
+    "mamba2": {"state_size": 8, "num_heads": 4, "head_dim": 16, "expand": 2, "n_groups": 1, "chunk_size": 8},
     "qwen3": {"head_dim": 16},
     "gemma2": {"head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
     "gemma3": {"kind": "gemma3_text", "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16},
@@ -62,7 +71,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def make_model(name: str, attention: str | None = None, **changes: Any) -> PreTrainedModel:
-    """A model of a family in fp32 and train mode, without dropout, its weights so large that every part matters."""
+    """A model of a family in fp32 and train mode, its weights so large that every part matters."""
     fields = {**SHARED, **FAMILIES[name], **changes}
     config = AutoConfig.for_model(fields.pop("kind", name), **fields)
     torch.manual_seed(0)
@@ -73,9 +82,6 @@ def make_model(name: str, attention: str | None = None, **changes: Any) -> PreTr
                 weight.mul_(3)
             elif weight.dim() == 1 and not key.endswith(("A_log", "dt_bias", ".D")):
                 weight.add_(0.2 * torch.randn_like(weight))
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
     if attention is not None:
         model.set_attn_implementation(attention)
     return model.train()

@@ -7,7 +7,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.hf.families import IGNORED, VOCAB, distance, make_model, make_rows, make_sequences
-from tests.hf.trainers import Recorder, make_trainer, tokenizer
+from tests.hf.families import IGNORED, SHARED, VOCAB, distance, make_model, make_rows, make_sequences
+from tests.hf.trainers import Recorder, make_trainer, tokenizer, trained
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -89,17 +89,16 @@ def truth_of(model: nn.Module, pairs: Pairs, loss: Loss = plain_loss) -> tuple[f
 
 def error_of(trainer: Trainer, wanted: Mapping[str, Tensor]) -> float:
     """Distance of the gradients of an epoch in one update, in which nothing is learnt."""
-    recorder = Recorder()
-    trainer.add_callback(recorder)
-    trainer.train()
+    recorder = trained(trainer)
     assert recorder.num_steps == 1
     return distance(recorder.gradient, wanted)
 
 
-def kept(trainer: Trainer, pairs: Pairs, loss: Loss = plain_loss, prove: bool = True, tokens: int = 64) -> None:
+def kept(trainer: Trainer, pairs: Pairs, loss: Loss = plain_loss, prove: bool = True, warns: str = "") -> None:
     """After `attach` the update is that of the sequences, and the certificate is of the trainer before."""
     _, wanted = truth_of(trainer.model, pairs, loss)
-    attachment = attach(trainer, tokens_per_micro=tokens, prove=prove)
+    with pytest.warns(UserWarning, match=warns) if warns else nullcontext():
+        attachment = attach(trainer, tokens_per_micro=64, prove=prove)
     assert not prove or attachment.certificate is not None
     certificate = prove_trainer(trainer)
     assert certificate.passed, str(certificate)
@@ -149,18 +148,29 @@ def masked_prompt(ids: Sequence[int]) -> list[int]:
 
 
 pad = Padded(tokenizer())
+BERT = {name: SHARED[name] for name in ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads")}
+plain_labels = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
+PROMPTS = [(ids, masked_prompt(ids)) for ids in SEQUENCES]
+
+
+def padded(pairs: Pairs) -> Any:
+    return pad([{"input_ids": ids, "labels": labels} for ids, labels in pairs])
+
+
+def tokens_of(rows: list[dict[str, Any]]) -> list[list[int]]:
+    return [row["input_ids"] for row in rows]
 
 
 # --------------------------------------------------------------------------- targets
 
 
 def masking(rows: list[dict[str, Any]]) -> Any:
-    return pad([{"input_ids": row["input_ids"], "labels": masked_prompt(row["input_ids"])} for row in rows])
+    return padded([(ids, masked_prompt(ids)) for ids in tokens_of(rows)])
 
 
 def masks_prompts(folder: Path) -> None:
-    kept(plain(folder, alone(SEQUENCES), masking), [(ids, masked_prompt(ids)) for ids in SEQUENCES])
-    kept(plain(folder, alone(SEQUENCES), masking), [(ids, masked_prompt(ids)) for ids in SEQUENCES], prove=False)
+    for prove in (True, False):
+        kept(plain(folder, alone(SEQUENCES), masking), PROMPTS, prove=prove)
 
 
 def tokenizes(folder: Path) -> None:
@@ -168,8 +178,7 @@ def tokenizes(folder: Path) -> None:
     texts = [" ".join(f"t{token}" for token in one) for one in SEQUENCES]
 
     def written(rows: list[dict[str, Any]]) -> Any:
-        ids = [words.convert_tokens_to_ids(row["text"].split()) for row in rows]
-        return pad([{"input_ids": one, "labels": one} for one in ids])
+        return padded(whole([words.convert_tokens_to_ids(row["text"].split()) for row in rows]))
 
     rows = data([{"text": text} for text in texts])
     kept(plain(folder, rows, written, remove_unused_columns=False), whole(SEQUENCES))
@@ -177,17 +186,19 @@ def tokenizes(folder: Path) -> None:
 
 def pads_in_the_data(folder: Path) -> None:
     width = max(map(len, SEQUENCES))
-    for side in ("right", "left"):
-        rows = []
-        for one in SEQUENCES:
-            gap = [0] * (width - len(one))
-            row = {"input_ids": [*one, *gap], "labels": [*one, *(IGNORED for _ in gap)]}
-            row["attention_mask"] = [*(1 for _ in one), *gap]
-            if side == "left":
-                row = {"input_ids": [*gap, *one], "labels": [*(IGNORED for _ in gap), IGNORED, *one[1:]]}
-                row["attention_mask"] = [*gap, *(1 for _ in one)]
-            rows.append(row)
-        kept(plain(folder, data(rows), default_data_collator), whole(SEQUENCES))
+
+    def row(one: list[int], left: bool) -> dict[str, Any]:
+        gap = width - len(one)
+
+        def wide(values: list[int], value: int) -> list[int]:
+            return [value] * gap + values if left else values + [value] * gap
+
+        labels = [IGNORED, *one[1:]] if left else one
+        return {"input_ids": wide(one, 0), "labels": wide(labels, IGNORED), "attention_mask": wide([1] * len(one), 0)}
+
+    for left in (False, True):
+        rows = data([row(one, left) for one in SEQUENCES])
+        kept(plain(folder, rows, default_data_collator), whole(SEQUENCES))
 
 
 def pads_with_the_end(folder: Path) -> None:
@@ -202,14 +213,14 @@ def pads_with_the_end(folder: Path) -> None:
         return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(ids == 2, IGNORED)}
 
     for collator in (DataCollatorForLanguageModeling(words, mlm=False), compared):
-        with pytest.warns(UserWarning, match="takes the last token, 2, of . of . rows for padding"):
-            kept(plain(folder, alone(ended), collator), pairs)
+        text = "takes the last token, 2, of . of . rows for padding"
+        kept(plain(folder, alone(ended), collator), pairs, warns=text)
 
 
 def hides_the_end(folder: Path) -> None:
     ended = [[*one, 2] for one in SEQUENCES]
 
-    def padded(rows: list[dict[str, Any]], left: bool = False) -> dict[str, Tensor]:
+    def hidden(rows: list[dict[str, Any]], left: bool = False) -> dict[str, Tensor]:
         ids = [torch.tensor(row["input_ids"]) for row in rows]
         labels = [torch.cat([one.new_tensor([IGNORED]), one[1:]]) for one in ids]
         side = "left" if left else "right"
@@ -224,29 +235,23 @@ def hides_the_end(folder: Path) -> None:
 
     wide = data([in_the_data(one, 1 + max(map(len, ended))) for one in ended])
     for rows, collator in (
-        (alone(ended), padded), (alone(ended), partial(padded, left=True)), (wide, default_data_collator),
+        (alone(ended), hidden), (alone(ended), partial(hidden, left=True)), (wide, default_data_collator),
     ):  # fmt: skip
         assert prove_trainer(plain(folder, rows, collator)).verdict == "sound"
         kept(plain(folder, rows, collator), whole(ended))
 
 
 def stock_collators(folder: Path) -> None:
-    kept(plain(folder, data(ROWS), Padded(tokenizer())), labelled(ROWS))
-    kept(plain(folder, data(ROWS), Padded(tokenizer(), pad_to_multiple_of=8)), labelled(ROWS))
-    kept(plain(folder, alone(SEQUENCES), DataCollatorForLanguageModeling(tokenizer(), mlm=False)), whole(SEQUENCES))
-    kept(plain(folder, data(ROWS), DataCollatorWithFlattening()), labelled(ROWS))
-    wanted = truth_of(make_model("llama"), labelled(ROWS))[1]
-    trainer = plain(folder, data(ROWS), DataCollatorWithPadding(tokenizer()))  # it pads no labels
-    with pytest.warns(UserWarning, match="could not compute its own first update.*Unable to create tensor"):
-        attach(trainer, tokens_per_micro=64)
-    assert error_of(trainer, wanted) < 1e-5
+    for collator in (pad, Padded(tokenizer(), pad_to_multiple_of=8), DataCollatorWithFlattening()):
+        kept(plain(folder, data(ROWS), collator), labelled(ROWS))
+    kept(plain(folder, alone(SEQUENCES), plain_labels), whole(SEQUENCES))
+    unable = "could not compute its own first update.*Unable to create tensor"  # it pads no labels
+    kept(plain(folder, data(ROWS), DataCollatorWithPadding(tokenizer())), labelled(ROWS), warns=unable)
     blocks = [(one * 9)[:12] for one in SEQUENCES]
     rows = data([{"input_ids": one, "labels": one} for one in blocks])
     kept(plain(folder, rows, default_data_collator), whole(blocks))
-    sft = make_trainer("sft", make_model("llama"), folder, train_dataset=data(ROWS))
-    kept(sft, labelled(ROWS))
-    free = {"padding_free": True, "max_length": None, "pad_to_multiple_of": 8}
-    kept(make_trainer("sft", make_model("llama"), folder, train_dataset=data(ROWS), **free), labelled(ROWS))
+    for options in ({}, {"padding_free": True, "max_length": None, "pad_to_multiple_of": 8}):
+        kept(make_trainer("sft", make_model("llama"), folder, train_dataset=data(ROWS), **options), labelled(ROWS))
 
 
 def packed(folder: Path) -> None:
@@ -272,7 +277,7 @@ def transformed(folder: Path) -> None:
         return {"input_ids": [[int(word) for word in text.split()] for text in rows["text"]]}
 
     rows = data([{"text": " ".join(map(str, one))} for one in SEQUENCES]).with_transform(tokens)
-    kept(plain(folder, rows, masking, remove_unused_columns=False), [(ids, masked_prompt(ids)) for ids in SEQUENCES])
+    kept(plain(folder, rows, masking, remove_unused_columns=False), PROMPTS)
 
 
 def drawn_anew(folder: Path) -> None:
@@ -281,8 +286,7 @@ def drawn_anew(folder: Path) -> None:
         return {"input_ids": [one[at : at + 8] for one, at in zip(rows["input_ids"], starts, strict=True)]}
 
     long = alone(make_sequences(16, seed=6, low=18, high=30)).with_transform(crop)
-    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-    named(plain(folder, long, collator, remove_unused_columns=False), "a row is drawn anew")
+    named(plain(folder, long, plain_labels, remove_unused_columns=False), "a row is drawn anew")
 
 
 def changes_the_data(folder: Path) -> None:
@@ -300,8 +304,7 @@ def changes_the_data(folder: Path) -> None:
             rows.length = 4
 
     rows = Staged()
-    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-    trainer = plain(folder, rows, collator)
+    trainer = plain(folder, rows, plain_labels)
     trainer.add_callback(Shortens())
     attach(trainer, tokens_per_micro=64)
     with pytest.raises(UnpadError, match=r"a row has .4, 3. tokens and targets, and had"):
@@ -310,30 +313,30 @@ def changes_the_data(folder: Path) -> None:
 
 def random_collator(folder: Path) -> None:
     def drawn(rows: list[dict[str, Any]]) -> Any:
-        keep = [[IGNORED if random.random() < 0.3 else token for token in row["input_ids"]] for row in rows]
-        return pad([{"input_ids": row["input_ids"], "labels": own} for row, own in zip(rows, keep, strict=True)])
+        return padded([(ids, [IGNORED if random.random() < 0.3 else one for one in ids]) for ids in tokens_of(rows)])
 
     named(plain(folder, alone(SEQUENCES), drawn), "a row is drawn anew each time .* the collator .*drawn")
 
 
 def other_in_batches(folder: Path) -> None:
     def to_the_shortest(rows: list[dict[str, Any]]) -> Any:
-        least = min(len(row["input_ids"]) for row in rows)
-        return pad([{"input_ids": row["input_ids"][:least], "labels": row["input_ids"][:least]} for row in rows])
+        least = min(map(len, tokens_of(rows)))
+        return padded(whole([ids[:least] for ids in tokens_of(rows)]))
 
     def first_alone(rows: list[dict[str, Any]]) -> Any:
-        made = pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+        made = padded(whole(tokens_of(rows)))
         made["labels"][1:] = IGNORED
         return made
 
-    named(plain(folder, alone(SEQUENCES), to_the_shortest), "to_the_shortest gives rows others in a batch of 3")
-    named(plain(folder, alone(SEQUENCES), first_alone), "first_alone gives rows others in a batch of 3")
+    for collator in (to_the_shortest, first_alone):
+        message = f"{collator.__name__} gives rows others in a batch of 3"
+        named(plain(folder, alone(SEQUENCES), collator), message)
 
 
 def no_single_rows(folder: Path) -> None:
     def pairs(rows: list[dict[str, Any]]) -> Any:
         assert len(rows) > 1, "a pair"
-        return pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+        return padded(whole(tokens_of(rows)))
 
     named(plain(folder, alone(SEQUENCES), pairs), "pairs fails on a row alone: AssertionError: a pair")
 
@@ -343,10 +346,9 @@ def hides_tokens(folder: Path) -> None:
     words.add_special_tokens({"mask_token": "t4"})
     collator = DataCollatorForLanguageModeling(words, mlm=True)
     named(plain(folder, alone(SEQUENCES), collator), "DataCollatorForLanguageModeling has mlm=True")
-    for kind in ("bert", "modernbert"):
-        model = AutoModelForMaskedLM.from_config(small(kind))
-        trainer = make_trainer("plain", model, folder, train_dataset=alone(SEQUENCES), data_collator=collator)
-        named(trainer, f"{type(model).__name__} is a masked language model")
+    model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **BERT))
+    trainer = make_trainer("plain", model, folder, train_dataset=alone(SEQUENCES), data_collator=collator)
+    named(trainer, "BertForMaskedLM is a masked language model")
 
 
 def no_ids(folder: Path) -> None:
@@ -362,7 +364,7 @@ def changes_rows(folder: Path) -> None:
     def growing(rows: list[dict[str, Any]]) -> Any:
         for row in rows:
             row["input_ids"].append(2)
-        return pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+        return padded(whole(tokens_of(rows)))
 
     rows = [{"input_ids": list(one)} for one in SEQUENCES]
     for given in (rows, alone(SEQUENCES)):
@@ -373,15 +375,16 @@ def changes_rows(folder: Path) -> None:
 # --------------------------------------------------------------------------- columns and losses
 
 
+def weights_of(ids: list[int]) -> list[float]:
+    return [0.3 + token % 3 for token in ids]  # no number of fp32
+
+
 def weigh(name: str) -> Any:
     def weighted(rows: list[dict[str, Any]]) -> Any:
-        made = pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
+        made = padded(whole(tokens_of(rows)))
         width = made["input_ids"].shape[1]
-        if name == "tokens":
-            own = [[0.3 + token % 3 for token in row["input_ids"]] for row in rows]  # no number of fp32
-            made["weights"] = torch.tensor([one + [0.0] * (width - len(one)) for one in own])
-        else:
-            made["weights"] = torch.tensor([float(len(row["input_ids"])) for row in rows])
+        of_tokens = [weights_of(ids) + [0.0] * (width - len(ids)) for ids in tokens_of(rows)]
+        made["weights"] = torch.tensor(of_tokens if name == "tokens" else [1.0] * len(rows))
         return made
 
     return weighted
@@ -397,8 +400,34 @@ class Weighted(Trainer):
 
 
 def weighted_loss(logits: Tensor, labels: Tensor, index: int) -> Tensor:
-    weights = torch.tensor([0.3 + token % 3 for token in labels[1:].tolist()])
+    weights = torch.tensor(weights_of(labels[1:].tolist()))
     return (F.cross_entropy(logits[:-1], labels[1:], reduction="none") * weights).sum()
+
+
+Total = Callable[[Tensor, Tensor], Tensor]  # of logits, (rows, vocabulary, width), and the labels below, (rows, width)
+
+
+def nll_of(logits: Tensor, labels: Tensor) -> Tensor:
+    return F.cross_entropy(logits, labels, reduction="none", ignore_index=IGNORED)
+
+
+def by_loss(name: str, total: Total, divide: Callable[[Tensor, Any], Any] = lambda labels, count: count) -> Any:
+    """A trainer with a loss of logits and the labels of the tokens that they predict.
+
+    Args:
+        divide: what the total is divided by, of the labels of a batch, (rows, width), and the targets of the update.
+    """
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        given, labels = {name: x for name, x in inputs.items() if name != "labels"}, inputs["labels"]
+        logits = model(**given).logits.transpose(1, 2)
+        return total(logits[..., :-1], labels[:, 1:]) / divide(labels, num_items_in_batch)
+
+    return type(name, (Trainer,), {"compute_loss": compute_loss})
+
+
+def of_sequence(total: Total) -> Loss:
+    return lambda logits, labels, index: total(logits[:-1].T[None], labels[None, 1:])
 
 
 def columns_of_tokens(folder: Path) -> None:
@@ -426,21 +455,18 @@ class Fading(Trainer):
     """A second term fades while training goes on."""
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        inputs = dict(inputs)
-        labels = inputs.pop("labels")
-        logits = model(**inputs).logits[:, :-1].flatten(0, 1)
-        nll = F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum")
         share = 1 - self.state.global_step / self.state.max_steps
-        real = labels[:, 1:].flatten() != IGNORED
-        return (nll + 0.1 * share * logits[real].logsumexp(-1).square().sum()) / num_items_in_batch
+        kind = by_loss("Faded", partial(faded, share=share))
+        return kind.compute_loss(self, model, inputs, num_items_in_batch=num_items_in_batch)
+
+
+def faded(logits: Tensor, labels: Tensor, share: float = 1.0) -> Tensor:
+    real = labels != IGNORED
+    return nll_of(logits, labels).sum() + 0.1 * share * logits.logsumexp(1)[real].square().sum()
 
 
 def reads_the_state(folder: Path) -> None:
-    def faded(logits: Tensor, labels: Tensor, index: int) -> Tensor:
-        real = labels[1:] != IGNORED
-        return plain_loss(logits, labels, index) + 0.1 * logits[:-1][real].logsumexp(-1).square().sum()
-
-    kept(plain(folder, data(ROWS), None, Fading), labelled(ROWS), faded)
+    kept(plain(folder, data(ROWS), None, Fading), labelled(ROWS), of_sequence(faded))
 
 
 class TwoHeads(LlamaForCausalLM):
@@ -474,8 +500,7 @@ def second_head(folder: Path) -> None:
     (sum(pairs) / sum(len(ids) - 1 for ids in SEQUENCES)).backward()
     wanted = {name: p.grad for name, p in double.named_parameters() if p.grad is not None}
     options = {"train_dataset": alone(SEQUENCES), "per_device_train_batch_size": 3}
-    collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-    trainer = make_trainer("plain", model, folder, data_collator=collator, **options)
+    trainer = make_trainer("plain", model, folder, data_collator=plain_labels, **options)
     with pytest.warns(UserWarning, match="was not right, and is on flat batches: wrong loss"):
         attach(trainer, tokens_per_micro=64)
     assert prove_trainer(trainer).passed
@@ -493,16 +518,8 @@ def columns_of_rows(folder: Path) -> None:
     named(plain(folder, alone(SEQUENCES), weigh("rows"), Weighted), r"weigh.*gives `weights` of shape \(1,\)")
 
 
-class Focal(Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs["labels"]
-        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits[:, :-1]
-        nll = F.cross_entropy(logits.flatten(0, 1), labels[:, 1:].flatten(), reduction="none", ignore_index=IGNORED)
-        return ((1 - (-nll).exp()) ** 2 * nll).sum() / num_items_in_batch
-
-
-def focal_loss(logits: Tensor, labels: Tensor, index: int) -> Tensor:
-    nll = F.cross_entropy(logits[:-1], labels[1:], reduction="none", ignore_index=IGNORED)
+def focal(logits: Tensor, labels: Tensor) -> Tensor:
+    nll = nll_of(logits, labels)
     return ((1 - (-nll).exp()) ** 2 * nll).sum()
 
 
@@ -512,7 +529,7 @@ class Passing(Trainer):
 
 
 def right_losses(folder: Path) -> None:
-    kept(plain(folder, data(ROWS), None, Focal), labelled(ROWS), focal_loss)
+    kept(plain(folder, data(ROWS), None, by_loss("Focal", focal)), labelled(ROWS), of_sequence(focal))
     kept(plain(folder, data(ROWS), None, Passing), labelled(ROWS))
 
     def given(outputs: Any, labels: Tensor, num_items_in_batch: Any = None) -> Tensor:
@@ -520,6 +537,9 @@ def right_losses(folder: Path) -> None:
         return F.cross_entropy(logits, labels[:, 1:].flatten(), reduction="sum") / num_items_in_batch
 
     kept(plain(folder, data(ROWS), None, compute_loss_func=given), labelled(ROWS))
+
+
+ONE_BATCH = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
 
 
 class Ignoring(Trainer):
@@ -530,33 +550,25 @@ class Ignoring(Trainer):
 def ignores_the_count(folder: Path) -> None:
     trainer = plain(folder, data(ROWS), None, Ignoring, gradient_accumulation_steps=3)
     refused(trainer, r"your own \(Ignoring.compute_loss\).*not divided by the 3 micro-batches")
-    options = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
-    trainer = plain(folder, data(ROWS), None, Ignoring, **options)
+    trainer = plain(folder, data(ROWS), None, Ignoring, **ONE_BATCH)
     attach(trainer, tokens_per_micro=10_000)
     assert error_of(trainer, truth_of(trainer.model, labelled(ROWS))[1]) < 1e-5
 
 
+def two_ahead(logits: Tensor, labels: Tensor) -> Tensor:
+    """Learns the token after the next one too."""
+    return nll_of(logits, labels).sum() + nll_of(logits[..., :-1], labels[:, 1:]).sum()
+
+
 class Unshifted(Trainer):
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        inputs = dict(inputs)
-        labels = inputs.pop("labels")
-        logits = model(**inputs).logits
-        return F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / num_items_in_batch
+        given = {name: x for name, x in inputs.items() if name != "labels"}
+        return nll_of(model(**given).logits.transpose(1, 2), inputs["labels"]).sum() / num_items_in_batch
 
 
 def forgets_the_shift(folder: Path) -> None:
-    rows = [{"input_ids": one, "labels": masked_prompt(one)} for one in SEQUENCES]
+    rows = [{"input_ids": ids, "labels": labels} for ids, labels in PROMPTS]
     refused(plain(folder, data(rows), None, Unshifted), "shift")
-
-
-class TwoAhead(Trainer):
-    """Learns the token after the next one too."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs["labels"]
-        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits.transpose(1, 2)
-        total = F.cross_entropy(logits[:, :, :-1], labels[:, 1:], reduction="sum")
-        return (total + F.cross_entropy(logits[:, :, :-2], labels[:, 2:], reduction="sum")) / num_items_in_batch
 
 
 class ReadsAttention(Trainer):
@@ -585,40 +597,26 @@ def reads_attention(folder: Path) -> None:
     refused(trainer, r"your own \(ByArguments.compute_loss\)")
 
 
-class PerSequence(Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        inputs = dict(inputs)
-        labels = inputs.pop("labels")[:, 1:]
-        logits = model(**inputs).logits[:, :-1]
-        nll = F.cross_entropy(logits.transpose(1, 2), labels, reduction="none", ignore_index=IGNORED)
-        counts = (labels != IGNORED).sum(1).clamp(min=1)
-        self.loss_is_scaled_for_ga = False
-        return (nll.sum(1) / counts).mean()
+def mean_of_rows(logits: Tensor, labels: Tensor) -> Tensor:
+    return (nll_of(logits, labels).sum(1) / (labels != IGNORED).sum(1).clamp(min=1)).mean()
 
 
-class BeforeShift(Trainer):
-    """Divides by the labels of the batch, that of each row's first token too."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs["labels"]
-        logits = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"]).logits.transpose(1, 2)
-        self.loss_is_scaled_for_ga = False
-        return F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="sum") / (labels != IGNORED).sum()
+def total_nll(logits: Tensor, labels: Tensor) -> Tensor:
+    return nll_of(logits, labels).sum()
 
 
-class Budget(Trainer):
-    """A sum over tokens, divided by a number that never changes."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        labels = inputs["labels"]
-        logits = model(**{name: x for name, x in inputs.items() if name != "labels"}).logits.transpose(1, 2)
-        return F.cross_entropy(logits[..., :-1], labels[:, 1:], reduction="sum") / 64
+NO_MEANS = (
+    by_loss("PerSequence", mean_of_rows, lambda labels, count: 1),
+    # The labels of the batch, that of each row's first token too.
+    by_loss("BeforeShift", total_nll, lambda labels, count: (labels != IGNORED).sum()),
+    by_loss("Budget", total_nll, lambda labels, count: 64),
+)
 
 
 def no_mean_over_targets(folder: Path) -> None:
     """A divisor of the batch or a constant, also where an update is one micro-batch."""
     rows = data(labelled_rows(whole(SEQUENCES)))
-    for kind in (PerSequence, BeforeShift, Budget):
+    for kind in NO_MEANS:
         for num in (1, 2):
             sizes = {"gradient_accumulation_steps": num, "per_device_train_batch_size": 8 // num}
             refused(plain(folder, rows, pad, kind, **sizes), rf"your own \({kind.__name__}.compute_loss\)")
@@ -649,28 +647,22 @@ class Student(Trainer):
 def reads_rows(folder: Path) -> None:
     """What a flat batch does not have: its mask, rows of a second model, tokens two ahead."""
     refused(plain(folder, data(ROWS), None, ReadsMask), "ReadsMask.compute_loss: refused: KeyError: .attention_mask.")
-    refused(plain(folder, data(ROWS), None, TwoAhead), "flat batches is not .* with TwoAhead.compute_loss")
+    trainer = plain(folder, data(ROWS), None, by_loss("TwoAhead", two_ahead))
+    refused(trainer, "flat batches is not .* with TwoAhead.compute_loss")
     trainer = plain(folder, data(ROWS), None, Student)
     vars(trainer)["teacher"] = make_model("gpt2")
     refused(trainer, "flat batches is not .* with Student.compute_loss")
 
 
 def mended(folder: Path) -> None:
+    text = "was not right, and is on flat batches: wrong loss"
     trainer = plain(folder, data(ROWS))
     trainer.model_accepts_loss_kwargs = False
-    wanted = truth_of(trainer.model, labelled(ROWS))[1]
-    with pytest.warns(UserWarning, match="was not right, and is on flat batches: wrong loss"):
-        attach(trainer, tokens_per_micro=64)
-    assert error_of(trainer, wanted) < 1e-5
+    kept(trainer, labelled(ROWS), warns=text)
     words = tokenizer()
     words.padding_side = "left"
-    model = make_model("gpt2")
     options = {"per_device_train_batch_size": 3, "train_dataset": data(ROWS), "data_collator": Padded(words)}
-    trainer = make_trainer("plain", model, folder, **options)
-    wanted = truth_of(model, labelled(ROWS))[1]
-    with pytest.warns(UserWarning, match="was not right, and is on flat batches: wrong loss"):
-        attach(trainer, tokens_per_micro=64)
-    assert error_of(trainer, wanted) < 1e-5
+    kept(make_trainer("plain", make_model("gpt2"), folder, **options), labelled(ROWS), warns=text)
 
 
 def label_smoothing(folder: Path) -> None:
@@ -716,8 +708,7 @@ def own_evaluation(folder: Path) -> None:
 
     for kind in (Half, Looking):
         options = {"eval_dataset": alone(HELD_OUT), "per_device_eval_batch_size": 2}
-        collator = DataCollatorForLanguageModeling(tokenizer(), mlm=False)
-        trainer = plain(folder, alone(SEQUENCES), collator, kind, **options)
+        trainer = plain(folder, alone(SEQUENCES), plain_labels, kind, **options)
         before = trainer.evaluate()["eval_loss"]
         attach(trainer, tokens_per_micro=64)
         assert trainer.evaluate()["eval_loss"] == pytest.approx(before, rel=1e-5)
@@ -732,15 +723,13 @@ def changed_later(folder: Path) -> None:
         with pytest.raises(UnpadError, match=r"data_collator is another than when unpad.hf.attach proved"):
             call()
     attach(trainer, tokens_per_micro=64)
-    pairs = [(ids, masked_prompt(ids)) for ids in SEQUENCES]
-    assert error_of(trainer, truth_of(trainer.model, pairs)[1]) < 1e-5
+    assert error_of(trainer, truth_of(trainer.model, PROMPTS)[1]) < 1e-5
     trainer = plain(folder, data(ROWS))
     attach(trainer, tokens_per_micro=64)
     trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs.logits.mean()
     with pytest.raises(UnpadError, match="compute_loss_func is another"):
         trainer.train()
-    options = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 1}
-    trainer = plain(folder, data(ROWS), None, Ignoring, **options)
+    trainer = plain(folder, data(ROWS), None, Ignoring, **ONE_BATCH)
     attach(trainer, tokens_per_micro=64)
     trainer.args.gradient_accumulation_steps = 3
     with pytest.raises(UnpadError, match="gradient_accumulation_steps is another"):
@@ -806,8 +795,7 @@ class Numbered(torch.utils.data.IterableDataset):
 
 def evaluates_streams(folder: Path) -> None:
     trainer = plain(folder, alone(SEQUENCES), masking, eval_dataset=Numbered(), per_device_eval_batch_size=3)
-    pairs = [(one, masked_prompt(one)) for one in SEQUENCES]
-    wanted = truth_of(trainer.model, pairs)[0]
+    wanted = truth_of(trainer.model, PROMPTS)[0]
     attach(trainer, tokens_per_micro=64)
     assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, rel=1e-5)
 
@@ -837,38 +825,6 @@ def callbacks(folder: Path) -> None:
     assert set(shapes) == {1}
 
 
-def other_model(trainer: Trainer) -> None:
-    trainer.model = trainer.model_wrapped = make_model("llama")
-
-
-def other_model_alone(trainer: Trainer) -> None:
-    trainer.model = make_model("llama")
-
-
-def other_attention(trainer: Trainer) -> None:
-    trainer.model.set_attn_implementation("sdpa")
-
-
-def other_layer(trainer: Trainer) -> None:
-    trainer.model.model.layers[0].mlp = copy.deepcopy(trainer.model.model.layers[0].mlp)
-
-
-def adapted(trainer: Trainer) -> None:
-    trainer.model.add_adapter(LoraConfig(target_modules=["q_proj"]))
-
-
-def other_loss_function(trainer: Trainer) -> None:
-    trainer.model.loss_function = ForCausalLMLoss
-
-
-def hooked_head(trainer: Trainer) -> None:
-    trainer.model.lm_head.register_forward_hook(lambda module, given, made: made / 2)
-
-
-def hooked_backward(trainer: Trainer) -> None:
-    trainer.model.lm_head.register_full_backward_hook(lambda module, given, made: None)
-
-
 class Wrapper(nn.Module):
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -878,12 +834,12 @@ class Wrapper(nn.Module):
         return self.inner(**inputs)
 
 
-def wrapped(trainer: Trainer) -> None:
-    trainer._wrap_model = lambda model, **kwargs: Wrapper(model)
+def hooked_head(trainer: Trainer) -> None:
+    trainer.model.lm_head.register_forward_hook(lambda module, given, made: made / 2)
 
 
-def no_hooks(trainer: Trainer) -> None:
-    trainer.model._forward_pre_hooks.clear()
+def other_layer(trainer: Trainer) -> None:
+    trainer.model.model.layers[0].mlp = copy.deepcopy(trainer.model.model.layers[0].mlp)
 
 
 def other_forward(trainer: Trainer) -> None:
@@ -901,9 +857,17 @@ class Changing(TrainerCallback):
         self.change(self.trainer)
 
 
-CHANGES_OF_THE_MODEL = (
-    *(other_model, other_model_alone, other_attention, other_layer, adapted, other_loss_function),
-    *(hooked_backward, wrapped, no_hooks, other_forward),
+CHANGES_OF_THE_MODEL: tuple[Callable[[Trainer], object], ...] = (
+    lambda trainer: vars(trainer).update(dict.fromkeys(("model", "model_wrapped"), make_model("llama"))),
+    lambda trainer: setattr(trainer, "model", make_model("llama")),
+    lambda trainer: trainer.model.set_attn_implementation("sdpa"),
+    other_layer,
+    lambda trainer: trainer.model.add_adapter(LoraConfig(target_modules=["q_proj"])),
+    lambda trainer: setattr(trainer.model, "loss_function", ForCausalLMLoss),
+    lambda trainer: trainer.model.lm_head.register_full_backward_hook(lambda module, given, made: None),
+    lambda trainer: setattr(trainer, "_wrap_model", lambda model, **kwargs: Wrapper(model)),
+    lambda trainer: trainer.model._forward_pre_hooks.clear(),
+    other_forward,
 )
 
 # --------------------------------------------------------------------------- evaluation
@@ -1042,18 +1006,12 @@ def noise(folder: Path) -> None:
 # --------------------------------------------------------------------------- other tasks
 
 
-def small(kind: str, **changes: Any) -> Any:
-    fields = {"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2}
-    fields |= {"num_attention_heads": 4, "pad_token_id": 0, **changes}
-    return AutoConfig.for_model(kind, **fields)
-
-
 def other_models(folder: Path) -> None:
     t5 = {"d_model": 32, "d_ff": 48, "num_layers": 2, "num_heads": 4, "d_kv": 8, "decoder_start_token_id": 0}
     models = [
         AutoModelForSeq2SeqLM.from_config(AutoConfig.for_model("t5", vocab_size=VOCAB, **t5)),
         AutoModelForSequenceClassification.from_config(make_model("llama").config),
-        AutoModelForTokenClassification.from_config(small("bert")),
+        AutoModelForTokenClassification.from_config(AutoConfig.for_model("bert", **BERT)),
     ]
     for model in models:
         trainer = make_trainer("plain", model, folder, train_dataset=data(ROWS))
@@ -1061,31 +1019,11 @@ def other_models(folder: Path) -> None:
 
 
 def other_trainers(folder: Path) -> None:
-    from trl import DPOConfig, DPOTrainer, RewardConfig, RewardTrainer
-
-    rows = [{"prompt": "t3 t4", "chosen": " t5 t6", "rejected": " t7"} for _ in range(4)]
-    options = {"output_dir": str(folder), "report_to": [], "use_cpu": True, "bf16": False}
-    words = tokenizer()
-    words.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    dpo = DPOTrainer(
-        make_model("llama"),
-        make_model("llama"),
-        args=DPOConfig(**options),
-        train_dataset=data(rows),
-        processing_class=words,
-    )
-    named(dpo, "DPOTrainer of TRL")
-    config = make_model("llama").config
-    config.num_labels = 1
-    model = AutoModelForSequenceClassification.from_config(config)
-    pairs = [{"chosen": "t3 t5 t6", "rejected": "t3 t7"} for _ in range(4)]
-    reward = RewardTrainer(model, args=RewardConfig(**options), train_dataset=data(pairs), processing_class=words)
-    named(reward, "RewardTrainer of TRL")
-    for name in ("ORPOTrainer", "GRPOTrainer", "GKDTrainer"):  # their classes need other packages or models to be made
-        kind = type(name, (SFTTrainer if name == "GKDTrainer" else Trainer,), {"__module__": "trl.trainer.other"})
-        trainer = (
-            plain(folder, data(ROWS)) if name != "GKDTrainer" else make_trainer("sft", make_model("llama"), folder)
-        )
+    """Classes of TRL by name: to make them takes other data, packages or models."""
+    for name in ("DPOTrainer", "RewardTrainer", "ORPOTrainer", "GRPOTrainer", "GKDTrainer"):
+        is_sft = name == "GKDTrainer"
+        kind = type(name, (SFTTrainer if is_sft else Trainer,), {"__module__": "trl.trainer.other"})
+        trainer = make_trainer("sft", make_model("llama"), folder) if is_sft else plain(folder, data(ROWS))
         trainer.__class__ = kind
         module = ModuleType(kind.__module__)
         setattr(module, name, kind)

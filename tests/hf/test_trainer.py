@@ -30,7 +30,7 @@ with warnings.catch_warnings():
     )
     from trl import SFTTrainer
 
-from tests.hf.trainers import ROWS, Recorder, held_out_loss, make_trainer
+from tests.hf.trainers import ROWS, held_out_loss, make_trainer, trained
 from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, ResumeError, UnpadError
 from unpad.hf import UnpadMixin, attach, head
@@ -64,14 +64,12 @@ def test_an_update_and_an_evaluation_are_those_of_one_sequence_at_a_time(
     wanted_evaluation = held_out_loss(model)
     options = {"packing": True, "max_length": 64} if family == "gpt_oss" and kind == "sft" else {}  # taken apart again
     trainer = make_trainer(kind, model, tmp_path, **options)
-    recorder = Recorder()
-    trainer.add_callback(recorder)
     attachment = attach(trainer, tokens_per_micro=64)
     assert family != "gpt_oss" or prove_trainer(trainer).passed
     assert attachment.certificate is not None
     assert attachment.certificate.passed
     assert attachment.head.mode == mode
-    trainer.train()
+    recorder = trained(trainer)
     assert recorder.num_steps == 1
     assert distance(recorder.gradient, wanted) < 1e-5
     assert recorder.logs[0]["loss"] == pytest.approx(wanted_loss, rel=1e-5)
@@ -127,11 +125,8 @@ def test_a_head_of_ones_own_is_kept_or_refused_by_name(kind: str, tmp_path: Path
             attach(make_trainer("plain", model, tmp_path))
         return
     trainer = make_trainer("plain", model, tmp_path, LossOutside if kind == "no loss" else None)
-    recorder = Recorder()
-    trainer.add_callback(recorder)
     attach(trainer, tokens_per_micro=64)
-    trainer.train()
-    assert distance(recorder.gradient, wanted) < 1e-5
+    assert distance(trained(trainer).gradient, wanted) < 1e-5
 
 
 @pytest.mark.nightly
@@ -139,11 +134,9 @@ def test_what_sft_trainer_logs_is_what_its_own_head_gives(tmp_path: Path) -> Non
     logs = []
     for mode in ("chunks", "targets", "all"):
         trainer = make_trainer("sft", make_model("llama"), tmp_path)
-        recorder = Recorder()
-        trainer.add_callback(recorder)
         attach(trainer, tokens_per_micro=64).head.mode = mode
-        trainer.train()
-        logs.append({name: recorder.logs[0][name] for name in ("loss", "entropy", "mean_token_accuracy", "num_tokens")})
+        first = trained(trainer).logs[0]
+        logs.append({name: first[name] for name in ("loss", "entropy", "mean_token_accuracy", "num_tokens")})
         logs[-1]["eval_entropy"] = trainer.evaluate()["eval_entropy"]
     assert logs[0] == pytest.approx(logs[2], rel=1e-5)
     assert logs[1] == pytest.approx(logs[2], rel=1e-5)
@@ -189,28 +182,18 @@ def test_logits_of_tokens_without_a_target_never_exist(tmp_path: Path) -> None:
 
 
 def test_an_adapter_of_peft_learns_as_on_one_sequence_at_a_time(tmp_path: Path) -> None:
-    gradients = []
-    for with_us in (False, True):
-        model = make_model("llama")
-        torch.manual_seed(3)
-        adapted = get_peft_model(model, LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
-        recorder = Recorder()
-        if with_us:
-            trainer = make_trainer("plain", adapted, tmp_path)
-            trainer.add_callback(recorder)
-            assert attach(trainer, tokens_per_micro=64).head.mode == "chunks"
-            trainer.train()
-            gradients.append(recorder.gradient)
-        else:
-            gradients.append(truth(adapted.get_base_model(), ROWS)[1])
-    assert all("lora" in name for name in gradients[0])
-    assert distance(gradients[1], gradients[0]) < 1e-5
+    torch.manual_seed(3)
+    config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
+    adapted = get_peft_model(make_model("llama"), config)
+    wanted = truth(adapted.get_base_model(), ROWS)[1]
+    assert all("lora" in name for name in wanted)
+    trainer = make_trainer("plain", adapted, tmp_path)
+    assert attach(trainer, tokens_per_micro=64).head.mode == "chunks"
+    assert distance(trained(trainer).gradient, wanted) < 1e-5
 
 
 def test_steps_accumulate_micro_batches_and_weigh_targets_alike(tmp_path: Path) -> None:
     trainer = make_trainer("plain", make_model("llama"), tmp_path, gradient_accumulation_steps=3)
-    recorder = Recorder()
-    trainer.add_callback(recorder)
     attach(trainer, tokens_per_micro=64)
     counts = []
     inner = trainer.get_batch_samples
@@ -221,36 +204,30 @@ def test_steps_accumulate_micro_batches_and_weigh_targets_alike(tmp_path: Path) 
         return batches, count
 
     trainer.get_batch_samples = counted
-    trainer.train()
+    recorder = trained(trainer)
     assert [number for number, _ in counts[:-1]] == [3] * (len(counts) - 1)
     assert sum(count for _, count in counts) == targets_of(ROWS)
     assert recorder.num_steps == len(counts) > 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "family"), [("plain", "lfm2"), ("sft", "llama")])
-def test_gradient_checkpointing_changes_no_gradient(kind: str, family: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "family", "options", "bound"),
+    [
+        ("plain", "lfm2", {"gradient_checkpointing": True}, 1e-5),
+        ("sft", "llama", {"gradient_checkpointing": True}, 1e-5),
+        ("plain", "llama", {"bf16": True}, 2e-2),
+        ("sft", "llama", {"bf16": True}, 2e-2),
+    ],
+)
+def test_checkpointing_and_mixed_precision_have_the_gradient_up_to_their_rounding(
+    kind: str, family: str, options: dict[str, bool], bound: float, tmp_path: Path
+) -> None:
     model = make_model(family)
     _, wanted = truth(model, ROWS)
-    trainer = make_trainer(kind, model, tmp_path, gradient_checkpointing=True)
-    recorder = Recorder()
-    trainer.add_callback(recorder)
-    attach(trainer, tokens_per_micro=64)
-    trainer.train()
-    assert distance(recorder.gradient, wanted) < 1e-5
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["plain", "sft"])
-def test_mixed_precision_has_the_gradient_up_to_its_rounding(kind: str, tmp_path: Path) -> None:
-    model = make_model("llama")
-    _, wanted = truth(model, ROWS)
-    trainer = make_trainer(kind, model, tmp_path, bf16=True)
-    recorder = Recorder()
-    trainer.add_callback(recorder)
+    trainer = make_trainer(kind, model, tmp_path, **options)
     assert attach(trainer, tokens_per_micro=64).head.mode == "chunks"
-    trainer.train()
-    assert distance(recorder.gradient, wanted) < 2e-2
+    assert distance(trained(trainer).gradient, wanted) < bound
 
 
 def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(tmp_path: Path) -> None:
@@ -337,12 +314,9 @@ def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:
     gradients = []
     for base in (Mixed, None):
         trainer = make_trainer("sft", make_model("llama"), tmp_path, base, **({"tokens_per_micro": 64} if base else {}))
-        recorder = Recorder()
-        trainer.add_callback(recorder)
         if base is None:
             attach(trainer, tokens_per_micro=64)
-        trainer.train()
-        gradients.append(recorder.gradient)
+        gradients.append(trained(trainer).gradient)
     assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
 
 

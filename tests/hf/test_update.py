@@ -13,10 +13,10 @@ from transformers import Trainer, default_data_collator
 
 from tests.hf.families import IGNORED, make_model, make_sequences
 from tests.hf.kept import (
+    NO_MEANS,
     ROWS,
     SEQUENCES,
     Ignoring,
-    PerSequence,
     alone,
     data,
     error_of,
@@ -156,7 +156,7 @@ def test_an_update_that_shows_too_little_is_compared_with_further_rows(tmp_path:
         rows = ROWS if name != "silent" else [*silent, *ROWS[:5]]
         rows = [ROWS[0]] * 12 + ROWS[1:5] if name == "equal" else rows
         options = {"per_device_train_batch_size": first.get(name, 4), "gradient_accumulation_steps": 2}
-        trainer = plain(tmp_path, data(rows), None, PerSequence, **options)
+        trainer = plain(tmp_path, data(rows), None, NO_MEANS[0], **options)
         with pytest.raises(RecipeError, match=r"PerSequence\.compute_loss"):
             attach(trainer)
 

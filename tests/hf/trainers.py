@@ -59,6 +59,14 @@ class Recorder(TrainerCallback):
         self.logs.append(dict(logs))
 
 
+def trained(trainer: Trainer) -> Recorder:
+    """What a training computed."""
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    trainer.train()
+    return recorder
+
+
 def tokenizer() -> PreTrainedTokenizerFast:
     words = Tokenizer(WordLevel({f"t{index}": index for index in range(VOCAB)}, unk_token="t0"))
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="t2", pad_token="t0", unk_token="t0")

@@ -130,13 +130,12 @@ def make_mask(
     batch_size: int,
     q_length: int,
     kv_length: int,
-    q_offset: int = 0,
-    kv_offset: int = 0,
+    *,
     mask_function: Callable[..., Tensor] | None = None,
     attention_mask: Tensor | None = None,
     use_vmap: bool = False,
     local_size: int | None = None,
-    **kwargs: Any,
+    **rest: Any,
 ) -> Tensor | None:
     """The mask that transformers hands to every layer.
 
@@ -153,21 +152,12 @@ def make_mask(
     """
     diagonal = None
     if mask_function is not None and not use_vmap and 1 < q_length == kv_length:
-        diagonal = _Diagonals(mask_function, batch_size, q_length, torch.device(kwargs.get("device", "cpu")))
+        diagonal = _Diagonals(mask_function, batch_size, q_length, torch.device(rest.get("device", "cpu")))
     if q_length != kv_length or use_vmap or (diagonal is not None and _needs_dense(diagonal, q_length, local_size)):
-        options = kwargs if mask_function is None else {**kwargs, "mask_function": mask_function}
-        options["allow_is_causal_skip"] = options["allow_is_bidirectional_skip"] = False
-        mask: Tensor | None = sdpa_mask(
-            batch_size=batch_size,
-            q_length=q_length,
-            kv_length=kv_length,
-            q_offset=q_offset,
-            kv_offset=kv_offset,
-            attention_mask=attention_mask,
-            use_vmap=use_vmap,
-            local_size=local_size,
-            **options,
-        )
+        rest |= {"attention_mask": attention_mask, "use_vmap": use_vmap, "local_size": local_size}
+        rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
+        rest |= {} if mask_function is None else {"mask_function": mask_function}
+        mask: Tensor | None = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **rest)
         return mask
     if attention_mask is not None and not bool(attention_mask.all()):
         return attention_mask.bool()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -95,8 +95,16 @@ def own_counts(args: TrainingArguments) -> Iterator[None]:
 
 
 TRIED = 5  # sequences on which the head is tried
-MAKE_BATCHES = ("get_train_dataloader", "_get_dataloader", "_get_train_sampler")
-COUNT_TARGETS = ("get_batch_samples", "_get_num_items_in_batch")
+BATCHES = (
+    "makes the batches, and flat batches would replace what it chooses",
+    "choose rows in train_dataset, or train with the trainer's own batches",
+)
+COUNTS = (
+    "chooses micro-batches or what their loss is divided by, which is then no mean over targets",
+    "leave it out: transformers divides by the targets of the update",
+)
+MAKE_BATCHES = dict.fromkeys(("get_train_dataloader", "_get_dataloader", "_get_train_sampler"), BATCHES)
+COUNT_TARGETS = dict.fromkeys(("get_batch_samples", "_get_num_items_in_batch"), COUNTS)
 OF_LOSS = ("compute_loss", "training_step")
 STOCK = ("transformers", "trl", "unpad")  # packages with a loss that is the mean over targets
 READ_EVALUATION = ("get_eval_dataloader", "_get_eval_sampler", "prediction_step", "evaluation_loop")
@@ -111,13 +119,7 @@ def refuse(trainer: Trainer) -> None:
     """
     args = trainer.args
     _refuse_other_tasks(trainer)
-    refuse_counts(trainer)
-    for name in MAKE_BATCHES:
-        if owner := overrides(trainer, name):
-            raise RecipeError(
-                f"{owner} makes the batches, and flat batches would replace what it chooses",
-                fix="choose rows in train_dataset, or train with the trainer's own batches",
-            )
+    refuse_methods(trainer, COUNT_TARGETS | MAKE_BATCHES)
     if trainer.compute_metrics is not None and not keeps_evaluation(trainer):
         refuse_metrics(trainer)
     if args.n_gpu > 1:
@@ -171,18 +173,18 @@ def _refuse_other_tasks(trainer: Trainer) -> None:
             )
 
 
-def refuse_counts(trainer: Trainer) -> None:
-    """Refuse methods of the user's own that choose what a loss is divided by.
+def refuse_methods(trainer: Trainer, methods: Mapping[str, tuple[str, str]]) -> None:
+    """Refuse methods of the user's own.
+
+    Args:
+        methods: what each of them does, and what to do instead, by the name of the method.
 
     Raises:
         RecipeError: names the method.
     """
-    for name in COUNT_TARGETS:
+    for name, (what, fix) in methods.items():
         if owner := overrides(trainer, name):
-            raise RecipeError(
-                f"{owner} chooses micro-batches or what their loss is divided by, which is then no mean over targets",
-                fix="leave it out: transformers divides by the targets of the update",
-            )
+            raise RecipeError(f"{owner} {what}", fix=fix)
 
 
 def overrides(trainer: Trainer, name: str) -> str:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -18,7 +18,6 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 from unpad.batching.plan import Plan, plan
 from unpad.batching.shares import assign_equally
 from unpad.errors import PlanError, RecipeError, ResumeError, SourceError
-from unpad.proof.members import HasMembers
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
 
@@ -86,15 +85,6 @@ class Rows(Protocol):
     def __getitem__(self, number: int, /) -> Mapping[str, Any]: ...
 
 
-@runtime_checkable
-class Columned(HasMembers, Protocol):
-    """A dataset of the package datasets."""
-
-    column_names: list[str]
-
-    def select_columns(self, column_names: list[str]) -> Sequence[Row]: ...
-
-
 class Examples(Dataset[dict[str, Tensor]]):
     """Tokenized examples, with the lengths and targets that a plan needs.
 
@@ -113,7 +103,7 @@ class Examples(Dataset[dict[str, Tensor]]):
     """
 
     def __init__(self, data: Rows, columns: Sequence[str] = ()) -> None:
-        if isinstance(data, Columned):
+        if hasattr(data, "select_columns") and hasattr(data, "column_names"):  # of the package datasets
             data = data.select_columns([name for name in COLUMNS if name in data.column_names])
         refuse_streams(data)
         self.data, self.columns = data, tuple(columns)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from unpad.batching.layout import Layout, LengthGroup
 from unpad.hf.attention import BOUNDARIES, find_sequences, noted
 from unpad.proof.foreign.lengths import refuse_lengths
+from unpad.proof.foreign.model import untouched
 
 LENGTH = 13  # tokens of the trial; a prime, so that no width of a model is mistaken for it
 CHANGED = 3  # its first tokens, which are exchanged
@@ -146,7 +147,7 @@ def isolate_mixers(model: nn.Module, inner: nn.Module, boundaries: Boundaries) -
     Returns:
         Names of the layers in `inner`.
     """
-    names = list(find_mixers(model, inner))
+    names = find_mixers(model, inner)
     for name in names:
         layer = inner.get_submodule(name)
         layer.__dict__["forward"] = Rectangles(layer, boundaries)
@@ -185,7 +186,7 @@ class _Call:
 
 
 @torch.no_grad()
-def find_mixers(model: nn.Module, inner: nn.Module) -> Iterator[str]:
+def find_mixers(model: nn.Module, inner: nn.Module) -> list[str]:
     """Names of the layers that mix tokens without attention of ours, by a trial of a few tokens.
 
     Where layers are nested, it is the one inside a block: a layer that mixes, with the children that mix explaining it.
@@ -197,23 +198,17 @@ def find_mixers(model: nn.Module, inner: nn.Module) -> Iterator[str]:
         if made is not None and isinstance(given, Tensor) and all(map(_per_token, (given, made))):
             calls.setdefault(module, _Call(args, kwargs, made.clone()))
 
-    hooks = [m.register_forward_hook(note, with_kwargs=True) for m in inner.modules() if m is not inner]
-    modes = {module: module.training for module in model.modules()}
     device = next(model.parameters()).device
     ids = torch.arange(3, 3 + LENGTH, device=device)[None]
-    try:
+    names = {module: name for name, module in inner.named_modules()}
+    with untouched(model):
         model.eval()
+        hooks = [m.register_forward_hook(note, with_kwargs=True) for m in inner.modules() if m is not inner]
         with noted() as attending:
             model(input_ids=ids, use_cache=False)
         for hook in hooks:
             hook.remove()
-        names = {module: name for name, module in inner.named_modules()}
-        yield from (names[module] for module in _outermost(inner, calls, attending))
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in modes.items():
-            module.training = mode
+        return [names[module] for module in _outermost(inner, calls, attending)]
 
 
 def _outermost(module: nn.Module, calls: dict[nn.Module, _Call], attending: set[nn.Module]) -> Iterator[nn.Module]:

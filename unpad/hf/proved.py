@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,66 +14,50 @@ from unpad.errors import RecipeError
 from unpad.hf.head import TargetHead
 from unpad.hf.mixers import Boundaries
 from unpad.hf.prepare import Prepared
+from unpad.proof.foreign.undisturbed import DATA, attributes_kept
 
-OF_TRAINER = ("compute_loss_func", "model_accepts_loss_kwargs")
+CHANGED = ("compute_loss_func", "model_accepts_loss_kwargs", "average_tokens_across_devices", "packing", "eval_packing")
 PROMISED = ("data_collator", "compute_loss_func", "compute_loss")
-OF_ARGUMENTS = ("average_tokens_across_devices", "packing", "eval_packing")
 
 
 @dataclass(frozen=True, eq=False)
-class Before:
-    """Values of a trainer and of its arguments."""
-
-    trainer: dict[str, Any]
-    arguments: dict[str, Any]
-
-    @classmethod
-    def now(cls, trainer: Trainer) -> Before:
-        arguments = {name: vars(trainer.args)[name] for name in OF_ARGUMENTS if name in vars(trainer.args)}
-        return cls({name: getattr(trainer, name) for name in OF_TRAINER}, arguments)
-
-    @classmethod
-    def of(cls, trainer: Trainer) -> Before:
-        """Those before any attachment; what the user has set since then is the user's."""
-        now, attachment = cls.now(trainer), vars(trainer).get("attachment")
-        if attachment is None:
-            return now
-        earlier: Before = attachment.before
-        if trainer.compute_loss_func is attachment.promised.values["compute_loss_func"]:
-            return earlier
-        return cls({**earlier.trainer, "compute_loss_func": trainer.compute_loss_func}, earlier.arguments)
-
-    def restore(self, trainer: Trainer) -> None:
-        vars(trainer).update(self.trainer)
-        vars(trainer.args).update(self.arguments)
-
-    @contextmanager
-    def restored(self, trainer: Trainer) -> Iterator[None]:
-        """The trainer without attachment inside."""
-        now, attachment = Before.now(trainer), vars(trainer).get("attachment")
-        self.restore(trainer)
-        if attachment is not None:
-            vars(trainer)["attachment"] = None
-        try:
-            yield
-        finally:
-            now.restore(trainer)
-            if attachment is not None:
-                vars(trainer)["attachment"] = attachment
-
-
-@dataclass(frozen=True, eq=False)
-class Promised:
-    """Parts of a trainer that the proof of an update covers: later changes ask for another."""
+class Settings:
+    """Values of a trainer or its arguments by name; None for what neither of them has."""
 
     values: dict[str, Any]
 
     @classmethod
-    def of(cls, trainer: Trainer, loss: str) -> Promised:
-        values = {name: vars(trainer).get(name) for name in PROMISED}
-        if loss:  # a loss may be right in one micro-batch and wrong in several
-            values["gradient_accumulation_steps"] = trainer.args.gradient_accumulation_steps
-        return cls(values)
+    def now(cls, trainer: Trainer, names: Iterable[str] = CHANGED) -> Settings:
+        return cls({name: _owner(trainer, name).get(name) for name in names})
+
+    @classmethod
+    def before(cls, trainer: Trainer) -> Settings:
+        """Those before any attachment; what the user has set since then is the user's."""
+        now, attachment = cls.now(trainer), vars(trainer).get("attachment")
+        if attachment is None:
+            return now
+        name, earlier = "compute_loss_func", attachment.before.values
+        is_ours = now.values[name] is attachment.promised.values[name]
+        return cls(earlier if is_ours else {**earlier, name: now.values[name]})
+
+    @classmethod
+    def promised(cls, trainer: Trainer, loss: str) -> Settings:
+        """Those that the proof of an update covers: later changes ask for another."""
+        # A loss may be right in one micro-batch and wrong in several.
+        return cls.now(trainer, (*PROMISED, "gradient_accumulation_steps") if loss else PROMISED)
+
+    def restore(self, trainer: Trainer) -> None:
+        for name, value in self.values.items():
+            if name in (owner := _owner(trainer, name)):
+                owner[name] = value
+
+    @contextmanager
+    def restored(self, trainer: Trainer) -> Iterator[None]:
+        """The trainer without attachment inside."""
+        with attributes_kept(trainer, DATA), attributes_kept(trainer.args):
+            self.restore(trainer)
+            vars(trainer)["attachment"] = None
+            yield
 
     def check(self, trainer: Trainer) -> None:
         """Refuse what was changed.
@@ -81,14 +65,17 @@ class Promised:
         Raises:
             RecipeError: the collator, the loss, or with a loss of one's own the accumulation.
         """
-        for name, value in self.values.items():
-            owner = trainer.args if name == "gradient_accumulation_steps" else trainer
-            now = vars(owner).get(name)
-            if now is not value and not (isinstance(value, int) and now == value):
+        for name, now in Settings.now(trainer, self.values).values.items():
+            if now is not self.values[name] and not (isinstance(now, int) and now == self.values[name]):
                 raise RecipeError(
                     f"{name} is another than when unpad.hf.attach proved the update",
                     fix="call unpad.hf.attach again after the change",
                 )
+
+
+def _owner(trainer: Trainer, name: str) -> dict[str, Any]:
+    owner: object = trainer.args if hasattr(trainer.args, name) else trainer
+    return vars(owner)
 
 
 @dataclass(frozen=True, eq=False)

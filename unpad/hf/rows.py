@@ -83,10 +83,13 @@ class CollatedRow:
                 batch["labels"] = torch.tensor([found[0].labels])
             return [Alone(found[0], batch)]
         columns = self.columns()
-        parts: list[dict[str, Any]] = [{name: value[span] for name, value in columns.items()} for span in spans]
-        for one, part in zip(found, parts, strict=True):
-            part |= {"input_ids": one.ids, "labels": one.labels}
-        return [Alone(one, collate([part], tuple(columns))) for one, part in zip(found, parts, strict=True)]
+
+        def part(one: LabelledSequence, span: slice) -> dict[str, Any]:
+            named = {name: value[span] for name, value in columns.items()}
+            return {**named, "input_ids": one.ids, "labels": one.labels}
+
+        pairs = zip(found, spans, strict=True)
+        return [Alone(one, collate([part(one, span)], tuple(columns))) for one, span in pairs]
 
 
 class CollatedRows:
@@ -145,6 +148,10 @@ class CollatedRows:
         """The collator as its user knows it."""
         return str(getattr(self.collator, "__qualname__", type(self.collator).__name__))
 
+    def error(self, what: str, fix: str, where: str = "") -> RecipeError:
+        """An error that begins with the collator's name."""
+        return RecipeError(f"the collator {self.name} {what}", where=where, fix=fix)
+
     @property
     def is_stock(self) -> bool:
         """True for a collator of transformers or TRL, exactly."""
@@ -169,12 +176,10 @@ class CollatedRows:
                     fix="tokenize the dataset first",
                 ) from error
             what = "a row alone" if len(rows) == 1 else f"a batch of {len(rows)} rows"
-            raise RecipeError(
-                f"the collator {self.name} fails on {what}: {describe(error)}",
-                fix="use a collator that takes one row and several",
-            ) from error
+            what = f"fails on {what}: {describe(error)}"
+            raise self.error(what, "use a collator that takes one row and several") from error
         if len(made) != 1 or not isinstance(made[0], Mapping):
-            raise RecipeError(f"the collator {self.name} makes no mapping", fix="let it return one mapping")
+            raise self.error("makes no mapping", "let it return one mapping")
         return made[0]
 
     def row(self, number: int) -> CollatedRow:
@@ -196,19 +201,18 @@ class CollatedRows:
 
     def __getitem__(self, number: int) -> dict[str, Any]:
         row = self.row(number)
-        columns = row.columns()
-        reason, fix = "", "give all rows the same columns"
+        columns, where = row.columns(), f"row {number}"
         for name, value in row.made.items():
-            if not reason and name not in READ and value is not None and name not in columns:
-                reason = (
-                    f"`{name}` of shape {_shape(value)} to a row of {len(row.ids)} tokens, and a flat batch has no "
+            if name not in READ and value is not None and name not in columns:
+                raise self.error(
+                    f"gives `{name}` of shape {_shape(value)} to a row of {len(row.ids)} tokens, and a flat batch has "
+                    "no place for what is not one entry per token",
+                    f"give `{name}` an entry for every token, or leave it out",
+                    where,
                 )
-                reason += "place for what is not one entry per token"
-                fix = f"give `{name}` an entry for every token, or leave it out"
-        if not reason and number and (unlike := set(columns).symmetric_difference(self.columns)):
-            reason = f"`{min(unlike)}` to some rows and not to others"
-        if reason:
-            raise RecipeError(f"the collator {self.name} gives {reason}", where=f"row {number}", fix=fix)
+        if number and (unlike := set(columns).symmetric_difference(self.columns)):
+            what = f"gives `{min(unlike)}` to some rows and not to others"
+            raise self.error(what, "give all rows the same columns", where)
         return {**columns, "input_ids": row.ids, "labels": row.labels, PACKED: row.lengths}
 
     @cached_property
@@ -220,21 +224,14 @@ class CollatedRows:
         """The collator's batch of one row, without what pads it."""
         ids, labels = made.get("input_ids"), _labels(made)
         if ids is None:
-            raise RecipeError(
-                f"the collator {self.name} makes no input_ids, but {', '.join(made) or 'nothing'}; flat batches are of "
-                "token ids",
-                fix="let it give the tokens as input_ids, or train with the trainer's own batches",
-            )
+            what = f"makes no input_ids, but {', '.join(made) or 'nothing'}; flat batches are of token ids"
+            raise self.error(what, "let it give the tokens as input_ids, or train with the trainer's own batches")
         if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
-            raise RecipeError(
-                f"the collator {self.name} makes {_shape(ids)} input_ids of a single row",
-                fix="let it make a tensor of shape (1, tokens)",
-            )
+            what = f"makes {_shape(ids)} input_ids of a single row"
+            raise self.error(what, "let it make a tensor of shape (1, tokens)")
         if labels is None:
-            raise RecipeError(
-                f"the collator {self.name} gives no labels, so the trainer has no loss",
-                fix="give the data labels, or use DataCollatorForLanguageModeling(tokenizer, mlm=False)",
-            )
+            fix = "give the data labels, or use DataCollatorForLanguageModeling(tokenizer, mlm=False)"
+            raise self.error("gives no labels, so the trainer has no loss", fix)
         if labels.numel() != ids.numel():
             raise SourceError(
                 f"a row has {ids.numel()} input_ids and {labels.numel()} labels",
@@ -243,15 +240,11 @@ class CollatedRows:
         ids, labels = ids[0], labels.reshape(-1)
         real = self._real(made.get("attention_mask"), labels)
         if num := int((labels[~real] != IGNORED).sum()):
-            raise RecipeError(
-                f"the collator {self.name} labels {num} tokens of padding, which attention_mask hides",
-                fix="set their labels to -100",
-            )
+            what = f"labels {num} tokens of padding, which attention_mask hides"
+            raise self.error(what, "set their labels to -100")
         if num := int(((labels != IGNORED) & (labels != ids)).sum()):
-            raise RecipeError(
-                f"the collator {self.name} gives {num} labels that are not the next token; are they shifted twice?",
-                fix="give each token its own id as label, or -100; the model shifts them",
-            )
+            what = f"gives {num} labels that are not the next token; are they shifted twice?"
+            raise self.error(what, "give each token its own id as label, or -100; the model shifts them")
         start = int(real.nonzero()[0]) if bool(real.any()) else 0
         stop = start + int(real.sum())
         parts = self._parts(made, slice(start, stop)) if lengths is None else lengths
@@ -259,10 +252,8 @@ class CollatedRows:
         if size < stop - start and bool((labels[start + size : stop] == IGNORED).all()):
             stop = start + size  # what a packed row is filled up with
         if size != stop - start:
-            raise RecipeError(
-                f"the collator {self.name} makes {stop - start} tokens of a packed row of {size}",
-                fix="use a collator that keeps the tokens of packed rows",
-            )
+            what = f"makes {stop - start} tokens of a packed row of {size}"
+            raise self.error(what, "use a collator that keeps the tokens of packed rows")
         return CollatedRow(made, slice(start, stop), ids[start:stop], labels[start:stop], parts)
 
     def _real(self, mask: object, labels: Tensor) -> Tensor:
@@ -270,18 +261,13 @@ class CollatedRows:
         if mask is None:
             return torch.ones_like(labels, dtype=torch.bool)
         if not isinstance(mask, Tensor) or mask.numel() != labels.numel() or bool((mask.long() != mask.bool()).any()):
-            raise RecipeError(
-                f"the collator {self.name} gives an attention_mask of shape {_shape(mask)} or with other values than 0 "
-                "and 1, whose meaning flat batches would lose",
-                fix="give one 0 or 1 per token",
-            )
+            what = f"gives an attention_mask of shape {_shape(mask)} or with other values than 0 and 1"
+            raise self.error(f"{what}, whose meaning flat batches would lose", "give one 0 or 1 per token")
         real = with_hidden_ends(mask.reshape(1, -1).bool(), F.pad(labels[None, 1:], (0, 1), value=IGNORED))[0]
         places = real.nonzero().flatten()
         if len(places) and int(places[-1] - places[0]) + 1 != len(places):
-            raise RecipeError(
-                f"the collator {self.name} gives an attention_mask that hides tokens in the middle of a sequence",
-                fix="mask padding at the ends alone",
-            )
+            what = "gives an attention_mask that hides tokens in the middle of a sequence"
+            raise self.error(what, "mask padding at the ends alone")
         return real
 
     def _parts(self, made: Mapping[str, Any], cells: slice) -> list[int]:
@@ -290,10 +276,8 @@ class CollatedRows:
         if positions is None:
             return [num] if bounds is None else torch.as_tensor(bounds).diff().tolist()
         if not isinstance(positions, Tensor) or positions.shape != made["input_ids"].shape:
-            raise RecipeError(
-                f"the collator {self.name} gives position_ids of shape {_shape(positions)}",
-                fix="give one position per token, or none",
-            )
+            what = f"gives position_ids of shape {_shape(positions)}"
+            raise self.error(what, "give one position per token, or none")
         places = positions[0, cells]
         starts = [0, *((places.diff() != 1).nonzero().flatten() + 1).tolist(), num]
         lengths = np.diff(starts).tolist() if num else []
@@ -301,10 +285,8 @@ class CollatedRows:
             lengths.pop()
         expected = torch.cat([torch.arange(length) for length in lengths]) if lengths else places
         if not torch.equal(places[: len(expected)].cpu(), expected):
-            raise RecipeError(
-                f"the collator {self.name} gives position_ids that do not begin a sequence at 0 and count on by 1",
-                fix="leave position_ids out, or let each sequence begin at 0",
-            )
+            what = "gives position_ids that do not begin a sequence at 0 and count on by 1"
+            raise self.error(what, "leave position_ids out, or let each sequence begin at 0")
         return lengths
 
     # ----------------------------------------------------------------------- checks of the collator
@@ -339,14 +321,14 @@ class CollatedRows:
         try:
             update = read_update([read_batch(self.batch([self.data[number] for number in numbers]))], alone)
         except ProofError as error:
-            raise RecipeError(f"the collator {self.name} makes a batch: {error.what}", fix=error.fix) from error
+            raise self.error(f"makes a batch: {error.what}", error.fix) from error
         labels, cut = read_labels(update), count_cut(update)[0]
         num = labels.missing + labels.added + labels.wrong
         if num or cut or labels.unknown_tokens:
-            raise RecipeError(
-                f"the collator {self.name} gives rows others in a batch of {len(numbers)} than alone: {num} of "
-                f"{update.num_wanted} targets, {cut} tokens missing, {labels.unknown_tokens} tokens added",
-                fix="let it treat each row by itself",
+            raise self.error(
+                f"gives rows others in a batch of {len(numbers)} than alone: {num} of {update.num_wanted} targets, "
+                f"{cut} tokens missing, {labels.unknown_tokens} tokens added",
+                "let it treat each row by itself",
             )
 
     def doubts(self) -> list[str]:

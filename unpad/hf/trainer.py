@@ -47,7 +47,7 @@ from unpad.hf.loader import (
     refuse_other_plan,
 )
 from unpad.hf.prepare import Prepared, add_noise, preparing
-from unpad.hf.proved import Before, Promised, ProvedModel
+from unpad.hf.proved import ProvedModel, Settings
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, doubts_of_own, prove_ours, take_own
 from unpad.processes.group import Group
@@ -85,10 +85,10 @@ class Attachment:
     examples: dict[int, tuple[object, Examples]]
     loss: str
     keeps_evaluation: bool
-    before: Before
+    before: Settings
     group: Group
     certificate: ForeignCertificate | None = None
-    promised: Promised = field(default_factory=lambda: Promised({}))
+    promised: Settings = field(default_factory=lambda: Settings({}))
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
     plan: dict[str, Any] = field(default_factory=dict)  # identity of the plan of that loader
@@ -343,7 +343,7 @@ def attach(
         ProofError: the model does not keep the sequences of a flat batch apart.
     """
     group, args = group_of(trainer), trainer.args
-    before = Before.of(trainer)
+    before = Settings.before(trainer)
     with ExitStack() as stack:
         with group.together() as talk:
             refuse(trainer)
@@ -409,7 +409,7 @@ def _with_mixin(kind: type[Trainer]) -> type[UnpadMixin]:
 @contextmanager
 def replacing(trainer: Trainer, attachment: Attachment) -> Iterator[None]:
     """Give a trainer its attachment, which it loses again, with all that was changed, if anything inside raises."""
-    kind, earlier, now = type(trainer), vars(trainer).get("attachment"), Before.now(trainer)
+    kind, earlier, now = type(trainer), vars(trainer).get("attachment"), Settings.now(trainer)
     try:
         attachment.before.restore(trainer)
         divide_by_targets(trainer)
@@ -417,7 +417,7 @@ def replacing(trainer: Trainer, attachment: Attachment) -> Iterator[None]:
         if not isinstance(trainer, UnpadMixin):
             trainer.__class__ = _with_mixin(kind)
         vars(trainer)["attachment"] = attachment
-        attachment.promised = Promised.of(trainer, attachment.loss)
+        attachment.promised = Settings.promised(trainer, attachment.loss)
         yield
     except BaseException:
         trainer.__class__ = kind

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
-from unpad.hf.checks import is_another_loss, loss_of_logits, loss_of_ones_own, own_counts, refuse_counts
+from unpad.hf.checks import COUNT_TARGETS, is_another_loss, loss_of_logits, loss_of_ones_own, own_counts, refuse_methods
 from unpad.hf.loader import IGNORED, PLACE, Examples, collate
 from unpad.hf.rows import Alone, CollatedRows, Collator
 from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
@@ -38,6 +38,7 @@ from unpad.proof.foreign.update import (
     LABELS,
     LabelledSequence,
     Update,
+    converted,
     labelled,
     read_batch,
     read_update,
@@ -88,11 +89,14 @@ class TrainerUpdate:
         cls, trainer: Trainer, model: nn.Module, batches: Sequence[Mapping[str, Any]], sequences: Sequence[Alone]
     ) -> TrainerUpdate:
         """An update of batches that a collator made."""
-        device = trainer.args.device
-        made = [send_to_device(dict(batch), device) for batch in batches]
-        taken, num_items = trainer.get_batch_samples(iter(made), len(made), device)
-        alone = [send_to_device(dict(one.batch), device) for one in sequences]
-        return cls(trainer, model, taken, num_items, [one.sequence for one in sequences], alone)
+        made = _on_device(trainer, batches)
+        taken, num_items = trainer.get_batch_samples(iter(made), len(made), trainer.args.device)
+        return cls(trainer, model, taken, num_items, []).of_rows(sequences)
+
+    def of_rows(self, sequences: Sequence[Alone], doubts: Sequence[str] = ()) -> TrainerUpdate:
+        """The update as one of sequences that are known as the collator makes them."""
+        alone = _on_device(self.trainer, [one.batch for one in sequences])
+        return replace(self, sequences=[one.sequence for one in sequences], alone=alone, doubts=tuple(doubts))
 
     def certificate(self, precision: Precision, notes: Sequence[str]) -> ForeignCertificate:
         return judge(self.model, precision, self._compare, notes)
@@ -101,7 +105,8 @@ class TrainerUpdate:
         """The update where weights are in their precision already; `exact` for fp64."""
         if not exact:
             return self._comparison(exact)
-        batches, alone = [_in_fp64(batch) for batch in self.batches], [_in_fp64(batch) for batch in self.alone]
+        # In fp64 too: attention reads a mask of another precision than its own wrongly.
+        batches, alone = (converted(list(made), floats=torch.float64) for made in (self.batches, self.alone))
         return replace(self, batches=batches, alone=alone)._comparison(exact)
 
     def _comparison(self, exact: bool) -> ComparedUpdate:
@@ -209,12 +214,8 @@ class TrainerStep:
     inputs: list[dict[str, Any]]
 
 
-def _in_fp64(batch: Mapping[str, Any]) -> dict[str, Any]:
-    """A batch with its numbers in fp64: attention reads a mask of another precision than its own wrongly."""
-    return {
-        name: value.double() if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in batch.items()
-    }
+def _on_device(trainer: Trainer, batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    return [send_to_device(dict(batch), trainer.args.device) for batch in batches]
 
 
 @contextmanager
@@ -296,15 +297,12 @@ def prove_trainer(
         raise ProofError("this optimizer changes weights during backward", fix="prove with another optim")
     if reason := no_trainer_of_tokens(trainer):
         raise ProofError(reason.what, fix=reason.fix)
-    refuse_counts(trainer)
+    refuse_methods(trainer, COUNT_TARGETS)
     with proving(trainer) as (model, notes):
         batches, num_items, examples, collator = _first(trainer)
         update = TrainerUpdate(trainer, model, batches, num_items, labelled(sequences or [[0]], loss_masks))
         if sequences is None:
-            found, doubts = _alone(trainer, examples, collator)
-            device = trainer.args.device
-            alone = [send_to_device(dict(one.batch), device) for one in found]
-            update = replace(update, sequences=[one.sequence for one in found], alone=alone, doubts=tuple(doubts))
+            update = update.of_rows(*_alone(trainer, examples, collator))
         return update.certificate(precision, notes)
 
 

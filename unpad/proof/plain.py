@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
 from unpad.models.contract import WEIGHTS, Model, ReadsTokens
 from unpad.nn.losses import Terms
-from unpad.proof.members import HasMembers
 
 
-@runtime_checkable
-class Provable(HasMembers, Protocol):
+class Provable(Protocol):
     """A torch module that `unpad.prove` accepts without being a `Model`."""
 
     def __call__(self, batch: RaggedBatch) -> Tensor:

@@ -1,4 +1,4 @@
-"""Small random models of many families of transformers, and trainers for them."""
+"""Trainers of transformers and TRL on small random models."""
 
 from __future__ import annotations
 
@@ -11,8 +11,6 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import (
-    AutoConfig,
-    AutoModelForCausalLM,
     DataCollatorWithFlattening,
     PreTrainedTokenizerFast,
     Trainer,
@@ -20,99 +18,23 @@ from transformers import (
 )
 from trl import SFTConfig, SFTTrainer
 
-VOCABULARY, WIDTH, HIDDEN, LAYERS, HEADS, CONTEXT = 99, 32, 48, 2, 4, 64
-IGNORE = -100
-ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-USUAL = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "intermediate_size": HIDDEN,
-    "num_hidden_layers": LAYERS,
-    "num_attention_heads": HEADS,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": CONTEXT,
-    **ENDS,
-}
-SIZES = {"vocab_size": VOCABULARY, "hidden_size": WIDTH, "num_hidden_layers": LAYERS, **ENDS}
-SMALL = {**SIZES, "num_attention_heads": HEADS}
-SHORT = {"vocab_size": VOCABULARY, "n_layer": LAYERS, "n_head": HEADS, **ENDS}
-EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 24}
-LINEAR = {
-    "head_dim": 16,
-    "num_hidden_layers": 4,
-    "linear_num_value_heads": 4,
-    "linear_num_key_heads": 2,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 8,
-}
-SSM = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 8}
+from tests.hf.families import CONTEXT, VOCAB, make_model, make_sequences
 
-FAMILIES: dict[str, tuple[str, dict[str, object]]] = {
-    "llama": ("llama", USUAL),
-    "mistral, window": ("mistral", {**USUAL, "sliding_window": 8}),
-    "qwen2": ("qwen2", USUAL),
-    "qwen2, tied": ("qwen2", {**USUAL, "tie_word_embeddings": True}),
-    "qwen3": ("qwen3", {**USUAL, "head_dim": 16}),
-    "smollm3": ("smollm3", {**USUAL, "num_hidden_layers": 4}),
-    "gemma": ("gemma", {**USUAL, "head_dim": 16}),
-    "gemma2": ("gemma2", {**USUAL, "head_dim": 16, "sliding_window": 8, "query_pre_attn_scalar": 16}),
-    "gemma3": ("gemma3_text", {**USUAL, "head_dim": 16, "sliding_window": 8, "num_hidden_layers": 6}),
-    "phi": ("phi", {**USUAL, "num_key_value_heads": HEADS, "partial_rotary_factor": 0.5}),
-    "phi3": ("phi3", USUAL),
-    "gpt2": ("gpt2", {**SHORT, "n_embd": WIDTH, "n_positions": CONTEXT}),
-    "gpt_neox": ("gpt_neox", {**SMALL, "intermediate_size": HIDDEN, "max_position_embeddings": CONTEXT}),
-    "opt": ("opt", {**SMALL, "ffn_dim": HIDDEN, "word_embed_proj_dim": WIDTH, "max_position_embeddings": CONTEXT}),
-    "bloom": ("bloom", {**SHORT, "hidden_size": WIDTH}),
-    "falcon": ("falcon", {**SMALL, "max_position_embeddings": CONTEXT, "alibi": False}),
-    "olmo2": ("olmo2", USUAL),
-    "olmo3": ("olmo3", {**USUAL, "sliding_window": 8, "num_hidden_layers": 4}),
-    "granite": ("granite", {**USUAL, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0}),
-    "gpt_oss": (
-        "gpt_oss", {**USUAL, "head_dim": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": 8},
-    ),
-    "qwen3_moe": ("qwen3_moe", {**USUAL, **EXPERTS, "head_dim": 16, "num_experts": 4}),
-    "mixtral": ("mixtral", {**USUAL, "num_local_experts": 4, "num_experts_per_tok": 2}),
-    "lfm2": ("lfm2", {**USUAL, "num_hidden_layers": 4, "full_attn_idxs": [1, 3], "block_auto_adjust_ff_dim": False}),
-    "qwen3_next": (
-        "qwen3_next", {**USUAL, **EXPERTS, **LINEAR, "num_experts": 4, "shared_expert_intermediate_size": 24},
-    ),
-    "qwen3_5": ("qwen3_5_text", {**USUAL, **LINEAR}),
-    "mamba": ("mamba", {**SIZES, "state_size": 8}),
-    "mamba2": ("mamba2", {
-        **SIZES, "state_size": 8, "num_heads": 4, "head_dim": 16, "expand": 2, "n_groups": 1, "chunk_size": 8,
-    }),
-    "granitemoehybrid": ("granitemoehybrid", {
-        **USUAL, **SSM, "layer_types": ["mamba", "attention"], "num_local_experts": 0, "num_experts_per_tok": 0,
-        "mamba_expand": 2, "shared_intermediate_size": HIDDEN,
-    }),
-    "falcon_h1": ("falcon_h1", {**USUAL, **SSM, "mamba_d_ssm": 32, "mamba_n_heads": 4, "mamba_d_head": 8}),
-}  # fmt: skip
+IGNORE = -100
 
 
 def build(family: str, **changes: object) -> nn.Module:
-    """A model with weights so large that every part shows in its logits."""
-    kind, fields = FAMILIES[family]
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(kind, **{**fields, **changes})
-    model: nn.Module = AutoModelForCausalLM.from_config(config)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() >= 2 and "A_log" not in name:
-                parameter.mul_(3)
-            elif "A_log" not in name and "dt_bias" not in name and not name.endswith(".D"):
-                parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    """A model of a family; `changes` are of its fields."""
+    return make_model(family, **changes)
 
 
 def sequences(num: int = 8, seed: int = 5, longest: int = 24) -> list[list[int]]:
-    generator = torch.Generator().manual_seed(seed)
-    lengths = torch.randint(3, longest, (num,), generator=generator).tolist()
-    return [torch.randint(3, VOCABULARY, (length,), generator=generator).tolist() for length in lengths]
+    return make_sequences(num, seed, high=longest)
 
 
 def tokenizer(side: str = "right") -> PreTrainedTokenizerFast:
     """Words t0 to t98; t0 is padding, t2 the end."""
-    made = Tokenizer(models.WordLevel({f"t{index}": index for index in range(VOCABULARY)}, unk_token="t1"))
+    made = Tokenizer(models.WordLevel({f"t{index}": index for index in range(VOCAB)}, unk_token="t1"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(
         tokenizer_object=made, eos_token="t2", pad_token="t0", unk_token="t1", padding_side=side

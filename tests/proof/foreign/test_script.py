@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from transformers import LlamaForCausalLM, Trainer
 
 import unpad
-from tests.proof.foreign.hugging_face import IGNORE, VOCABULARY, build, dataset, pad, quiet, sequences, trainer
+from tests.hf.families import VOCAB
+from tests.proof.foreign.hugging_face import IGNORE, build, dataset, pad, quiet, sequences, trainer
 from tests.proof.foreign.losses import own, shifted
 from unpad.errors import RecipeError
 
@@ -242,7 +243,7 @@ class Scaled(LlamaForCausalLM):
         out = super().forward(input_ids, **kwargs)
         out.logits = out.logits * (1.0 if scale is None else scale[:, None, None])
         if labels is not None:
-            out.loss = self.loss_function(out.logits, labels, VOCABULARY, num_items_in_batch)
+            out.loss = self.loss_function(out.logits, labels, VOCAB, num_items_in_batch)
         return out
 
 

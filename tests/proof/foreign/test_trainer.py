@@ -38,6 +38,7 @@ quiet()
 
 Make = Callable[[Path], Trainer]
 DROPOUT = {"attention_dropout": 0.3}
+DROPOUTS = {"resid_pdrop": 0.1, "embd_pdrop": 0.1, "attn_pdrop": 0.1}  # of GPT-2
 
 
 def adapted() -> nn.Module:
@@ -78,7 +79,7 @@ SOUND: dict[str, Make] = {
     "padded by TRL": lambda folder: sft(build("llama"), folder),
     "padding_free": lambda folder: sft(build("llama"), folder, padding_free=True, max_length=None),
     "packed": lambda folder: sft(build("llama"), folder, packing=True),
-    "dropout": lambda folder: trainer(build("gpt2"), folder),
+    "dropout": lambda folder: trainer(build("gpt2", **DROPOUTS), folder),
     "checkpointing and dropout": lambda folder: sft(build("llama", **DROPOUT), folder, gradient_checkpointing=True),
     "adapters": lambda folder: sft(adapted(), folder),
     "experts with a router loss": lambda folder: trainer(build("mixtral", output_router_logits=True), folder),
@@ -179,7 +180,7 @@ def trained(make: Make, folder: Path, prove: bool) -> tuple[dict[str, Tensor], F
 @pytest.mark.parametrize(
     "make",
     [
-        lambda folder: trainer(build("gpt2"), folder, num_train_epochs=2, dataloader_num_workers=0),
+        lambda folder: trainer(build("gpt2", **DROPOUTS), folder, num_train_epochs=2, dataloader_num_workers=0),
         lambda folder: sft(adapted(), folder, packing=True),
         lambda folder: sft(build("mixtral", output_router_logits=True), folder, bf16=True),
         lambda folder: attached(trainer(build("llama"), folder, num_train_epochs=2)),

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar, runtime_checkable
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +25,7 @@ from unpad.proof.foreign.model import (
     loss_of,
     taken_labels,
 )
-from unpad.proof.foreign.update import IGNORE, ForeignBatch, Update
-from unpad.proof.members import HasMembers
+from unpad.proof.foreign.update import IGNORE, Update
 
 EXACT = 1e-10  # most error of a result in fp64
 MARGIN = 32.0  # largest error of batching in fp32, in multiples of the error of the same sequences alone
@@ -160,24 +159,15 @@ def _cast(model: nn.Module, dtypes: Collection[torch.dtype], to: torch.dtype) ->
             module._buffers[name] = buffer
 
 
-@runtime_checkable
-class Experts(HasMembers, Protocol):
-    """A model with experts that can be computed in several ways, as those of transformers."""
-
-    def get_experts_implementation(self) -> dict[str, str | None]: ...
-
-    def set_experts_implementation(self, name: str | dict[str, str | None]) -> None: ...
-
-
 def has_experts(model: nn.Module) -> bool:
-    return isinstance(base_of(model), Experts)
+    """True for a model with experts that can be computed in several ways, as those of transformers."""
+    return hasattr(base_of(model), "set_experts_implementation")
 
 
 @contextmanager
 def eager_experts(model: nn.Module) -> Iterator[None]:
     """Experts one by one."""
-    base = base_of(model)
-    assert isinstance(base, Experts)
+    base: Any = base_of(model)
     before = base.get_experts_implementation()
     base.set_experts_implementation("eager")
     try:
@@ -262,7 +252,7 @@ def objective_of(model: nn.Module, update: Update) -> FollowedLoss:
         if returned is None:
             return FollowedLoss(returned=False, own=False)
         count = max(sum(label != IGNORE for label in labels), 1)
-        expected = float(cross_entropy(logits_alone(output, target), target[0])) / count
+        expected = float(cross_entropy(logits_alone(output, target)[:-1], target[0, 1:])) / count
         worst = max(worst, abs(float(returned) - expected) / max(abs(expected), 1e-30))
     return FollowedLoss(returned=bool(tried), own=worst > OWN)
 
@@ -271,10 +261,10 @@ def _alone(model: nn.Module, update: Update, piece: Span) -> dict[str, object]:
     return {**alone_inputs(model, update.ids_of(piece)), **update.given_of(piece)}
 
 
-def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    """Sum over targets; `labels` are of the tokens of `logits`, (tokens, vocabulary) and (tokens,)."""
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    return F.cross_entropy(wide[:-1], labels[1:].to(logits.device), ignore_index=IGNORE, reduction="sum")
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """Sum over the targets of logits, (..., vocabulary) and (...) int64, -100 where there is none."""
+    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, -2)
+    return F.cross_entropy(wide, targets.flatten().to(logits.device), ignore_index=IGNORE, reduction="sum")
 
 
 def one_at_a_time(model: nn.Module, update: Update, objective: FollowedLoss) -> UpdateResults:
@@ -289,7 +279,7 @@ def one_at_a_time(model: nn.Module, update: Update, objective: FollowedLoss) -> 
         one = logits_alone(output, labels)
         logits.append(_columns(one))
         returned = loss_of(output) if given else None
-        share = cross_entropy(one, labels[0]) if returned is None else returned * count
+        share = cross_entropy(one[:-1], labels[0, 1:]) if returned is None else returned * count
         if count:
             loss += _backward(share / total)
             means[piece.sequence] = float(share.detach()) / count
@@ -298,19 +288,17 @@ def one_at_a_time(model: nn.Module, update: Update, objective: FollowedLoss) -> 
 
 def in_batches(model: nn.Module, update: Update, objective: FollowedLoss) -> UpdateResults:
     """Measure the batches; each loss is weighted by its number of targets."""
-    logits: list[Tensor | None] = [None] * len(update.pieces)
+    logits = dict[int, Tensor]()
     total, loss = max(update.num_labelled, 1), 0.0
     for index, batch in enumerate(update.batches):
         labels = taken_labels(model, batch) if objective.returned and batch.num_targets else {}
         output = called(model, {**batch.inputs, **labels})
-        one = logits_of(output, batch)
-        for piece, row, cells in update.places(index):
-            logits[piece] = _columns(one[row, cells][: batch.num_shown(row, cells)])
+        one = _take(logits, update, index, output)
         returned = loss_of(output) if labels else None
         if batch.num_targets:
-            share = _loss_of_targets(one, batch) if returned is None else returned * batch.num_targets
+            share = cross_entropy(one, batch.targets) if returned is None else returned * batch.num_targets
             loss += _backward(share / total)
-    return UpdateResults([one for one in logits if one is not None], loss, take_gradient(model))
+    return UpdateResults([logits[piece] for piece in sorted(logits)], loss, take_gradient(model))
 
 
 @torch.no_grad()
@@ -320,17 +308,19 @@ def logits_in_batches(forward: Forward, update: Update) -> list[Tensor]:
     Args:
         forward: the model on one batch's inputs, without labels.
     """
-    logits: list[Tensor | None] = [None] * len(update.pieces)
+    logits = dict[int, Tensor]()
     for index, batch in enumerate(update.batches):
-        one = logits_of(forward(batch.inputs), batch)
-        for piece, row, cells in update.places(index):
-            logits[piece] = _columns(one[row, cells][: batch.num_shown(row, cells)])
-    return [one for one in logits if one is not None]
+        _take(logits, update, index, forward(batch.inputs))
+    return [logits[piece] for piece in sorted(logits)]
 
 
-def _loss_of_targets(logits: Tensor, batch: ForeignBatch) -> Tensor:
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32)).flatten(0, 1)
-    return F.cross_entropy(wide, batch.targets.flatten(), ignore_index=IGNORE, reduction="sum")
+def _take(pieces: dict[int, Tensor], update: Update, index: int, output: object) -> Tensor:
+    """The logits of a batch, (rows, width, vocabulary); those of its pieces, (length, columns) each, go into a dict."""
+    batch = update.batches[index]
+    logits = logits_of(output, batch)
+    for piece, row, cells in update.places(index):
+        pieces[piece] = _columns(logits[row, cells][: batch.num_shown(row, cells)])
+    return logits
 
 
 def _columns(logits: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,56 +132,25 @@ def untouched_generators(seed: int | None = None) -> Iterator[None]:
 def untouched(model: nn.Module) -> Iterator[None]:
     """Restore gradients, buffers, modes, attributes and hooks afterwards; inside, no parameter has a gradient."""
     gradients = [(parameter, parameter.grad) for parameter in model.parameters()]
-    # Also sizes and tables that a module keeps of the longest sequence that it has seen.
-    plain = [(module, {name: x for name, x in vars(module).items() if _plain(x)}) for module in model.modules()]
-    buffers = [
-        (module, name, buffer, buffer.detach().clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()
-        if buffer is not None
-    ]
+    buffers = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
+    # Also sizes and tables that a module keeps of the longest sequence that it has seen, and the hooks with which
+    # transformers collects hidden states once they are asked for.
+    tables = [vars(module) for module in model.modules()]
+    tables += [value for table in tables for value in table.values() if isinstance(value, dict)]
+    contents = [(table, dict(table)) for table in tables]
     model.zero_grad(set_to_none=True)
-    try:
-        with _no_new_hooks(model):
-            yield
-    finally:
-        for parameter, gradient in gradients:
-            parameter.grad = gradient
-        for module, attributes in plain:
-            for name in [name for name, x in vars(module).items() if _plain(x) and name not in attributes]:
-                delattr(module, name)
-            vars(module).update(attributes)
-        for module, name, buffer, content in buffers:
-            module._buffers[name] = buffer
-            with torch.no_grad():
-                if not torch.equal(buffer, content):
-                    buffer.copy_(content)
-
-
-@contextmanager
-def _no_new_hooks(model: nn.Module) -> Iterator[None]:
-    """Take hooks away that are added inside.
-
-    transformers adds some when hidden states are first asked for, with an attribute that says so.
-    """
-
-    def kinds(module: nn.Module) -> tuple[dict[int, Callable[..., object]], dict[int, Callable[..., object]]]:
-        return module._forward_hooks, module._forward_pre_hooks
-
-    before = [(module, [set(hooks) for hooks in kinds(module)]) for module in model.modules()]
     try:
         yield
     finally:
-        for module, known in before:
-            flags = (module._forward_hooks_with_kwargs, module._forward_pre_hooks_with_kwargs)
-            for hooks, had, flag in zip(kinds(module), known, flags, strict=True):
-                for key in set(hooks) - had:
-                    del hooks[key]
-                    flag.pop(key, None)
-
-
-def _plain(value: object) -> bool:
-    return value is None or isinstance(value, bool | int | float | str | Tensor)
+        for parameter, gradient in gradients:
+            parameter.grad = gradient
+        for table, content in contents:
+            table.clear()
+            table.update(content)
+        for buffer, numbers in buffers:
+            with torch.no_grad():
+                if not torch.equal(buffer, numbers):
+                    buffer.copy_(numbers)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import ForeignCertificate
@@ -21,6 +21,7 @@ from unpad.proof.foreign.update import (
     ForeignBatch,
     LabelledSequence,
     Update,
+    converted,
     labelled,
     listed,
     read_batch,
@@ -113,7 +114,7 @@ def _with_padding_token(sequences: list[LabelledSequence], batches: Sequence[For
 def _compare(model: nn.Module, update: Update, exact: bool) -> ComparedUpdate:
     """The update in a precision."""
     device = next(model.parameters()).device
-    update = moved_to(update, device, torch.float64 if exact else None)
+    update = converted(update, device=device, floats=torch.float64 if exact else None)
     objective = objective_of(model, update)
 
     @torch.no_grad()
@@ -130,27 +131,3 @@ def _compare(model: nn.Module, update: Update, exact: bool) -> ComparedUpdate:
     return (
         replace(comparison, taken=taken_by(update.sequences, loss), notes=(OWN_LOSS,)) if objective.own else comparison
     )
-
-
-def moved_to(update: Update, device: torch.device, floats: torch.dtype | None) -> Update:
-    """The update on a device, with inputs that are floating-point numbers in another dtype."""
-
-    def moved(value: object) -> object:
-        if not isinstance(value, Tensor):
-            return value
-        value = value.to(device)
-        return value.to(floats) if floats is not None and value.is_floating_point() else value
-
-    batches = [
-        ForeignBatch(
-            {name: moved(value) for name, value in batch.inputs.items()},
-            {name: value.to(device) for name, value in batch.labels.items()},
-            batch.ids.to(device),
-            batch.targets.to(device),
-            batch.real.to(device),
-            batch.shown.to(device),
-        )
-        for batch in update.batches
-    ]
-    owners, filler = [one.to(device) for one in update.owners], [one.to(device) for one in update.filler]
-    return replace(update, batches=batches, owners=owners, filler=filler)

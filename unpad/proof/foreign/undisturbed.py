@@ -65,6 +65,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
             setattr(module, name, value)
 
 
+DATA = ("train_dataset", "eval_dataset")  # attributes of a trainer with too much in them to keep their content
 DEEPEST = 6  # levels of plain data that are kept
 
 
@@ -118,7 +119,7 @@ def undisturbed(trainer: Any) -> Iterator[None]:
     parts = [accelerator, accelerator.gradient_state]
     parts += [getattr(trainer, name) for name in ("state", "control") if hasattr(trainer, name)]
     with ExitStack() as stack:
-        stack.enter_context(attributes_kept(trainer, ("train_dataset", "eval_dataset")))
+        stack.enter_context(attributes_kept(trainer, DATA))
         for part in parts:
             stack.enter_context(attributes_kept(part))
         if hasattr(vars(trainer).get("optimizer"), "train"):

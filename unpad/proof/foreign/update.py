@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import cast
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -108,6 +109,21 @@ def labelled(sequences: Sequence[Sequence[int]], masks: Sequence[Sequence[bool]]
         )
         for one, mask in zip(ids, kept, strict=True)
     ]
+
+
+def converted(value: Any, *, device: torch.device | None = None, floats: torch.dtype | None = None) -> Any:
+    """Tensors, also those in mappings, lists and dataclasses, on a device and, if floating-point, in a dtype."""
+    part = partial(converted, device=device, floats=floats)
+    if isinstance(value, Tensor):
+        value = value.to(device)
+        return value.to(floats) if value.is_floating_point() else value
+    if isinstance(value, Mapping):
+        return {name: part(one) for name, one in value.items()}
+    if isinstance(value, list) and value and not isinstance(value[0], int):
+        return list(map(part, value))
+    if is_dataclass(value):
+        return replace(value, **{one.name: part(getattr(value, one.name)) for one in fields(value)})  # type: ignore[type-var]
+    return value
 
 
 def read_batch(batch: Batch) -> ForeignBatch:
