@@ -124,6 +124,7 @@ def stand_ins(folder: Path, say: Callable[[str], None]) -> None:
     sys.argv = ["tiny", str(folder / "Qwen3-0.6B"), "qwen3"]
     exec(compile((ROOT / "examples/hf/tiny.py").read_text(), "tiny.py", "exec"), {"__name__": "__main__"})
     shutil.copytree(folder / "Qwen3-0.6B", folder / "folder")
+    shutil.copy(folder / "Qwen3-0.6B" / "config.json", folder)
     small = [*SMALL_TEXT, STEPS]
     pictures = ["images", "data.images=photos", STEPS]
     for line in (
@@ -152,6 +153,7 @@ def stand_ins(folder: Path, say: Callable[[str], None]) -> None:
         code, printed = call(folder, line)
         if code:
             say(f"stand-in: unpad {shlex.join(line)}: {code}\n{printed[-600:]}")
+    shutil.copytree(folder / "runs/mine", folder / "runs/demo")
     shutil.copy(folder / "runs/qwen/recipe.yaml", folder / "qwen.yaml")
     shutil.copy(folder / "mine.yaml", folder / "my.yaml")
 

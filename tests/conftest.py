@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.models import random_model
 from tests.helpers.shell import Shell, shell
 from unpad.batching.batch import RaggedBatch, from_sequences
-from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import product_speed
 from unpad.nn.native import library
@@ -85,6 +85,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
+def pytest_runtest_setup() -> None:
+    """Before a test and its fixtures, one thread, whatever the test before it asked for."""
+    torch.set_num_threads(1)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
     node.config.stash.setdefault(WORKERS, []).append(getattr(node, "workeroutput", {}).get("seconds", 0.0))
@@ -118,11 +123,6 @@ def _frozen() -> None:
     """What is there before a module's tests is not searched for garbage again, as after every run of a trainer."""
     gc.collect()
     gc.freeze()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _one_thread() -> None:
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -168,6 +168,14 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     assert made.changed() == []
 
 
+@pytest.fixture(autouse=True, scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """What the package keeps between runs is kept apart for every test file."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("UNPAD_CACHE", str(folder := tmp_path_factory.mktemp("cache")))
+        yield folder
+
+
 @pytest.fixture
 def unpad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
     """The command in an empty working directory with a cache of its own."""
@@ -177,12 +185,7 @@ def unpad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def tiny_model(dtype: torch.dtype = torch.float64, **fields: object) -> Decoder:
     """A two-block decoder small enough to compare every gradient of."""
     sizes = {"width": 16, "blocks": 2, "heads": 4, "hidden": 24, "context": 64, **fields}
-    torch.manual_seed(0)
-    model = build_model(model_config(sizes), VOCAB)
-    assert isinstance(model, Decoder)
-    for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    return model.to(dtype)
+    return random_model(sizes, VOCAB).to(dtype)
 
 
 def random_sequences(lengths: list[int], seed: int = 0) -> list[list[int]]:

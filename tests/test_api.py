@@ -30,9 +30,8 @@ TEXTS = [f"第{n}天，小猫看见一座桥。" for n in "一二三四五六七
 
 
 @pytest.fixture(autouse=True)
-def _small_preset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_preset(monkeypatch: pytest.MonkeyPatch) -> None:
     """The preset those calls train, in a size and without the dropout that would hide equalities."""
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setitem(PRESETS, "zh_gpt", {**PRESETS["zh_gpt"], "width": 16, "hidden": 24, "heads": 2, "dropout": 0.0})
 
 

@@ -154,8 +154,7 @@ def test_ctrl_c_outside_of_training_is_code_130(unpad: Shell, monkeypatch: pytes
 
 
 def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, tmp_path: Path) -> None:
-    listed = unpad("recipes")
-    assert listed.code == 0
+    listed = unpad("recipes", code=0)
     assert [line.split()[0] for line in listed.out.splitlines() if line[0] != " "] == [
         "chat",
         "dpo",
@@ -189,8 +188,7 @@ def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "toy-1"
     assert unpad("runs").out.startswith("nothing has run here yet")
 
-    trained = unpad("train", recipe, "stages.pretrain.train.max_epochs=1", "stages.tune.train.max_epochs=1")
-    assert trained.code == 0, trained.err
+    trained = unpad("train", recipe, "stages.pretrain.train.max_epochs=1", "stages.tune.train.max_epochs=1", code=0)
     assert "next:  unpad chat toy-1" in trained.out
     assert "unpad eval toy-1" in trained.out
     assert len(trained.out.splitlines()) < 60
@@ -208,8 +206,7 @@ def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
         assert f"{name} " in plain.out
         assert f"{metric['value']:.4f}" in plain.out
 
-    one = unpad("generate", "toy-1", "--prompt", "小猫喜欢", "max_new_tokens=5")
-    assert one.code == 0
+    one = unpad("generate", "toy-1", "--prompt", "小猫喜欢", "max_new_tokens=5", code=0)
     assert one.out.endswith("\n")
     several = unpad("generate", "toy-1", "max_new_tokens=5", stdin="小猫喜欢\n\n老师看见\n")
     assert [line.partition(" -> ")[0] for line in several.out.splitlines() if " -> " in line] == [
@@ -219,8 +216,7 @@ def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
     assert f"小猫喜欢 -> {one.out.strip()}" in several.out
     assert unpad("generate", "toy-1", "--prompt", "小猫", "temperature=-1").code == 2
 
-    chatted = unpad("chat", "toy-1", "max_new_tokens=5", stdin="你好\n小猫喜欢什么？\n")
-    assert chatted.code == 0
+    chatted = unpad("chat", "toy-1", "max_new_tokens=5", stdin="你好\n小猫喜欢什么？\n", code=0)
     assert len(chatted.out.splitlines()) == 2
 
     assert "toy-1" in unpad("runs").out
@@ -245,8 +241,7 @@ def test_the_language_model_takes_a_tokenizer_file_and_every_option_of_model_and
         "train.max_epochs": 2, "train.patience": "null", "train.seed": 42, "train.threads": 1, "precision": "fp32",
     }  # fmt: skip
     run = tmp_path / "llm"
-    done = unpad("train", "llm", *(f"{key}={value}" for key, value in wanted.items()), "--out", run)
-    assert done.code == 0, done.err
+    unpad("train", "llm", *(f"{key}={value}" for key, value in wanted.items()), "--out", run, code=0)
     resolved = load_recipe(str(run / "recipe.yaml")).model_dump(mode="json")
     for key, value in wanted.items():
         found: Any = resolved
@@ -289,14 +284,12 @@ def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_e
 @pytest.mark.nightly
 def test_plan_and_prove_speak_json(unpad: Shell, tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy")
-    planned = unpad("plan", recipe, "--json", "--plot", tmp_path / "plan.svg")
-    assert planned.code == 0, planned.err
+    planned = unpad("plan", recipe, "--json", "--plot", tmp_path / "plan.svg", code=0)
     values = json.loads(planned.out)
     assert {"strategies", "ledger"} <= set(values)
     assert all({"name", "pad_share"} <= set(row) for row in values["strategies"])
     assert (tmp_path / "plan.svg").read_text("utf-8").startswith("<svg")
-    proved = unpad("prove", recipe, "--json")
-    assert proved.code == 0, proved.err
+    proved = unpad("prove", recipe, "--json", code=0)
     certificate = json.loads(proved.out)
     assert certificate["passed"] is True
     assert all({"name", "kernel", "measured", "bound", "passed"} <= set(line) for line in certificate["lines"])

@@ -110,8 +110,6 @@ class Endings:
     def code_141(self) -> int:
         command = [sys.executable, "-m", "unpad", "recipes"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-            assert process.stdout is not None
-            assert process.stderr is not None
             process.stdout.close()
             assert process.stderr.read() == b""
         return process.returncode

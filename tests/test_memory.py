@@ -62,8 +62,7 @@ def with_room(folder: Path, *commands: list[object]) -> list[tuple[int, str]]:
 @pytest.mark.promise("memory.sequence")
 @pytest.mark.parametrize("verb", ["train", "plan", "prove"])
 def test_a_model_that_no_memory_holds_names_its_sizes(unpad: Shell, tmp_path: Path, verb: str) -> None:
-    outcome = unpad(verb, write_toy(tmp_path / "toy"), *HUGE)
-    assert outcome.code == 8
+    outcome = unpad(verb, write_toy(tmp_path / "toy"), *HUGE, code=8)
     what, do = outcome.err.strip().splitlines()
     assert what.startswith("OutOfMemoryError: a model of kind decoder with")
     assert do == "  do: lower model.width or model.blocks or model.hidden"
@@ -105,7 +104,6 @@ def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path: Path) -> None:
 
 @pytest.mark.promise("memory.sequence")
 def test_a_batch_and_a_checkpoint_without_room_are_code_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     recipe = write_toy(tmp_path / "toy")
 
     def nothing_left(*_: object) -> None:

@@ -30,7 +30,7 @@ class Item:
 def chosen(which: str, items: list[Item]) -> list[str]:
     hook = SimpleNamespace(pytest_deselected=lambda items: None)
     rest: list[Any] = list(items)
-    pytest_collection_modifyitems(SimpleNamespace(getoption=lambda _: which, hook=hook), rest)  # type: ignore[arg-type]
+    pytest_collection_modifyitems(SimpleNamespace(getoption=lambda _: which, hook=hook), rest)
     return [item.nodeid for item in rest]
 
 

@@ -75,7 +75,6 @@ class Terminal(StringIO):
 def test_no_color_takes_every_control_sequence_away(
     no_color: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.delenv("UNPAD_PROGRESS", raising=False)

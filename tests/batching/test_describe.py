@@ -38,8 +38,7 @@ def test_parts_of_a_family_are_named_too() -> None:
 
 @pytest.mark.promise("run.verbose")
 @pytest.mark.slow
-def test_verbose_training_shows_them_under_every_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_verbose_training_shows_them_under_every_step(tmp_path: Path) -> None:
     recipe, out = write_toy(tmp_path / "toy"), StringIO()
     train(str(recipe), tmp_path / "loud", ["train.max_steps=2"], console=Console(file=out, width=300), verbose=True)
     micros = re.findall(r"^  micro-batch \d+: \d+ sequences, (\d+) tokens", out.getvalue(), re.M)

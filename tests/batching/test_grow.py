@@ -25,11 +25,6 @@ GROW = "plan.grow={3: 400, 4: 800}"
 LENGTHS = np.random.default_rng(0).integers(1, 60, 200)
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def one_stage(folder: Path, **sections: Any) -> Path:
     """Five epochs of texts; some five steps each while nothing grows."""
     fields = {"stages": [], "data": {"chat": None}, "train": {"threads": 1, "max_epochs": 5}, **sections}

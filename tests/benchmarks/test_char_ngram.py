@@ -33,8 +33,6 @@ TEXTS = [
 def _load() -> ModuleType:
     path = Path(__file__).parents[2] / "benchmarks" / "char_ngram.py"
     spec = importlib.util.spec_from_file_location("char_ngram", path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["char_ngram"] = module  # dataclasses look their module up
     spec.loader.exec_module(module)

@@ -95,14 +95,12 @@ def recipe_with(path: Path, **data: object) -> Path:
 def test_near_duplicates_in_the_parts_of_a_recipe_are_told_and_refused_on_request(unpad: Shell, tmp_path: Path) -> None:
     rows = [{"text": LONG}, {"text": LONG + "完", "split": "valid"}, {"text": LONG, "split": "test"}]
     texts = write(tmp_path / "t.jsonl", {**rows[0], "split": "train"}, *rows[1:])
-    told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", text=str(texts), holdout=0))
-    assert told.code == 0
+    told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", text=str(texts), holdout=0), code=0)
     assert "held out 1 document: 0 equal to a trained one, 1 near-duplicate" in told.out
     assert "test part, 1 document: 1 equal to a trained one" in told.out
     assert f"{texts}:3: equal to {texts}:1\n  do: set data.near_duplicates=together" in told.out
     refusing = recipe_with(tmp_path / "refuse.yaml", text=str(texts), holdout=0, near_duplicates="refuse")
-    told = unpad("data", "check", refusing)
-    assert told.code == 3
+    told = unpad("data", "check", refusing, code=3)
     assert "E_LEAK 1 held-out documents" in told.out + told.err
 
 
@@ -110,8 +108,7 @@ def test_near_duplicates_in_the_parts_of_a_recipe_are_told_and_refused_on_reques
 def test_near_duplicate_pictures_of_a_recipe_are_told(unpad: Shell, tmp_path: Path, kind: str) -> None:
     write_scenes(tmp_path / "set")
     name = {"images": "images.jsonl", "vqa": "questions.jsonl"}[kind]
-    told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", **{kind: str(tmp_path / "set" / name)}))
-    assert told.code == 0
+    told = unpad("data", "check", recipe_with(tmp_path / "r.yaml", **{kind: str(tmp_path / "set" / name)}), code=0)
     assert "held out 6 pictures: 4 near-duplicates of training ones" in told.out
 
 
@@ -124,8 +121,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(unpad: Shell, tmp_path: P
     for name in ("b.docx", "sub/c.html", ".hidden", "d.log", "e.log", "f.log", "g.log"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text("x")
-    told = unpad("data", "check", tmp_path)
-    assert told.code == 0
+    told = unpad("data", "check", tmp_path, code=0)
     assert "note: 6 files are not read, by an ending that is not one of data: b.docx, d.log" in told.out
     found = json.loads(unpad("data", "check", tmp_path, "--json").out)["skipped"]
     assert {Path(one["path"]).name for one in found} == {"b.docx", "c.html", "d.log", "e.log", "f.log", "g.log"}
@@ -167,8 +163,7 @@ def test_questions_with_different_answers_are_counted_with_their_places(unpad: S
     first, second = write(tmp_path / "a.jsonl", *same), tmp_path / "b.json"
     assert check(first).asked.num_questions == 0
     second.write_text(json.dumps([turn("q", "c"), turn("q", "d"), turn("other", "x"), turn("q", "a"), turn("q", "e")]))
-    told = unpad("data", "check", first, second)
-    assert told.code == 0
+    told = unpad("data", "check", first, second, code=0)
     assert "note: 2 questions have different answers, in 4 rows beside the first of each; keep one, unless" in told.out
     assert f"  {first}:1, {second}[0], {second}[1]" in told.out
     found = json.loads(unpad("data", "check", first, second, "--json").out)["contradictions"]

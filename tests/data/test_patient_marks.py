@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,7 +43,7 @@ def write(path: Path, first: int, num: int = 40, factor: float = 1.0, shift: flo
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a few steps on 80 patients."""
     root = tmp_path_factory.mktemp("marks")
     source = {"path": str(write(root / "tests.parquet", 0, 80)), "time": "days"}
@@ -57,10 +56,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "precision": "fp32",
     }
     write_recipe(root / "recipe.yaml", recipe)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        train(str(root / "recipe.yaml"), root / "run", [], console=quiet())
-        yield root / "run"
+    train(str(root / "recipe.yaml"), root / "run", [], console=quiet())
+    return root / "run"
 
 
 @dataclass(frozen=True)
@@ -118,8 +115,7 @@ def test_an_evaluation_of_new_patients_says_what_the_run_does_not_know(unpad: Sh
     found = unpad("eval", run, "--data", usual)
     assert (found.code, "warning: " in found.out) == (0, False), found.err
     assert "40 patients: 40 to evaluate\n" in found.out
-    found = unpad("eval", run, "--data", strange)
-    assert found.code == 0
+    found = unpad("eval", run, "--data", strange, code=0)
     assert "warning: 240 of 720 events have codes unknown to the run (33.3%)" in found.out
     assert "warning: lactate: 240 of 240 values outside of " in found.out
     unknown = write(tmp_path / "unknown" / "tests.parquet", 500, **{name: f"LOINC-{name}" for name in USUAL}).parent
@@ -128,8 +124,7 @@ def test_an_evaluation_of_new_patients_says_what_the_run_does_not_know(unpad: Sh
 
 
 def test_a_file_that_is_not_named_parquet_is_refused(unpad: Shell, run: Path, tmp_path: Path) -> None:
-    refused = unpad("embed", run, "--out", tmp_path / "vectors.csv")
-    assert refused.code == 2
+    refused = unpad("embed", run, "--out", tmp_path / "vectors.csv", code=2)
     assert "name it vectors.parquet" in refused.err
     assert not (tmp_path / "vectors.csv").exists()
 
@@ -251,7 +246,6 @@ def test_quantiles_are_those_of_the_values_of_training_patients(tmp_path: Path) 
     rows = draw_rows(60, seed=3)
     source = {"path": str(put(tmp_path / "e.parquet", table(rows))), "unit": "minutes"}
     data = opened(source, data={"holdout": 0}, events={"duplicates": "keep"})
-    assert data.known.quantiles is not None
     for index, name in enumerate(data.known.names):
         values = [value for _, _, code, value in rows if code == name and value is not None]
         expected = [sorted(values)[round(share * (len(values) - 1))] if values else 0.0 for share in QUANTILES]
@@ -269,8 +263,9 @@ def test_quantiles_are_those_of_the_values_of_training_patients(tmp_path: Path) 
 def test_a_new_run_of_patients_refuses_a_rule_for_near_duplicates_and_an_earlier_one_is_read(
     unpad: Shell, run: Path, tmp_path: Path, rule: str
 ) -> None:
-    refused = unpad("train", run.parent / "recipe.yaml", f"data.near_duplicates={rule}", "--out", tmp_path / "new")
-    assert refused.code == 2
+    refused = unpad(
+        "train", run.parent / "recipe.yaml", f"data.near_duplicates={rule}", "--out", tmp_path / "new", code=2
+    )
     assert f"{rule} does not apply" in refused.err
     old = tmp_path / "old"
     shutil.copytree(run, old)

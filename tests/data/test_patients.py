@@ -27,7 +27,6 @@ from tests.helpers.event_tables import (
 )
 from tests.helpers.patients import tiny_patients_model
 from unpad.batching.batch import RaggedBatch, concatenate
-from unpad.batching.layout import Layout
 from unpad.batching.plan import plan
 from unpad.data.histories.cohort import read_cohort, refuse_unlearnable
 from unpad.data.histories.report import cohort_lines
@@ -245,7 +244,6 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
     made = {"path": path, "event": "dead", "duration": "end", "horizon": 30}
     source = {**long(tmp_path, rows), "unit": "days"}
     data = opened(source, events={"labels": made, "landmark": 10})
-    assert data.labels is not None
     expected, why = {}, {"over": 0, "censored": 0}
     for patient, end, died in zip(ids, ends, dead, strict=True):
         if end < 10:
@@ -264,8 +262,6 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
     batch = data.load(micro_of(data, range(len(data.ids))))
     assert batch.attended.lengths().tolist() == data.table.attended.tolist(), "sets and a readout"
     sets = batch.require(EventSets)
-    assert sets.durations is not None
-    assert sets.cause is not None
     lengths = {patient: float(end - 10) for patient, end in zip(ids, ends, strict=True)}
     assert sets.durations.tolist() == [lengths[patient] for patient in expected]
     assert sets.cause.tolist() == [bool(dead[ids.index(patient)]) for patient in expected]
@@ -348,10 +344,8 @@ def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_ou
     source = {**long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), "unit": "days"}
     data = opened(source, data={"holdout": 0}, events={"labels": made, "landmark": 10})
     assert data.ids.tolist() == ids[:-1], "an empty status is a missing label"
-    assert data.labels is not None
     assert data.labels.tolist() == [-1, 0, 0, 1, 1, 0] + [0] * 6
     cause = data.load(micro_of(data, range(len(data.ids)))).require(EventSets).cause
-    assert cause is not None
     assert cause.tolist() == [0] * 3 + [1] * 3 + [3] * 3 + [2] * 3, "in the order in which competing names them"
     each = ", ".join(f"{word}: 3" for word in Recipe(events={"labels": made, "landmark": 0}).events.labels.competing)
     assert f"3 observed until the outcome, 6 until a competing event ({each}), followed" in "\n".join(data.lines())
@@ -435,11 +429,9 @@ def test_values_of_several_classes_are_their_places_in_the_order_of_the_recipe(
     tmp_path: Path, values: list[object], classes: list[object]
 ) -> None:
     data = classes_of(tmp_path, values, classes=classes, map={"lost": None})
-    assert data.labels is not None
     assert data.labels.tolist() == [0, 1, 2, 1, -1, 0]
     assert data.classes == tuple(str(word).lower().removesuffix(".0") for word in classes)
     labels = data.load(micro_of(data, range(6))).seq_labels
-    assert labels is not None
     assert labels.tolist() == data.labels.tolist()
     told = ", ".join(f"{num} of class {name}" for num, name in zip((2, 2, 1), data.classes, strict=True))
     assert f"{told}, 1 without a label" in data.lines()
@@ -478,7 +470,6 @@ def test_every_class_has_its_share_of_the_held_out_part_and_one_that_lacks_is_to
     data = opened(
         long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), data={"holdout": 0.2}, events={"labels": made}
     )
-    assert data.labels is not None
     assert np.bincount(data.labels[data.table.split == 1]).tolist() == [3, 2, 1]
     assert {"  to train on: 0 of class d", "  held out: 0 of class d; its AUROC does not exist"} <= set(data.lines())
     learnt = data.recipe.model_copy(update={"losses": {}})
@@ -515,7 +506,6 @@ def test_a_value_that_never_changes_does_not_divide_by_zero(tmp_path: Path) -> N
     sides = {A: "train", B: "train", C: "holdout"}
     data = opened(long(tmp_path, rows), events={**split_file(tmp_path / "s.parquet", sides), "std_floor": 0.1})
     held = data.load(micro_of(data, [of(data, C)]))
-    assert held.input_ids is not None
     codes, values = [data.codes[c] for c in held.input_ids.tolist()], held.require(EventSets).values.tolist()
     assert dict(zip(codes, values, strict=True)) == {"flag": pytest.approx(-10.0), "none": 2.0}
     assert np.isfinite(data.values).all()
@@ -564,7 +554,6 @@ def test_vectors_of_codes_stand_in_the_order_of_the_codes(tmp_path: Path) -> Non
     chosen = {"code_embeddings": str(tmp_path / "v.csv")}
     data = opened(long(tmp_path, rows), data={"holdout": 0}, events=chosen)
     assert data.codes == ("<unknown>", "b", "a", "c")
-    assert data.code_vectors is not None
     assert data.code_vectors.tolist() == [[0, 0], [3, 4], [1, 2], [0, 0]]
     assert any("1 code without a vector: c" in line for line in data.lines())
     bare, fitting, other = (
@@ -572,7 +561,6 @@ def test_vectors_of_codes_stand_in_the_order_of_the_codes(tmp_path: Path) -> Non
         for fields in ({}, {"code_vectors": 2}, {"code_vectors": 3})
     )
     data.initialize(fitting)
-    assert fitting.embedding.code_vectors is not None
     torch.testing.assert_close(fitting.embedding.code_vectors[1], torch.tensor([0.6, 0.8]))
     opened(long(tmp_path, rows), data={"holdout": 0}).initialize(bare)
     for model in (bare, other):
@@ -600,8 +588,6 @@ def with_empty(root: Path, num: int = 14) -> EventData:
 def assert_equal(one: RaggedBatch, two: RaggedBatch) -> None:
     for name in ("input_ids", "position_ids", "labels", "loss_mask", "seq_ids", "seq_labels"):
         assert torch.equal(getattr(one, name), getattr(two, name)), name
-    assert isinstance(one.layout, Layout)
-    assert isinstance(two.layout, Layout)
     assert torch.equal(one.layout.cu_seqlens, two.layout.cu_seqlens)
     ours, theirs = one.require(EventSets), two.require(EventSets)
     for name in ("values", "has_value", "times", "durations", "cause"):
@@ -640,7 +626,7 @@ def test_plans_carry_patients_without_events(strategy: str, tmp_path: Path) -> N
     settings = PlanSettings(strategy=strategy, tokens_per_step=12, tokens_per_micro=8, row_tokens=16, batch_size=3)
     made = plan(data.table.positions, settings, seed=0, epoch=0, targets=data.count_targets)
     batches = [data.load(micro) for step in range(made.num_steps) for micro in made.step(step)]
-    seen = sorted(seq for batch in batches for seq in batch.seq_ids.tolist())  # type: ignore[union-attr]
+    seen = sorted(seq for batch in batches for seq in batch.seq_ids.tolist())
     assert seen == list(range(14))
     assert made.ledger.total == int(data.table.positions.sum())
     assert made.ledger.sequences["whole"] == 14

@@ -165,9 +165,9 @@ def test_what_cannot_be_a_sample_is_refused_by_its_name(case: str) -> None:
     elif case == "nan":
         images[1][0][0][0, 0] = np.nan
     elif case == "no question":
-        questions[1] = None  # type: ignore[call-overload]
+        questions[1] = None
     elif case == "no answer":
-        answers[1] = None  # type: ignore[call-overload]
+        answers[1] = None
     else:
         ids[0] = 8
     with pytest.raises(SourceError) as caught:

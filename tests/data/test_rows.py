@@ -14,7 +14,7 @@ from unpad.recipes.data import DataSettings
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256_file
 
-PARTS: list[SplitName | None] = ["train", "holdout", "test", "train", None, "bad"]  # type: ignore[list-item]
+PARTS: list[SplitName | None] = ["train", "holdout", "test", "train", None, "bad"]
 
 
 def recipe_of(folder: Path, **data: object) -> Recipe:

@@ -11,16 +11,12 @@ import pytest
 from tests.helpers.corpus import CHATS, TEXTS, make_recipe, write_corpus
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split, Wanted
-from unpad.data.text import TextData
 from unpad.storage import sha256_file
 
 
 @pytest.mark.parametrize("joined", [False, True])
 @pytest.mark.parametrize("wanted", [Wanted.LEARNING, Wanted.TEST])
-def test_the_table_is_of_the_sequences(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, joined: bool, wanted: Wanted
-) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_the_table_is_of_the_sequences(tmp_path: Path, joined: bool, wanted: Wanted) -> None:
     write_corpus(tmp_path)
     row = (
         '{"messages": [%s{"role": "user", "content": "甲"}, {"role": "assistant", "content": "乙"}], "group": "%s"%s}\n'
@@ -29,7 +25,6 @@ def test_the_table_is_of_the_sequences(
         file.write(row % ('{"role": "system", "content": "丙"}, ', "g0", "") + row % ("", "t", ', "split": "test"'))
     data: dict[str, Any] = {"text": [{"path": "text", "weight": 0.5}], "chat": {"path": "chat.jsonl", "weight": 2}}
     opened = open_data(make_recipe(tmp_path, data=data, plan={"cross_documents": joined}), None, wanted)
-    assert isinstance(opened, TextData)
     table, tokens = opened.table, opened.tokens
     assert table.positions.tolist() == (tokens.lengths - 1).tolist()
     for name in ("split", "num_targets", "kind", "source"):

@@ -31,8 +31,7 @@ from unpad.training.loop import train
 
 
 @pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def _few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proof, "choose", partial(proof.choose, most=6))  # of fewer sequences than users prove
 
 
@@ -42,8 +41,6 @@ def assert_equal(one: RaggedBatch, other: RaggedBatch) -> None:
         if isinstance(value, torch.Tensor):
             assert torch.equal(value, theirs), name
     assert torch.equal(one.layout.lengths(), other.layout.lengths())
-    assert one.media is not None
-    assert other.media is not None
     for name in ("inputs_embeds", "grid", "position_ids"):
         assert torch.equal(getattr(one.media, name), getattr(other.media, name)), name
 
@@ -53,11 +50,11 @@ def test_a_batch_holds_what_each_row_has_alone(tmp_path: Path) -> None:
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     ids = [3, 0, 4, 1, 2]  # no picture, one, a caption, one with a long question, two pictures
     assert [len(data.examples[i].images) for i in ids] == [0, 1, 1, 1, 2]
-    batch = data.load(micro_of(data, ids))  # type: ignore[arg-type]
+    batch = data.load(micro_of(data, ids))
     for place, seq in enumerate(ids):
         assert_equal(batch.select([place]), data.alone(seq, 0, int(data.table.positions[seq]), 0))
     assert batch.num_targets == int(data.table.num_targets[ids].sum())
-    nothing = data.load(micro_of(data, []))  # type: ignore[arg-type]
+    nothing = data.load(micro_of(data, []))
     assert (nothing.total_tokens, nothing.num_targets) == (0, 0)
 
 
@@ -67,9 +64,7 @@ def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(
     held, trained = (np.flatnonzero(data.table.split == side).tolist() for side in (1, 0))
 
     def pixels(ids: list[int], epoch: int) -> torch.Tensor:
-        media = data.load(replace(micro_of(data, ids), epoch_seed=(7, epoch))).media  # type: ignore[arg-type]
-        assert media is not None
-        assert media.inputs_embeds is not None
+        media = data.load(replace(micro_of(data, ids), epoch_seed=(7, epoch))).media
         return media.inputs_embeds
 
     assert torch.equal(pixels(held, 0), pixels(held, 1))
@@ -77,10 +72,6 @@ def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(
     assert torch.equal(pixels(trained, 1), pixels(trained, 1))
     assert torch.equal(pixels(trained, 1), torch.cat([pixels([row], 1) for row in trained]))
     asked, plain = data.prompts(trained).media, questions_of(recipe_of(file)).prompts(trained).media
-    assert asked is not None
-    assert asked.inputs_embeds is not None
-    assert plain is not None
-    assert plain.inputs_embeds is not None
     assert torch.equal(asked.inputs_embeds, plain.inputs_embeds), "what is asked is asked about the image as it is"
 
 
@@ -91,10 +82,8 @@ def test_images_of_the_test_part_are_never_changed(tmp_path: Path) -> None:
     tested, plain = (
         open_data(recipe_of(file, images=images), None, Wanted.NEW) for images in ({"flip": 0.5, "shift": 0.2}, {})
     )
-    assert isinstance(tested, VqaData)
-    assert isinstance(plain, VqaData)
     ids = [0, 1, 5]
-    assert_equal(tested.load(micro_of(tested, ids)), plain.load(micro_of(plain, ids)))  # type: ignore[arg-type]
+    assert_equal(tested.load(micro_of(tested, ids)), plain.load(micro_of(plain, ids)))
 
 
 def test_the_fingerprint_is_of_the_pictures_and_not_of_their_names(tmp_path: Path) -> None:
@@ -110,13 +99,11 @@ def test_the_fingerprint_is_of_the_pictures_and_not_of_their_names(tmp_path: Pat
 @pytest.mark.promise("vqa.visual-tokens")
 def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path: Path) -> None:
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
-    whole = data.load(micro_of(data, [1]))  # type: ignore[arg-type]
+    whole = data.load(micro_of(data, [1]))
     targets = whole.labels[whole.target_index].tolist()
     assert data.tokenizer.decode(targets) == data.examples[1].answer
     assert targets[-1] == data.tokenizer.eos_id
     prompt = data.prompts([1])
-    assert whole.input_ids is not None
-    assert prompt.input_ids is not None
     size = prompt.total_tokens
     assert torch.equal(whole.input_ids[:size], prompt.input_ids)
     assert whole.total_tokens == size + len(targets) - 1
@@ -196,7 +183,7 @@ def _faulty(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     right = VqaData.load
 
     def broken(self: VqaData, micro: Micro) -> RaggedBatch:
-        return fault(right(self, micro))  # type: ignore[no-any-return]
+        return fault(right(self, micro))
 
     monkeypatch.setattr(VqaData, "load", broken)
 
@@ -206,7 +193,6 @@ def _faulty(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
 def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def first_place(batch: RaggedBatch) -> RaggedBatch:
         """Patches of all rows one place later than where they belong, as rows of another prompt would have them."""
-        assert batch.media_index is not None
         return replace(batch, media_index=batch.media_index + 1)
 
     _faulty(monkeypatch, first_place)
@@ -219,8 +205,6 @@ def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path: Path, monke
 @pytest.mark.slow
 def test_pictures_given_to_other_rows_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def swapped(batch: RaggedBatch) -> RaggedBatch:
-        assert batch.media is not None
-        assert batch.media.inputs_embeds is not None
         return replace(batch, media=replace(batch.media, inputs_embeds=batch.media.inputs_embeds.roll(3, 0)))
 
     _faulty(monkeypatch, swapped)

@@ -18,7 +18,6 @@ def read(name: str) -> str:
 @pytest.mark.promise("versions.hooks")
 def test_hooks_before_a_commit_run_the_commands_of_make_lint() -> None:
     recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", read("Makefile"), re.MULTILINE)
-    assert recipe is not None
     lines = [line.strip().removeprefix("@").replace("$(VENV)", ".venv") for line in recipe[1].splitlines()]
     commands = [line.partition(" || ")[0] for line in lines]  # what follows is for a machine that is too busy
     (repository,) = yaml.safe_load(read(".pre-commit-config.yaml"))["repos"]

@@ -32,7 +32,7 @@ def blocks() -> tuple[str, dict[str, str]]:
     page = (ROOT / "docs" / "internals" / "extending.md").read_text("utf-8")
     section = page.split("## Add a data family\n")[1].split("\n## ")[0]
     (field, *files) = re.findall(r"```(?:python|yaml)\n(.*?)```", section, re.DOTALL)
-    return field, dict(re.fullmatch(r"# (\S+)\n(.*)", text, re.DOTALL).groups() for text in files)  # type: ignore[union-attr]
+    return field, dict(re.fullmatch(r"# (\S+)\n(.*)", text, re.DOTALL).groups() for text in files)
 
 
 def build(folder: Path) -> int:
@@ -98,7 +98,7 @@ def test_the_family_of_the_example_needs_six_files_and_one_field_and_works_with_
     assert shown.count("unpad eval run") == 1, "the commands after training name each verb once"
     assert "rows read 120 = rows used 120 + bad rows 0" in shown
     assert re.search(r"all \d+ lines hold", shown)
-    accuracy = float(re.search(r"accuracy +([\d.]+)", shown)[1])  # type: ignore[index]
+    accuracy = float(re.search(r"accuracy +([\d.]+)", shown)[1])
     assert accuracy > 0.8
     assert "are classified correctly" in (tmp_path / "run" / "report.html").read_text("utf-8")
 

@@ -76,7 +76,6 @@ def test_python_of_the_pages_runs(
     name: str, block: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     torch.manual_seed(0)
     # Eight steps teach a model to end its replies: after three, the 320 of an evaluation take ten seconds.
     exec(compile(block.replace("train.max_steps=100", "train.max_steps=8"), name, "exec"), {})
@@ -119,7 +118,6 @@ def test_the_table_of_the_first_pages_is_that_of_the_page_that_runs_the_command(
         assert len(rows) == 4
         for name, verdict, gradient in rows:
             row = re.search(rf"^{name} +(sound|LEAKING) +(\S+)", proved, re.MULTILINE)
-            assert row is not None
             assert ("**" in verdict) == (row[1] == "LEAKING")
             assert gradient == (right if row[1] == "sound" else off.format(round(100 * float(row[2]))))
     assert "155 decoders, 26 leak" in (ROOT / "docs" / "internals" / "census.md").read_text(encoding="utf-8")

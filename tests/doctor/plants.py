@@ -117,7 +117,6 @@ def shuffled_images(patch: pytest.MonkeyPatch) -> None:
     order = np.random.default_rng(5).integers(0, 2, 4096)
 
     def random(batch: RaggedBatch) -> RaggedBatch:
-        assert batch.seq_ids is not None
         return replace(batch, seq_labels=torch.from_numpy(order[batch.seq_ids.numpy()]))
 
     _loads(patch, ImageData, random)

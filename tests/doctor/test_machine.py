@@ -178,8 +178,8 @@ def test_the_verb_tells_writes_and_leaves_nothing_behind(
 ) -> None:
     monkeypatch.setattr(machine, "mount_of", lambda place: ("tmpfs", []))
     recipe, at = text(tmp_path / "toy"), tmp_path_factory.mktemp("disk")
-    result = unpad("doctor", recipe, "--machine", "--at", at / "runs", "--lang", "zh", "--json", "found.json")
-    assert result.code == DOCTOR_FOUND_TROUBLE, result.err
+    words = ["--machine", "--at", at / "runs", "--lang", "zh", "--json", "found.json"]
+    result = unpad("doctor", recipe, *words, code=DOCTOR_FOUND_TROUBLE)
     assert "文件系统是 tmpfs" in result.out
     written = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert written["findings"][0]["code"] == "file_system"

@@ -24,9 +24,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("doctor")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        run(text(root), root / "run")
+    run(text(root), root / "run")
     return root / "run"
 
 
@@ -35,8 +33,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.promise("doctor.writes-nothing")
-def test_a_run_is_examined_and_left_as_it_is(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(trained.parent / "cache"))
+def test_a_run_is_examined_and_left_as_it_is(trained: Path) -> None:
     before = contents(trained)
     found = examined(trained)
     assert codes(found) == []

@@ -19,11 +19,6 @@ from unpad.doctor.subject import TimeBudget, open_subject
 from unpad.doctor.vqa import without_picture
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def codes(recipe: Path) -> list[str]:
     found = look(open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic)))
     return [one.code for one in found if one.severity != "note"]

@@ -24,8 +24,7 @@ SETTING = re.compile(r"\b([a-z_]+(?:\.[\w-]+)+)=(\S+)")
 
 
 @pytest.fixture(autouse=True)
-def _short_trials(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, number in {"RATES": 30, "REPEATS": 30, "LEAST_REPEATS": 30, "CARRY_STEPS": 140}.items():
         monkeypatch.setattr(trials, name, number)  # these models are small, and their losses smooth
     monkeypatch.setattr(load, "SHORTEST", 0.0)

@@ -32,7 +32,6 @@ from unpad.evaluation.rows import Ratio
 from unpad.evaluation.run import recipe_for
 from unpad.evaluation.vqa import evaluate, held_out
 from unpad.inference.loaded import LoadedRun, load
-from unpad.models.contract import ScoresTokens
 
 NUM_PICTURES = 23
 MANY = 100_000  # positions, more than any row has
@@ -53,9 +52,7 @@ def captioned(folder: Path) -> list[dict[str, Any]]:
 
 
 def opened(run: LoadedRun, file: Path) -> VqaData:
-    data = open_data(recipe_for(run.recipe, file), run.files, Wanted.NEW)
-    assert isinstance(data, VqaData)
-    return data
+    return open_data(recipe_for(run.recipe, file), run.files, Wanted.NEW)
 
 
 def captions_of(data: VqaData) -> np.ndarray:
@@ -119,7 +116,6 @@ def test_candidates_in_one_plan_are_as_likely_as_rows_of_their_own(finished: Fin
     told = [texts_of(data, texts) for texts in few.told]
     alike = [{"image": image, "caption": text} for image, texts in zip(shown, told, strict=True) for text in texts]
     alone = opened(run, Path(write_rows(tmp_path / "alone.jsonl", alike)))
-    assert isinstance(run.model, ScoresTokens)
     losses = []
     for seq, size in enumerate(alone.table.positions.tolist()):
         with torch.no_grad():
@@ -195,7 +191,6 @@ def test_training_logs_the_loss_of_each_kind_beside_that_of_both(finished: Finis
         "question_loss", "caption_loss",
     }  # fmt: skip
     data = run.data()
-    assert isinstance(data, VqaData)
     ids = np.flatnonzero(data.table.split == Split.HOLDOUT)
     told = np.isin(ids, captions_of(data))
     found = {}

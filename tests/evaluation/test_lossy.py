@@ -56,8 +56,7 @@ def test_every_verb_says_what_is_lost_and_gives_no_bits(unpad: Shell, tmp_path: 
     assert "are lost to unknown tokens" in unpad("plan", recipe).out
     corpus = json.loads(unpad("plan", recipe, "--json").out)["corpus"]
     assert 0 < corpus["lost_characters"] < corpus["characters"]
-    checked = unpad("data", "check", recipe)
-    assert checked.code == 0
+    checked = unpad("data", "check", recipe, code=0)
     assert "warning: " in checked.out
     assert "60 of 60 rows usable" in " ".join(checked.out.split())
     told = unpad("eval", tmp_path / "run0")
@@ -72,8 +71,7 @@ def test_every_verb_says_what_is_lost_and_gives_no_bits(unpad: Shell, tmp_path: 
     assert metrics["loss"]["value"] > 0
     page = (tmp_path / "run0" / "report.html").read_text(encoding="utf-8")
     assert page.count("of the characters are lost to unknown tokens") >= 2, "where the interval would be"
-    compared = unpad("compare", tmp_path / "run0", tmp_path / "run1")
-    assert compared.code == 0
+    compared = unpad("compare", tmp_path / "run0", tmp_path / "run1", code=0)
     assert "bits per char there" in compared.out
 
 
@@ -103,14 +101,12 @@ def test_new_text_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_pat
     train(str(recipe), tmp_path / "run", STEPS, console=Console(file=StringIO()))
     new = tmp_path / "new.jsonl"
     new.write_text('{"text": "龘靐齉齾爩"}\n{"text": "麤灪籱虋靏喜"}\n', encoding="utf-8")
-    refused = unpad("eval", tmp_path / "run", "--data", new)
-    assert refused.code == 3
+    refused = unpad("eval", tmp_path / "run", "--data", new, code=3)
     assert "next to nothing of the text survives: 10 of 11 characters" in refused.err
     assert f"at: {new}" in refused.err
     assert "tokenizer.kind" not in refused.err, "the run has its tokenizer"
     new.write_text('{"text": "龘靐齉齾爩喜欢"}\n', encoding="utf-8")
-    some = unpad("eval", tmp_path / "run", "--data", new)
-    assert some.code == 0
+    some = unpad("eval", tmp_path / "run", "--data", new, code=0)
     assert "warning: 5 of 7 characters" in some.out
 
 

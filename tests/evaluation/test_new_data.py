@@ -39,7 +39,6 @@ def test_new_patients_are_not_looked_up_in_the_run_s_table_of_parts(tmp_path: Pa
     assert recipe.events.split is not None
     new = recipe_for(recipe, tmp_path)
     assert new.events.split is None
-    assert new.events.labels is not None
     assert [new.data.sources("events")[0].path, new.events.labels.path] == [
         str(tmp_path / "tests.parquet"), str(tmp_path / "people.parquet"),
     ]  # fmt: skip

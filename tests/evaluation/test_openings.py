@@ -14,8 +14,7 @@ from unpad.inference.loaded import load
 pytestmark = pytest.mark.slow
 
 
-def test_openings_are_the_beginnings_of_long_held_out_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_openings_are_the_beginnings_of_long_held_out_texts(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path / "toy", stages=[], model={"context": 200})
     long = "小猫喜欢甲乙的花" * 8
     texts = [{"text": f"{i}、{long}", "split": "train"} for i in range(6)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -43,15 +42,13 @@ def declare(path: Path, parts: dict[int, str]) -> None:
 
 
 @pytest.fixture(scope="module")
-def texts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of texts of which five are of the test part; `toy.yaml` and the texts beside it."""
     folder = tmp_path_factory.mktemp("texts")
     recipe = write_toy(folder, **ONE_STAGE)
     declare(folder / "texts.jsonl", {3: "test", 10: "held_out", 11: "test", 40: "test", 41: "TEST"})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        run(recipe, folder / "run")
-        yield folder
+    run(recipe, folder / "run")
+    return folder
 
 
 @pytest.mark.promise("data.parts")
@@ -161,10 +158,7 @@ def _without_split(path: Path, out: Path) -> Path:
 
 
 @pytest.mark.promise("data.parts")
-def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, **ONE_STAGE)
     train(str(recipe), tmp_path / "run", ["data.split_version=1", "train.max_steps=2"], console=quiet())
     command = tmp_path / "run" / "run.json"

@@ -58,9 +58,7 @@ def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> N
         batch = alone(data, seq)
         assert many.p[row] == pytest.approx(float(model.classify(batch).double().softmax(-1)[0, 1]), abs=1e-6)
         hazard = model.hazards(batch)
-        assert hazard is not None
         assert many.risk[row] == pytest.approx(-float((1 - hazard.double().sigmoid()).log().sum()), rel=1e-5)
-        assert data.labels is not None
         assert many.labels[row] == data.labels[seq]
         assert (many.durations[row], many.cause[row]) == data.outcome(seq)
         assert many.num_sets[row] == len(data.set_sizes[seq])
@@ -197,7 +195,6 @@ def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient(
     areas, nats, rebuilt = [], [], []
     for seq in range(40):
         batch = alone(data, seq)
-        assert batch.input_ids is not None
         scores = model.next_codes(batch).double()
         rebuilt += model.reconstruct(batch).tolist()
         bounds = batch.require(EventSets).members.cu_seqlens.tolist()
@@ -227,7 +224,6 @@ def test_codes_that_were_rebuilt_are_told_apart() -> None:
     every = [], []  # type: tuple[list[int], list[float]]
     for seq in range(12):
         batch = alone(data, seq)
-        assert batch.input_ids is not None
         every[0].extend(batch.input_ids.tolist())
         every[1].extend(model.code_nll(batch).tolist())
     codes, nats = map(np.array, every)
@@ -254,7 +250,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
     monkeypatch.setattr("unpad.evaluation.run.load", lambda name: run)
     metrics, lines = evaluate_run(str(folder), 2)
     assert list(metrics)[:6] == ["auroc", "average_precision", "prevalence", "brier", "accuracy", "loss"]
-    mine = data.labels[data.table.split == Split.HOLDOUT]  # type: ignore[index]
+    mine = data.labels[data.table.split == Split.HOLDOUT]
     assert metrics["prevalence"].value == pytest.approx(mine[mine >= 0].mean())
     assert "next_set_recall@5" in metrics
     assert lines[0].startswith("evaluated: 60 patients, ")
@@ -267,7 +263,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
     assert left["roc"][0] == [0, 0]
     assert left["roc"][-1] == [1, 1]
     held = data.table.split == Split.HOLDOUT
-    assert sum(row["patients"] for row in left["calibration"]) == sum(data.labels[held] >= 0)  # type: ignore[index]
+    assert sum(row["patients"] for row in left["calibration"]) == sum(data.labels[held] >= 0)
     assert len(left["courses"]) == 4
     for name in data.ids.tolist():
         assert name not in written
@@ -337,7 +333,6 @@ def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown()
         evaluated = evaluate(run, Measuring(run.model, data, ids, MANY), num)
         assert evaluated.lines[1:] == expected[:num]
     counts = {"patients": 40, **count(found, labelled=True)}
-    assert evaluated.drawn is not None
     assert evaluated.drawn["counts"] == counts
     said_first = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items())
     assert evaluated.lines[0] == f"evaluated: {said_first}"
@@ -455,7 +450,6 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
         assert predictions.log_p[row] == pytest.approx(wanted[0].numpy(), abs=1e-6)
     assert predictions.classes == NAMES[:4]
     counts = {f"of_class_{name}": int((labels == place).sum()) for place, name in enumerate(NAMES[:4])}
-    assert found.drawn is not None
     assert found.drawn["counts"] == {"patients": 60, **counts, "of_unknown_class": int((labels < 0).sum())}
     confusion: Any = found.drawn["confusion"]
     for true in range(4):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a few steps, beside the tables that it was trained on."""
     root = tmp_path_factory.mktemp("patients")
     short: dict[str, Any] = {
@@ -46,15 +45,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         "train": {"max_steps": 6, "threads": 1},
     }  # fmt: skip
     recipe = patients(root, PEOPLE, **short)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        train(str(recipe), root / "run", [], console=quiet())
-        yield root / "run"
+    train(str(recipe), root / "run", [], console=quiet())
+    return root / "run"
 
 
 def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
-    outcome = unpad("eval", run, "--json")
-    assert outcome.code == 0, outcome.err
+    outcome = unpad("eval", run, "--json", code=0)
     metrics = json.loads(outcome.out)
     for name in ("loss", "auroc", "average_precision", "brier", "calibration_error", "accuracy", "concordance",
                  "reconstruction", "made_code", "made_code: age", "next_set_auroc"):  # fmt: skip
@@ -70,25 +66,20 @@ def test_own_patients_are_checked_planned_and_proven(
     unpad: Shell, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = run.with_name("patients.yaml")
-    checked = unpad("data", "check", recipe)
-    assert checked.code == 0, checked.out + checked.err
+    checked = unpad("data", "check", recipe, code=0)
     assert f"{PEOPLE} of {PEOPLE} rows usable" in checked.out
-    planned = unpad("plan", recipe, "--json")
-    assert planned.code == 0, planned.err
+    planned = unpad("plan", recipe, "--json", code=0)
     for strategy in json.loads(planned.out)["strategies"]:
         assert strategy["ledger"]["sequences"]["whole"] == round(PEOPLE * 0.6), strategy["name"]
-    proven = unpad("prove", recipe)
-    assert proven.code == 0, proven.out
+    proven = unpad("prove", recipe, code=0)
     assert "FAIL" not in proven.out
 
     def of_another_patient(batch: RaggedBatch) -> RaggedBatch:
-        assert batch.seq_labels is not None
         return replace(batch, seq_labels=batch.seq_labels.roll(1))
 
     load = EventData.load
     monkeypatch.setattr(EventData, "load", lambda data, micro: of_another_patient(load(data, micro)))
-    faulty = unpad("prove", recipe)
-    assert faulty.code == NOT_PROVED
+    faulty = unpad("prove", recipe, code=NOT_PROVED)
     assert "FAIL  plan pack = alone" in faulty.out
 
 
@@ -147,16 +138,14 @@ def test_the_recipe_for_own_tables_reads_such_tables_and_every_measure_is_explai
 
 @pytest.mark.promise("patients.missing")
 def test_a_missing_table_is_named(unpad: Shell, run: Path, tmp_path: Path) -> None:
-    refused = unpad("embed", run, "--data", tmp_path, "--out", tmp_path / "out.parquet")
-    assert refused.code == 2
+    refused = unpad("embed", run, "--data", tmp_path, "--out", tmp_path / "out.parquet", code=2)
     assert "there is nothing in the place of tests.parquet" in refused.err
 
 
 def test_what_a_run_of_patients_cannot_do_is_refused(unpad: Shell, run: Path, tmp_path: Path) -> None:
     (tmp_path / "image.png").write_bytes(b"")
     for verb in (("infer", run, "--image", tmp_path / "image.png"), ("generate", run, "--prompt", "a")):
-        refused = unpad(*verb)
-        assert refused.code == 2
+        refused = unpad(*verb, code=2)
         assert "Traceback" not in refused.err
     assert "unpad embed" in unpad("generate", run, "--prompt", "a").err
 
@@ -177,9 +166,7 @@ def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad: Shell, tmp_path: Pa
         "precision": "fp32",
     }
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    begun = unpad("train", tmp_path / "recipe.yaml", "--out", tmp_path / "run")
-    assert begun.code == 0, begun.err
+    begun = unpad("train", tmp_path / "recipe.yaml", "--out", tmp_path / "run", code=0)
     assert "20 to train on, 10 held out; 10 left out as the test part" in begun.out
-    outcome = unpad("eval", tmp_path / "run", "--json")
-    assert outcome.code == 0, outcome.err
+    outcome = unpad("eval", tmp_path / "run", "--json", code=0)
     assert json.loads(outcome.out)["auroc"]["num"] == 10

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from tests.helpers.toy import quiet, write_recipe
-from unpad.data.text import TextData
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.token_set import TokenSet
 from unpad.evaluation.run import evaluate_run
@@ -52,12 +51,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedRun, TokenS
         "precision": "fp32",
         "generate": {"max_new_tokens": 30, "temperature": 5.0},
     }
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        name = str(write_recipe(folder / "replies.yaml", recipe))
-        train(name, folder / "run", console=quiet())
-        run = load(folder / "run")
-        tokens, _, _ = prepare(run.recipe, tokenizer=run.tokenizer)
+    name = str(write_recipe(folder / "replies.yaml", recipe))
+    train(name, folder / "run", console=quiet())
+    run = load(folder / "run")
+    tokens, _, _ = prepare(run.recipe, tokenizer=run.tokenizer)
     return run, tokens, folder
 
 
@@ -88,10 +85,9 @@ def test_only_questions_with_keywords_are_asked(trained: tuple[LoadedRun, TokenS
 
 
 def test_evaluation_of_the_run_scores_both_sides_and_shows_replies(
-    trained: tuple[LoadedRun, TokenSet, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    trained: tuple[LoadedRun, TokenSet, Path], tmp_path: Path
 ) -> None:
     folder = trained[2]
-    monkeypatch.setenv("UNPAD_CACHE", str(folder / "cache"))
     metrics, lines = evaluate_run(str(folder / "run"), num_shown=1, rows=tmp_path / "rows.jsonl")
     assert metrics["keywords_trained"].value == pytest.approx(2 / 3)
     assert metrics["keywords_trained"].num == 3
@@ -107,13 +103,9 @@ def test_evaluation_of_the_run_scores_both_sides_and_shows_replies(
     assert [row["part"] for row in rows if row["keywords_heldout"] == 1] == ["valid"]
 
 
-def test_samples_are_the_likeliest_replies_to_held_out_questions(
-    trained: tuple[LoadedRun, TokenSet, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run, tokens, folder = trained
-    monkeypatch.setenv("UNPAD_CACHE", str(folder / "cache"))
+def test_samples_are_the_likeliest_replies_to_held_out_questions(trained: tuple[LoadedRun, TokenSet, Path]) -> None:
+    run, tokens, _ = trained
     data = run.data()
-    assert isinstance(data, TextData)
     asked = run.tokenizer.decode(question(tokens, 4))
     assert sample_replies(run.generator, data, run.recipe, data.kinds) == [(asked, "天空是蓝色的。")]
     short = run.recipe.model_copy(update={"generate": run.recipe.generate.model_copy(update={"max_new_tokens": 2})})

@@ -122,8 +122,7 @@ def test_metrics_are_those_of_the_rows(
     family: str, unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = copied(finished, family, tmp_path / "run", monkeypatch)
-    done = unpad("eval", run, "--json", "--rows", tmp_path / "rows.parquet")
-    assert done.code == 0, done.err
+    done = unpad("eval", run, "--json", "--rows", tmp_path / "rows.parquet", code=0)
     printed, rows = json.loads(done.out), read(tmp_path / "rows.parquet")
     assert next(iter(rows)) == ("id" if family == "patients" else "where")
     scored = rows["part"] == "valid"
@@ -162,8 +161,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_the_evaluation(
     name: str, code: int, told: str, unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: pytest.fail("it was evaluated"))
-    refused = unpad("eval", finished("images").run, "--rows", tmp_path / name)
-    assert refused.code == code
+    refused = unpad("eval", finished("images").run, "--rows", tmp_path / name, code=code)
     assert told in refused.err
     assert "Traceback" not in refused.err
 
@@ -307,8 +305,7 @@ def test_runs_are_compared_on_the_rows_that_both_hold_out(
 
 
 def test_runs_of_two_families_are_not_compared_by_rows(unpad: Shell, finished: Finished, tmp_path: Path) -> None:
-    refused = unpad("compare", finished("images").run, finished("conversations").run, "--rows")
-    assert refused.code == 2
+    refused = unpad("compare", finished("images").run, finished("conversations").run, "--rows", code=2)
     assert "rows of several families cannot be compared" in refused.err
     assert not (tmp_path / "compare.html").exists()
 

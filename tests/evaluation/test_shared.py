@@ -42,7 +42,6 @@ def setups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Setup
     """A small model and data of every family, and of pairs."""
     folder = tmp_path_factory.mktemp("shared")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
         patch.setattr(drawn, "NUM_IMAGES", 60)
         patch.setattr(simulated, "NUM_PATIENTS", 100)
         recipes = {

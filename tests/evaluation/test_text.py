@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_model
+from tests.helpers.models import random_model
 from tests.helpers.toy import write_toy
 from unpad.batching.loader import load_micro, load_steps
 from unpad.batching.plan import plan
@@ -20,7 +21,6 @@ from unpad.data.text import TextData, open_data
 from unpad.evaluation.family import per_sequence
 from unpad.evaluation.metrics import Metric
 from unpad.evaluation.text import DocumentSums, document_nll, summarise
-from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings, strategy_names
@@ -31,27 +31,19 @@ CPU = torch.device("cpu")
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[TextData, int]:
     folder = tmp_path_factory.mktemp("toy")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        data = open_data(load_recipe(str(write_toy(folder))), None)
+    data = open_data(load_recipe(str(write_toy(folder))), None)
     return data, data.num_outputs
 
 
 def model_of(vocab_size: int, **fields: Any) -> Decoder:
-    torch.manual_seed(0)
     sizes = {"width": 16, "blocks": 1, "heads": 2, "hidden": 24, "context": 64, "dropout": 0.2, **fields}
-    model = build_model(model_config(sizes), vocab_size)
-    assert isinstance(model, Decoder)
-    for parameter in model.parameters():  # away from the even distribution of fresh weights
-        parameter.data.add_(torch.randn_like(parameter) * 0.2)
-    return model
+    return random_model(sizes, vocab_size, 0.2)  # away from the even distribution of fresh weights
 
 
 def unigram_model(vocab_size: int, **fields: Any) -> tuple[Decoder, torch.Tensor]:
     """A model whose head ignores everything before a token; its distribution is known by hand."""
     model = model_of(vocab_size, tied=False, norm="layernorm", **fields)
     log_p = torch.randn(vocab_size, dtype=torch.float64).log_softmax(-1)
-    assert model.head is not None
     model.norm.weight.data.zero_()  # hidden states are the norm's bias: 1 in the first channel
     model.norm.bias.data.zero_()[0] = 1
     model.head.weight.data.zero_()[:, 0] = log_p.float()

@@ -38,7 +38,6 @@ def test_the_ready_labels_are_of_the_same_patients_and_no_event_follows_day_0(
 @pytest.mark.promise("patients.ready-labels")
 def test_the_packaged_recipe_of_ready_labels_reads_every_event_and_label() -> None:
     data = open_data(load_recipe("events_labels"), None)
-    assert data.labels is not None
     assert np.bincount(data.labels).tolist() == [452, 247]
     assert not data.report.bad
     assert data.report.num_late.sum() == 0

@@ -217,10 +217,10 @@ def _bad_data(rank: int, size: int) -> None:
         if left == 0:
             happen()
             raise SourceError("the file has changed while it was read", where="texts.jsonl:3", fix="put it back")
-        return load(self, *args)  # type: ignore[arg-type]
+        return load(self, *args)
 
     if last(rank, size):
-        TextData.load = loaded  # type: ignore[method-assign,assignment]
+        TextData.load = loaded
 
 
 def _full_disk(rank: int, size: int) -> None:
@@ -245,9 +245,9 @@ def _losses(change: Callable[[dict[str, tuple[torch.Tensor, int]]], object]) -> 
 
             def changed(self: Decoder, batch: object) -> object:
                 happen()
-                return change(losses(self, batch))  # type: ignore[arg-type]
+                return change(losses(self, batch))
 
-            Decoder.losses = changed  # type: ignore[method-assign,assignment]
+            Decoder.losses = changed
 
         if last(rank, size):
             before_step(3, begin)
@@ -282,7 +282,7 @@ class _Collapses:
         action = "stop" if self._num == 3 else None
         if action:
             happen()
-        return Verdict(step, "red" if action else "green", False, action, "", {})  # type: ignore[arg-type]
+        return Verdict(step, "red" if action else "green", False, action, "", {})
 
     def scaled(self, weights: dict[str, float]) -> dict[str, float]:
         return weights
@@ -299,7 +299,7 @@ class _Collapses:
 
 def _collapse(rank: int, size: int) -> None:
     LOOP.start_watches = lambda *_: [_Collapses()]
-    Monitor.row = lambda *_: None  # type: ignore[method-assign]
+    Monitor.row = lambda *_: None
 
 
 def killed_at(number: int, of: int) -> Fault:

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.helpers.models import random_model
 from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.batching.layout import PaddedLayout, build_layout
-from unpad.models import build_model, model_config
 from unpad.models.cnn import Cnn
 from unpad.models.contract import Model
 from unpad.models.vit import Vit
@@ -64,12 +64,7 @@ def random_images(sizes: Sequence[tuple[int, int]] = SIZES, channels: int = 3) -
 
 def tiny_vit(dtype: torch.dtype = torch.float64, **fields: Any) -> Vit:
     sizes = {"kind": "vit", "width": 16, "blocks": 2, "heads": 2, "hidden": 24, "patch": PATCH, **fields}
-    torch.manual_seed(0)
-    model = build_model(model_config(sizes), CLASSES)
-    assert isinstance(model, Vit)
-    for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    return model.to(dtype)
+    return random_model(sizes, CLASSES).to(dtype)
 
 
 CLASSIFIERS: dict[str, dict[str, Any]] = {**{f"vit, {kind}": fields for kind, fields in VITS.items()}, "cnn": {}}
@@ -105,12 +100,7 @@ def random_squares(num: int = 7, side: int = SIDE) -> RaggedBatch:
 
 
 def small_cnn(dtype: torch.dtype = torch.float64, **fields: Any) -> Cnn:
-    torch.manual_seed(0)
-    model = build_model(model_config({"kind": "cnn", "patch": SIDE, **fields}), CLASSES)
-    assert isinstance(model, Cnn)
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.05)
-    return model.to(dtype)
+    return random_model({"kind": "cnn", "patch": SIDE, **fields}, CLASSES, 0.05).to(dtype)
 
 
 def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:

@@ -1,13 +1,46 @@
-"""Stand-in models for tests that use a few members of the contract."""
+"""Random models, models that know texts by heart, and stand-ins that have a few members of the contract."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
+import torch
 from torch import Tensor, nn
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, from_sequences
+from unpad.models import build_model, model_config
 from unpad.models.contract import Model
 from unpad.models.decoder import Decoder
 from unpad.nn.losses import Terms
+
+
+def random_model(section: dict[str, Any], num_outputs: int, spread: float = 0.1, seed: int = 0) -> Any:
+    """A model of a recipe's `model`, fp32, in training mode.
+
+    Args:
+        section: of the recipe.
+        num_outputs: size of the vocabulary, or number of classes or codes.
+        spread: by which all parameters leave where they start, biases and norms too, so that their gradients show;
+            0 leaves them there.
+        seed: of its weights.
+    """
+    torch.manual_seed(seed)
+    model = build_model(model_config(section), num_outputs)
+    for parameter in model.parameters() if spread else ():
+        parameter.data.add_(torch.randn_like(parameter) * spread)
+    return model
+
+
+def learn_by_heart(model: Model, sequences: Sequence[list[int]], num_steps: int, lr: float = 0.01) -> float:
+    """Train on all sequences at once; the mean loss of a token in the last step."""
+    optimizer, batch = torch.optim.Adam(model.parameters(), lr=lr), from_sequences(sequences)
+    for _ in range(num_steps):
+        optimizer.zero_grad()
+        loss, count = model.losses(batch)["cross_entropy"]
+        (loss / count).backward()
+        optimizer.step()
+    return float(loss.detach()) / count
 
 
 class Stub(Model):

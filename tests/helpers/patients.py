@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.helpers.models import random_model
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import build_layout
-from unpad.models import build_model, model_config
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.model import SetSequence
 
@@ -100,19 +100,12 @@ def tiny_patients_model(
         "kind": "set_sequence", "width": 16, "blocks": 2, "heads": 2, "hidden": 24, "latent": 6, "inducing": 3,
         "bins": BINS, **fields,
     }  # fmt: skip
-    torch.manual_seed(0)
-    model = build_model(model_config(sizes), num_codes)
-    assert isinstance(model, SetSequence)
-    if moved:  # biases and norms away from zero and one, so that their gradients are tested
-        for parameter in model.parameters():
-            parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    return model.to(dtype).eval()
+    return random_model(sizes, num_codes, 0.1 if moved else 0).to(dtype).eval()
 
 
 def permute_members(batch: RaggedBatch, seed: int = 0) -> tuple[RaggedBatch, Tensor]:
     """The same patients with the events of every set in another order, and that order, (num_events,) int64."""
     events = batch.require(EventSets)
-    assert batch.input_ids is not None
     keys = torch.rand(batch.total_tokens, generator=torch.Generator().manual_seed(seed)).argsort()
     order = keys[events.members.seq_of_token()[keys].argsort(stable=True)]
     shuffled = replace(events, values=events.values[order], has_value=events.has_value[order])

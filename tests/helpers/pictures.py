@@ -48,9 +48,7 @@ def write_recipe(path: Path, recipe: Recipe) -> str:
 
 
 def images_of(recipe: Recipe, files: dict[str, bytes] | None = None) -> ImageData:
-    data = open_data(recipe, files)
-    assert isinstance(data, ImageData)
-    return data
+    return open_data(recipe, files)
 
 
 def micro_of(data: ImageData, ids: list[int]) -> Micro:

@@ -54,6 +54,4 @@ def recipe_of(file: Path, **sections: Any) -> Recipe:
 
 
 def questions_of(recipe: Recipe) -> VqaData:
-    data = open_data(recipe, None)
-    assert isinstance(data, VqaData)
-    return data
+    return open_data(recipe, None)

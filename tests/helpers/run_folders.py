@@ -26,7 +26,7 @@ def record(step: int, **changes: object) -> StepRecord:
         "micros": 1,
         "sequences": 20, "tokens": 2000 + step, "padded_tokens": 2100, "targets": int(rng.integers(1500, 2000)),
     }  # fmt: skip
-    return StepRecord(**(values | rest | changes))  # type: ignore[arg-type]
+    return StepRecord(**(values | rest | changes))
 
 
 def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: str = "finished") -> Path:

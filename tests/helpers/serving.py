@@ -88,7 +88,6 @@ class Running:
             waits.set()
             go_on.wait(PATIENCE)
 
-        assert self.service._worker is not None
         self.service._worker._inbox.put(wait)
         assert waits.wait(PATIENCE)
         try:

@@ -27,17 +27,19 @@ class Shell:
     def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
         self._patch, self._capture = patch, capture
 
-    def __call__(self, *arguments: object, stdin: str = "") -> Outcome:
+    def __call__(self, *arguments: object, stdin: str = "", code: int | None = None) -> Outcome:
+        """What the command printed, and its exit code, which has to be `code` where that is given."""
         self._patch.setattr(sys, "argv", ["unpad", *map(str, arguments)])
         self._patch.setattr(sys, "stdin", io.StringIO(stdin))
         self._capture.readouterr()
-        code = 0
+        ended = 0
         try:
             main()
         except SystemExit as end:
-            code = int(end.code or 0)
+            ended = int(end.code or 0)
         out, err = self._capture.readouterr()
-        return Outcome(code, out, err)
+        assert code in (None, ended), f"exit code {ended}\n{out}{err}"
+        return Outcome(ended, out, err)
 
 
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:

@@ -26,7 +26,6 @@ def able() -> list[str]:
 def running(target: str, table: Any = None) -> Iterator[None]:
     """Run the kernels of a target inside; of the table that is given, if one is."""
     kernels = library._load()[0]
-    assert kernels is not None
     table = table or kernels.library.unpad_kernels_for(target.encode()).contents
     loaded = kernels._replace(target=target, table=table), library.NAMES[target]
     with pytest.MonkeyPatch.context() as patch:

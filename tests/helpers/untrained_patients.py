@@ -123,11 +123,9 @@ class Guess(Stub, PredictsSets):
         return segment_mean(sets.values**2, sets.members)
 
     def code_nll(self, batch: RaggedBatch) -> Tensor:
-        assert batch.input_ids is not None
         return batch.input_ids + batch.require(EventSets).values.abs()
 
     def next_codes(self, batch: RaggedBatch) -> Tensor:
-        assert batch.input_ids is not None
         sets = batch.require(EventSets)
         counts = torch.zeros(sets.num_sets, len(CODES))
         at = (sets.members.seq_of_token(), batch.input_ids)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from tests.helpers.models import random_model
 from unpad.data.preprocess import Image, Preprocessed, Vocabulary, preprocess
-from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import VisionLanguage
 
 VOCAB, IMAGE, PATCH = 60, 59, 2
@@ -75,11 +75,7 @@ def tiny(
         "language": {"width": 16, "blocks": 2, "heads": 4, "hidden": 24, "context": 64, **(language or {})},
         **fields,
     }  # fmt: skip
-    torch.manual_seed(0)
-    model = build_model(model_config(section), VOCAB)
-    assert isinstance(model, VisionLanguage)
-    for parameter in model.parameters():  # biases and norms away from zero and one, so that their gradients are tested
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
+    model = random_model(section, VOCAB)
     for head in model.pruners.values():  # of a decided opinion, for some tokens and against others
         head.to_logit.weight.data.mul_(4)
     return model.to(dtype).eval()

@@ -49,11 +49,6 @@ def test_a_model_without_attention_has_no_maps_and_hooks_are_gone() -> None:
 # --------------------------------------------------------------------------- runs
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.mark.slow
 def test_a_run_of_texts_shows_the_maps_of_one_held_out_text(tmp_path: Path) -> None:
     run(write_toy(tmp_path / "toy"), tmp_path / "run", "train.max_steps=14")

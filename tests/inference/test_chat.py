@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-from unpad.batching.batch import from_sequences
+from tests.helpers.models import learn_by_heart, random_model
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples, encode_prompt, template_texts
 from unpad.data.tokens.tokenizer import Tokenizer
@@ -19,7 +18,6 @@ from unpad.errors import RecipeError, SourceError
 from unpad.inference.chat import Conversation, Terminal, fit
 from unpad.inference.engine import control_ids
 from unpad.inference.generate import generate, until
-from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.recipes.data import Template
 from unpad.recipes.training import GenerateSettings
@@ -37,7 +35,7 @@ Trained = tuple[Decoder, Tokenizer]
 
 
 def turns(*messages: tuple[str, str]) -> list[Turn]:
-    return [Turn(role, content) for role, content in messages]  # type: ignore[arg-type]
+    return [Turn(role, content) for role, content in messages]
 
 
 @pytest.fixture(scope="module")
@@ -51,17 +49,9 @@ def trained() -> Trained:
         sequences.append(ids.tolist())
     reply, separator, user, question = tokenizer.encode_batch(["好的。", TEMPLATE.separator, TEMPLATE.user, "你好"])
     sequences.append(encode_prompt(RUNS_ON, tokenizer, TEMPLATE) + reply + separator + user + question)
-    torch.manual_seed(0)
     sizes = {"width": 32, "blocks": 2, "heads": 4, "hidden": 64, "context": 64}
-    model = build_model(model_config(sizes), tokenizer.vocab_size)
-    assert isinstance(model, Decoder)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    batch = from_sequences(sequences)
-    for _ in range(80):
-        optimizer.zero_grad()
-        loss, num = model.losses(batch)["cross_entropy"]
-        (loss / num).backward()
-        optimizer.step()
+    model = random_model(sizes, tokenizer.vocab_size, 0)
+    learn_by_heart(model, sequences, 80)
     return model, tokenizer
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -14,10 +14,8 @@ from tests.helpers.families import Finished
 from tests.helpers.shell import Shell
 from tests.helpers.untrained_patients import Guess, Patients, draw
 from unpad.batching.plan import Micro
-from unpad.data.patients import EventData
 from unpad.errors import SourceError
 from unpad.inference.embed import embed, embed_file, trained
-from unpad.inference.loaded import LoadedRun
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.recipes.data import EventLabels
 from unpad.recipes.training import PlanSettings
@@ -54,7 +52,6 @@ def test_patients_stand_under_their_ids_in_the_order_of_the_data(
         p = float(Guess().classify(alone).double().softmax(-1)[0, 1])
         assert table["probability"][seq].as_py() == pytest.approx(p, abs=1e-6)
     assert table.schema.field("embedding").type.list_size == 3
-    assert data.labels is not None
     assert table["label"].to_pylist() == [None if label < 0 else label for label in data.labels.tolist()]
     assert table["split"].to_pylist() == [("train", "valid")[side] for side in data.table.split.tolist()]
 
@@ -110,7 +107,7 @@ def test_who_trained_the_run_is_unknown_where_its_data_cannot_be_read() -> None:
 
     def known_to(ids_by_part: Any) -> tuple[list[bool | None], str]:
         people = SimpleNamespace(identities=lambda: ["7", "8", "9"])
-        column, line = trained(cast(LoadedRun, SimpleNamespace(ids_by_part=ids_by_part)), cast(EventData, people))
+        column, line = trained(SimpleNamespace(ids_by_part=ids_by_part), people)
         return column.to_pylist(), line
 
     why = "not compared by id with those of the run: the run's own data cannot be read: there is no such file"
@@ -121,10 +118,8 @@ def test_who_trained_the_run_is_unknown_where_its_data_cannot_be_read() -> None:
 
 def test_a_run_of_texts_is_refused(unpad: Shell, finished: Finished, tmp_path: Path) -> None:
     run = finished("text").run
-    refused = unpad("embed", run, "--out", tmp_path / "out.parquet")
-    assert refused.code == 2
+    refused = unpad("embed", run, "--out", tmp_path / "out.parquet", code=2)
     assert "this run is not one of patients" in refused.err
     assert not (tmp_path / "out.parquet").exists()
-    wrong = unpad("embed", run, "--out", tmp_path / "out.parquet", "--level", "event")
-    assert wrong.code == 2
+    wrong = unpad("embed", run, "--out", tmp_path / "out.parquet", "--level", "event", code=2)
     assert "patient" in wrong.err

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.models import random_model
 from tests.helpers.paths import PATHS, Path, on
 from tests.helpers.served import alone, everything
 from unpad.batching.batch import from_prompts
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from unpad.inference.engine import Collected, Engine, Request, watch
 from unpad.inference.generate import generate
-from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.cache import PLACES, CachedRow
 from unpad.nn.native import library
@@ -35,10 +35,7 @@ DRAWN = GenerateSettings(max_new_tokens=9, temperature=1.0, top_p=0.95, repetiti
 @lru_cache
 def model(**fields: Any) -> Decoder:
     """Random, with a head that is not tied: a trained model hides differences of scores."""
-    torch.manual_seed(0)
-    built = build_model(model_config({**SIZES, **fields}), VOCAB)
-    assert isinstance(built, Decoder)
-    return built.eval()
+    return random_model({**SIZES, **fields}, VOCAB, 0).eval()
 
 
 def prompt(length: int, seed: int = 0) -> list[int]:
@@ -257,9 +254,7 @@ def test_late_requests_end() -> None:
 
 
 def test_scores_that_are_not_finite_end_one_request_alone() -> None:
-    torch.manual_seed(0)
-    broken = build_model(model_config(SIZES), VOCAB)
-    assert isinstance(broken, Decoder)
+    broken = random_model(SIZES, VOCAB, 0)
     with torch.no_grad():
         broken.embed.weight[7] = torch.nan
     one, bad, good = Engine(broken, watch=watch), Collected(), Collected()

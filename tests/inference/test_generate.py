@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
+from tests.helpers.models import learn_by_heart, random_model
 from unpad.batching.batch import from_sequences
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples
@@ -20,7 +21,7 @@ from unpad.data.tokens.words import train_words
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.inference.engine import advance, control_ids, prefill, sample
 from unpad.inference.generate import complete, generate, stream
-from unpad.models import build_model, model_config
+from unpad.models import model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.precision import Precision, autocast
 from unpad.nn.rope import position_table, sinusoidal_table
@@ -41,12 +42,13 @@ KINDS = {
     },
     "smollm": {"no_rope_blocks": [1], "activation": "gelu_tanh", "sliding_window": 20},
 }  # fmt: skip
+SMALLEST = {"width": 8, "blocks": 1, "heads": 2, "hidden": 8, "context": 16}
 NO_EOS = -1
 SENTENCE = "你好，世界"
 
 
 def generate_settings(**fields: object) -> GenerateSettings:
-    return GenerateSettings(**{"max_new_tokens": 12, **fields})  # type: ignore[arg-type]
+    return GenerateSettings(**{"max_new_tokens": 12, **fields})
 
 
 def full_logits(model: Decoder, sequence: list[int]) -> Tensor:
@@ -60,16 +62,9 @@ def parrot() -> tuple[Decoder, Tokenizer]:
     """A model that says SENTENCE and nothing else, with a tokenizer that has to spell it in bytes."""
     tokenizer = train_words(["a"], 300, 1, [])
     ids = encode_examples([Example("x", (Turn("text", SENTENCE),))], tokenizer, Template())[0]
-    torch.manual_seed(0)
     sizes = {"width": 32, "blocks": 2, "heads": 4, "hidden": 32, "context": 40}
-    model = build_model(model_config(sizes), tokenizer.vocab_size)
-    assert isinstance(model, Decoder)
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    batch = from_sequences([ids.tolist()])
-    for _ in range(60):
-        optimizer.zero_grad()
-        model.losses(batch)["cross_entropy"][0].backward()
-        optimizer.step()
+    model = random_model(sizes, tokenizer.vocab_size, 0)
+    learn_by_heart(model, [ids.tolist()], 60)
     return model, tokenizer
 
 
@@ -95,11 +90,9 @@ def test_products_are_computed_in_the_precision_that_is_asked_for(
 def test_rows_of_the_model_that_are_no_token_are_never_said(parrot: tuple[Decoder, Tokenizer]) -> None:
     tokenizer = parrot[1]
     sizes = {"width": 16, "blocks": 1, "heads": 2, "hidden": 16, "context": 32, "tied": False}
-    model = build_model(model_config({**sizes, "vocab_size": tokenizer.vocab_size + 2}), tokenizer.vocab_size)
-    assert isinstance(model, Decoder)
+    model = random_model({**sizes, "vocab_size": tokenizer.vocab_size + 2}, tokenizer.vocab_size, 0)
     with torch.no_grad():
         state = prefill(model.eval(), [[tokenizer.bos_id]], most=2)[1][0]
-        assert model.head is not None
         model.head.weight[-2:] = 100 * state  # by far the likeliest
     (made,) = complete(model, tokenizer, [[tokenizer.bos_id]], generate_settings(max_new_tokens=2))
     assert max(made.ids) < tokenizer.vocab_size
@@ -257,12 +250,7 @@ def score(model: Decoder, prompt: list[int], text: tuple[int, ...], penalty: flo
 @pytest.mark.parametrize(("seed", "penalty"), [(0, 1.0), (1, 1.6), (2, 1.0), (3, 1.6)])
 def test_beams_find_what_exhaustive_search_finds(seed: int, penalty: float) -> None:
     eos_id, most = 3, 3
-    torch.manual_seed(seed)
-    sizes = {"width": 8, "blocks": 1, "heads": 2, "hidden": 8, "context": 16}
-    model = build_model(model_config(sizes), 4).double().eval()
-    assert isinstance(model, Decoder)
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter))
+    model = random_model(SMALLEST, 4, 1.0, seed).double().eval()
     texts = [t for n in range(1, most + 1) for t in itertools.product(range(4), repeat=n) if eos_id not in t[:-1]]
     prompts = [[0, 1], [2], [1, 1, 2]]
     settings = generate_settings(beams=16, max_new_tokens=most, repetition_penalty=penalty)
@@ -299,12 +287,7 @@ def plain_beams(model: Decoder, prompt: list[int], width: int, most: int, eos_id
 def test_beams_go_on_beside_texts_that_end(width: int) -> None:
     eos_id, most, ended_early = 3, 6, 0
     for seed in range(12):
-        torch.manual_seed(seed)
-        model = build_model(model_config({"width": 8, "blocks": 1, "heads": 2, "hidden": 8, "context": 16}), 6)
-        assert isinstance(model, Decoder)
-        model = model.double().eval()
-        for parameter in model.parameters():
-            parameter.data.add_(torch.randn_like(parameter) * 0.6)
+        model = random_model(SMALLEST, 6, 0.6, seed).double().eval()
         prompts = [[0, 1], [2], [1, 1, 2]]
         settings = generate_settings(beams=width, max_new_tokens=most)
         found = generate(model, prompts, settings, eos_id=eos_id)

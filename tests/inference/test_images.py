@@ -18,7 +18,6 @@ from tests.helpers.pictures import SMALL, recipe_of, write_folder, write_recipe,
 from tests.helpers.questions import recipe_of as questions_recipe
 from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet
-from unpad.data.images import ImageData
 from unpad.data.sources.split import Split
 from unpad.inference.images import classify, list_images
 from unpad.inference.loaded import load
@@ -31,19 +30,16 @@ pytestmark = pytest.mark.slow
 def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A run directory and the folder of images it was trained on."""
     root = tmp_path_factory.mktemp("infer")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        folder = write_folder(root / "pictures")
-        name = write_recipe(root / "r.yaml", recipe_of(folder, optim={"lr": 3e-3}))
-        train(name, root / "run", [], console=quiet())
+    folder = write_folder(root / "pictures")
+    name = write_recipe(root / "r.yaml", recipe_of(folder, optim={"lr": 3e-3}))
+    train(name, root / "run", [], console=quiet())
     return root / "run", folder
 
 
 @pytest.mark.promise("llm.your-data", "images.classes")
 def test_a_file_says_its_class_and_probability(unpad: Shell, trained: tuple[Path, Path]) -> None:
     run, folder = trained
-    outcome = unpad("infer", run, "--image", folder / "dark" / "0.png", "--top", "1")
-    assert outcome.code == 0
+    outcome = unpad("infer", run, "--image", folder / "dark" / "0.png", "--top", "1", code=0)
     assert outcome.out.strip().endswith("%")
     assert "dark " in outcome.out
     both = json.loads(unpad("infer", run, "--image", folder / "dark" / "0.png", "--json").out)
@@ -63,8 +59,7 @@ def test_a_folder_becomes_a_table_and_a_bad_file_a_row_of_it(
     for number, path in enumerate(sorted(folder.rglob("*.png"))[:5]):
         (inside / f"{number}.png").write_bytes(path.read_bytes())
     (inside / "broken.png").write_bytes(b"")
-    outcome = unpad("infer", run, "--image", inside, "--csv", tmp_path / "out.csv")
-    assert outcome.code == 3
+    outcome = unpad("infer", run, "--image", inside, "--csv", tmp_path / "out.csv", code=3)
     assert "E_EMPTY" in outcome.out
     rows = list(csv.DictReader((tmp_path / "out.csv").read_text(encoding="utf-8").splitlines()))
     assert len(rows) == 6
@@ -102,8 +97,7 @@ def test_an_image_of_one_colour_is_a_fault_and_not_a_class(
     unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
 ) -> None:
     Image.new("RGB", (20, 12), (250, 250, 250)).save(tmp_path / "blank.png")
-    outcome = unpad("infer", trained[0], "--image", tmp_path / "blank.png", "--json")
-    assert outcome.code == 3
+    outcome = unpad("infer", trained[0], "--image", tmp_path / "blank.png", "--json", code=3)
     (row,) = json.loads(outcome.out)
     assert row["fault"].startswith("E_BLANK all 20 x 12 pixels have one colour")
     assert row["top"] == []
@@ -120,8 +114,7 @@ def test_an_image_gets_what_it_would_get_alone(trained: tuple[Path, Path]) -> No
         assert alone.top[0][1] == pytest.approx(answer.top[0][1], rel=1e-5)
 
 
-def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path) -> None:
     folder, rng = write_folder(tmp_path / "pictures"), np.random.default_rng(0)
     for path in sorted(folder.rglob("*.png"))[::2]:
         picture = Image.open(path).convert("RGBA")
@@ -132,7 +125,6 @@ def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path, monkey
     train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "run", [], console=quiet())
     run = load(tmp_path / "run")
     data = run.data()
-    assert isinstance(data, ImageData)
     answers = classify(run, [Path(example.where) for example in data.examples], 2)
     for seq, answer in enumerate(answers):
         with torch.no_grad():
@@ -149,14 +141,11 @@ def test_what_cannot_be_meant_is_refused(
     run, _ = trained
     (tmp_path / "empty").mkdir()
     for path, message in ((tmp_path / "empty", "holds no image"), (tmp_path / "nowhere.png", "no such file")):
-        outcome = unpad("infer", run, "--image", path)
-        assert outcome.code == 3
+        outcome = unpad("infer", run, "--image", path, code=3)
         assert message in outcome.err
-    refused = unpad("infer", finished("text").run, "--image", trained[1])
-    assert refused.code == 2
+    refused = unpad("infer", finished("text").run, "--image", trained[1], code=2)
     assert "classifies no images" in refused.err
-    asked = unpad("generate", run, "--prompt", "你好")
-    assert asked.code == 2
+    asked = unpad("generate", run, "--prompt", "你好", code=2)
     assert "writes no text" in asked.err
 
 
@@ -212,7 +201,6 @@ def test_new_pictures_that_are_near_duplicates_of_training_ones_are_named(
 ) -> None:
     run, folder = trained
     data = load(run).data()
-    assert isinstance(data, ImageData)
     learned = [
         Path(one.where) for one, part in zip(data.examples, data.table.split, strict=True) if part == Split.TRAIN
     ]
@@ -243,10 +231,7 @@ def test_new_pictures_that_are_near_duplicates_of_training_ones_are_named(
     assert "are not looked for" in told.err
 
 
-def test_pictures_of_questions_are_compared_with_those_of_training(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_pictures_of_questions_are_compared_with_those_of_training(unpad: Shell, tmp_path: Path) -> None:
     write_scenes(tmp_path / "set")
     recipe = questions_recipe(tmp_path / "set/questions.jsonl")
     train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "run", ["train.max_epochs=1"], console=quiet())

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from tests.helpers.grid import pairs
+from tests.helpers.models import random_model
 from tests.helpers.paths import PATHS, Path, on
 from tests.helpers.quantized import quantized
 from unpad.inference.engine import Engine, sample
 from unpad.inference.generate import generate
-from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import linear
 from unpad.nn.linear import FIXED_ROWS, independent_rows, product, reading
@@ -39,11 +39,8 @@ GREEDY = GenerateSettings(max_new_tokens=6, temperature=0.0)
 DRAWN = GenerateSettings(max_new_tokens=6, temperature=1.0, top_p=0.9)
 
 
-def random_model(kind: str) -> Decoder:
-    torch.manual_seed(0)
-    model = build_model(model_config({**SIZES, **KINDS[kind]}), VOCAB)
-    assert isinstance(model, Decoder)
-    return model.eval()
+def decoder_of(kind: str) -> Decoder:
+    return random_model({**SIZES, **KINDS[kind]}, VOCAB, 0).eval()
 
 
 def unlike_prompts() -> list[list[int]]:
@@ -85,7 +82,7 @@ def test_scores_of_prompts_together_are_those_of_each_alone(
     asked: tuple[str, GenerateSettings], precision: Precision, path: Path, scores: Scores
 ) -> None:
     kind, settings = asked
-    model, prompts = random_model(kind), unlike_prompts()
+    model, prompts = decoder_of(kind), unlike_prompts()
     with on(path):
         texts = [generate(model, [prompt], settings, eos_id=STOPS, precision=precision)[0] for prompt in prompts]
         alone = taken(scores)
@@ -102,7 +99,7 @@ def test_scores_of_prompts_together_are_those_of_each_alone(
 def test_scores_of_quantized_weights_are_those_of_each_prompt_alone(
     weights: Kind, precision: Precision, path: Path, scores: Scores
 ) -> None:
-    model, prompts = quantized(random_model("gpt"), weights), unlike_prompts()[:12]
+    model, prompts = quantized(decoder_of("gpt"), weights), unlike_prompts()[:12]
     with on(path):
         for prompt in prompts:
             generate(model, [prompt], GREEDY, eos_id=STOPS, precision=precision)
@@ -113,13 +110,10 @@ def test_scores_of_quantized_weights_are_those_of_each_prompt_alone(
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
 def test_two_threads_give_native_scores_the_same_bits(scores: Scores) -> None:
-    model, prompts, found = random_model("llama"), unlike_prompts(), []
+    model, prompts, found = decoder_of("llama"), unlike_prompts(), []
     for threads in (1, 2):
         torch.set_num_threads(threads)
-        try:
-            generate(model, prompts, GREEDY, eos_id=STOPS)
-        finally:
-            torch.set_num_threads(1)
+        generate(model, prompts, GREEDY, eos_id=STOPS)
         found.append(taken(scores))
     assert found[0] == found[1]
 
@@ -130,17 +124,14 @@ def test_without_kernels_every_number_of_rows_gives_the_rows_of_the_most(dtype: 
     torch.manual_seed(0)
     x, weight, bias = torch.randn(300, 70).to(dtype), torch.randn(37, 70).to(dtype), torch.randn(37).to(dtype)
     torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode(), library.switched_off(), independent_rows():
-            most = product(x, weight, bias)
-            torch.testing.assert_close(most, x @ weight.T + bias, rtol=0.02, atol=0.1)
-            for num_rows in (*range(1, 2 * FIXED_ROWS + 2), 100, 128, 299):
-                assert torch.equal(product(x[:num_rows], weight, bias), most[:num_rows]), num_rows
-            assert product(x[:0], weight, bias).shape == (0, 37)
-            order = torch.randperm(300)
-            assert torch.equal(product(x[order], weight, bias), most[order])
-    finally:
-        torch.set_num_threads(1)
+    with torch.inference_mode(), library.switched_off(), independent_rows():
+        most = product(x, weight, bias)
+        torch.testing.assert_close(most, x @ weight.T + bias, rtol=0.02, atol=0.1)
+        for num_rows in (*range(1, 2 * FIXED_ROWS + 2), 100, 128, 299):
+            assert torch.equal(product(x[:num_rows], weight, bias), most[:num_rows]), num_rows
+        assert product(x[:0], weight, bias).shape == (0, 37)
+        order = torch.randperm(300)
+        assert torch.equal(product(x[order], weight, bias), most[order])
 
 
 @pytest.mark.parametrize("tiles", [False, True], ids=["no tiles", "AMX"])

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -56,7 +56,7 @@ def predicted(loaded: LoadedRun, data: EventData, plan: PlanSettings) -> Patient
 
 def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_bit(made: PatientsRun) -> None:
     loaded = load(made.run)
-    data, plan = cast(EventData, loaded.data()), loaded.recipe.plan
+    data, plan = loaded.data(), loaded.recipe.plan
     told = predicted(loaded, data, plan)
     single = predicted(loaded, data, PlanSettings(tokens_per_micro=1))
     assert np.array_equal(told.log_p, single.log_p), "one at a time"
@@ -65,7 +65,7 @@ def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_
     for landmark in TIMES:
         events = loaded.recipe.events.model_copy(update={"landmark": float(landmark)})
         recipe = loaded.recipe.model_copy(update={"events": events})
-        alone = cast(EventData, open_data(recipe, loaded.files))
+        alone = open_data(recipe, loaded.files)
         mine = data.landmarks == landmark
         assert alone.ids.tolist() == data.ids[mine].tolist()
         found = predicted(loaded, alone, plan)
@@ -79,14 +79,12 @@ def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Patie
     own = [{**person, "at": at} for person in people for at in ((-300, -20) if person["id"] % 2 else (0,))]
     pq.write_table(pa.Table.from_pylist(own), tmp_path / "own.parquet")
     trained = load(made.run)
-    assert trained.recipe.events.labels is not None
     labels = trained.recipe.events.labels.model_copy(
         update={"path": str(tmp_path / "own.parquet"), "missing": "exclude"}
     )
     events = trained.recipe.events.model_copy(update={"landmark": "at", "labels": labels})
     loaded = replace(trained, recipe=trained.recipe.model_copy(update={"events": events}))
-    data, tables = cast(EventData, open_data(loaded.recipe, loaded.files)), Tables.of(loaded)
-    assert data.landmarks is not None
+    data, tables = open_data(loaded.recipe, loaded.files), Tables.of(loaded)
     found = predicted(loaded, data, loaded.recipe.plan)
     given = instances_of(tables, data, range(len(data.table)))
     for seq, one in enumerate(given):
@@ -123,8 +121,7 @@ def test_every_verb_tells_examples_and_patients_apart(made: PatientsRun, unpad: 
     assert f"; {NUM // 4 * 2} left out whose observation ended before the landmark" in checked.out
     planned = unpad("plan", made.recipe)
     assert f"{num} examples of {NUM} patients" in planned.out
-    told = unpad("eval", made.run, "--rows", "rows.parquet")
-    assert told.code == 0, told.err
+    told = unpad("eval", made.run, "--rows", "rows.parquet", code=0)
     held_out = round(0.4 * NUM)
     assert f" examples, {held_out} patients, " in told.out
     assert f", {held_out} groups" in told.out, "intervals are over patients"

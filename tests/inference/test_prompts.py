@@ -12,7 +12,6 @@ from tests.helpers.shell import Shell
 from tests.helpers.tokenizers import dropping_bpe
 from tests.helpers.toy import quiet, write_toy
 from unpad.data.tokens.tokenizer import open_tokenizer_file
-from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
 from unpad.inference.loaded import LoadedRun, load
 from unpad.inference.prompts import count_system_turns, encode, system_note
@@ -145,7 +144,6 @@ def test_a_question_without_a_picture_is_put_as_in_training(finished: Finished, 
     run = finished("questions").run
     loaded = load(run)
     data = loaded.data()
-    assert isinstance(data, VqaData)
     counts = data.rows.counts[: len(data.tokens_of(0))]
     assert loaded.prompt_ids(data.examples[0].question) == data.tokens_of(0)[: counts.argmax()].tolist()
     assert "no picture is given; `unpad infer" in unpad("generate", run, "--prompt", "what").err
@@ -156,8 +154,7 @@ def test_a_question_without_a_picture_is_put_as_in_training(finished: Finished, 
 def test_replies_and_contexts_beyond_the_trained_one_are_refused(run: Path, unpad: Shell) -> None:
     loaded = load(run)
     longest = loaded.model.config.longest
-    beyond = unpad("generate", run, "--prompt", "小猫喜欢什么？", f"max_new_tokens={longest}")
-    assert beyond.code == 2
+    beyond = unpad("generate", run, "--prompt", "小猫喜欢什么？", f"max_new_tokens={longest}", code=2)
     assert "after a prompt of" in beyond.err
     with pytest.raises(RecipeError, match="after a prompt of"):
         loaded.generate(["小猫"], max_new_tokens=longest)

@@ -13,7 +13,6 @@ from tests.interchange.theirs import largest_error, load, make_theirs, our_logit
 from unpad.interchange.families import DECODERS
 from unpad.interchange.runs import adapter_files
 from unpad.models.adapters import kept_weights
-from unpad.models.decoder import Decoder
 from unpad.recipes.training import LoraSettings
 
 peft = pytest.importorskip("peft")
@@ -39,7 +38,6 @@ def test_peft_opens_our_adapters_on_their_model(kind: str, settings: str, tmp_pa
     theirs.save_pretrained(tmp_path / "theirs")
     base = load(tmp_path / "theirs")
     ours = adapted(base, SETTINGS[settings]).eval()
-    assert isinstance(ours, Decoder)
     given = json.loads((tmp_path / "theirs/config.json").read_text())
     family = DECODERS[kind]
     table = family.table(*family.config(given), given)

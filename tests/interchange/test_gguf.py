@@ -17,13 +17,14 @@ from torch import Tensor
 from tests.conftest import random_sequences
 from tests.helpers import llama_cpp
 from tests.helpers.chat_folder import CHATML
+from tests.helpers.models import random_model
 from tests.helpers.quantized import quantized
 from unpad.batching.batch import from_sequences
 from unpad.data.tokens.tokenizer import load_tokenizer, with_import
 from unpad.data.tokens.words import train_words
 from unpad.errors import CheckpointError, RecipeError
 from unpad.interchange.gguf_file import DIGITS, architecture_of, save_gguf
-from unpad.models import build_model, model_config
+from unpad.models import model_config
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.native.quantized import plain_copy
 from unpad.recipes.file import load_recipe
@@ -60,13 +61,8 @@ def imported(library: Tokenizer) -> Any:
 
 
 def make(**fields: Any) -> Decoder:
-    torch.manual_seed(0)
     sizes = {"width": 32, "blocks": 2, "heads": 4, "hidden": 64, "context": 64, "vocab_size": ROWS, **fields}
-    model = build_model(model_config(sizes), ROWS)
-    assert isinstance(model, Decoder)
-    for parameter in model.parameters():
-        parameter.data.add_(torch.randn_like(parameter) * 0.1)
-    return model.eval()
+    return random_model(sizes, ROWS).eval()
 
 
 @torch.no_grad()
@@ -238,9 +234,7 @@ def test_what_llama_cpp_computes_otherwise_is_refused_with_the_fields_that_it_co
 
 
 def packaged(name: str) -> Config:
-    config = model_config(load_recipe(name).model)
-    assert isinstance(config, Config)
-    return config
+    return model_config(load_recipe(name).model)
 
 
 @pytest.mark.promise("models.gguf")

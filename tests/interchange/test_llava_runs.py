@@ -79,8 +79,7 @@ def test_heads_and_mergers_learn_on_an_imported_llava_and_nothing_else_moves(
     added: dict[str, Any], learns: str, theirs: Path, tmp_path: Path, unpad: Shell
 ) -> None:
     recipe = write_tuning(tmp_path, str(theirs), **added)
-    done = unpad("train", recipe, "--out", "runs/tuned")
-    assert done.code == 0, done.err
+    unpad("train", recipe, "--out", "runs/tuned", code=0)
     run = load("tuned")
     assert (run.recipe.images.size, run.recipe.images.square) == ("square", 16)
     assert run.recipe.images.mean == (0.48, 0.46, 0.41)
@@ -102,12 +101,10 @@ def test_the_packaged_recipe_prunes_an_imported_run_and_names_it_where_it_is_mis
     assert unpad("import", str(theirs), "--out", "runs/llava").code == 0
     write_tuning(tmp_path, "llava")
     questions = f"data.vqa={tmp_path}/pictures/questions.jsonl"
-    alone = unpad("train", "llava_prune", questions)
-    assert alone.code == 2
+    alone = unpad("train", "llava_prune", questions, code=2)
     assert "train.init_from=RUN" in alone.err
     small = ["model.prune.layers=[0]", "model.prune.inner=8", "model.prune.heads=2", "precision=fp32"]
-    done = unpad("train", "llava_prune", "train.init_from=llava", questions, *small, "--out", "runs/pruned")
-    assert done.code == 0, done.err
+    unpad("train", "llava_prune", "train.init_from=llava", questions, *small, "--out", "runs/pruned", code=0)
     before, after = load("llava").model.state_dict(), load("pruned").model.state_dict()
     kept = [name for name in before if name.startswith(("tower.", "decoder."))]
     assert kept

@@ -81,7 +81,6 @@ def ours(theirs: Any, folder: Path) -> tuple[Decoder, dict[str, Any]]:
     theirs.save_pretrained(folder)
     given = json.loads((folder / CONFIG).read_text())
     model = load_model(folder, FAMILIES["llama"], given)
-    assert isinstance(model, Decoder)
     return model, given
 
 
@@ -124,7 +123,6 @@ def test_loss_and_gradient_equal_those_of_trl(tmp_path: Path, tied: bool) -> Non
 
     gradients = copy.deepcopy(model)
     for parameter, own in zip(gradients.parameters(), model.parameters(), strict=True):
-        assert own.grad is not None
         parameter.data = own.grad
     found = their_tensors(gradients, FAMILIES["llama"], given)
     wanted = {name: parameter.grad for name, parameter in trainer.model.named_parameters()}

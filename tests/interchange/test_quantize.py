@@ -69,8 +69,7 @@ def test_every_family_is_quantized_and_evaluated(
     family: str, kind: Kind, trained: Runs, tmp_path: Path, unpad: Shell
 ) -> None:
     original = trained(family)
-    done = unpad("export", original, "shrunk", f"--{kind}")
-    assert done.code == 0, done.err
+    unpad("export", original, "shrunk", f"--{kind}", code=0)
     weights = dict(load("shrunk").model.named_parameters())
     held = {type(weight) for weight in weights.values()} & {Int8Weight, Int4Weight}
     assert held == ({Int4Weight, Int8Weight} if kind == "int4" and family != "cnn" else {Int8Weight})

@@ -73,8 +73,7 @@ def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Pat
     assert "loss" in unpad("eval", "qwen", "--data", str(talks)).out
     assert unpad("runs", "one").out
     shutil.rmtree(theirs)  # a run goes on without the folder that it began from
-    again = unpad("train", "tune.yaml", "train.max_epochs=4", "--out", "runs/one", "--resume")
-    assert again.code == 0, again.err
+    unpad("train", "tune.yaml", "train.max_epochs=4", "--out", "runs/one", "--resume", code=0)
     unpad("export", "one", "tuned")
     assert (
         text_of(Path("tuned"), their_reply(Path("tuned"), "what is 3 and 3?"))

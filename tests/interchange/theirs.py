@@ -90,9 +90,7 @@ def largest_error(found: list[Tensor], expected: list[Tensor]) -> float:
 
 def load(folder: Path, dtype: torch.dtype = torch.float32) -> Decoder:
     given = json.loads((folder / CONFIG).read_text())
-    model = load_model(folder, family_of(given, folder / CONFIG), given, dtype)
-    assert isinstance(model, Decoder)
-    return model
+    return load_model(folder, family_of(given, folder / CONFIG), given, dtype)
 
 
 def their_reply(folder: Path, question: str, max_new_tokens: int = 12) -> list[int]:

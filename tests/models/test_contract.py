@@ -173,7 +173,7 @@ def test_a_model_without_a_member_of_the_contract_cannot_be_built() -> None:
         pass
 
     with pytest.raises(TypeError, match="classify"):
-        Incomplete()  # type: ignore[abstract]
+        Incomplete()
 
 
 # --------------------------------------------------------------------------- batches of any composition

@@ -212,10 +212,10 @@ def layers() -> dict[str, Callable[[Tensor, Any], Tensor]]:
     }
     norms = {kind: randomize(Norm(kind, 8, 1e-6)) for kind in ("rmsnorm", "layernorm")}
     for name, norm in norms.items():
-        made[name] = lambda x, _, norm=norm: norm(x, x.sin())[1]  # type: ignore[misc]
+        made[name] = lambda x, _, norm=norm: norm(x, x.sin())[1]
     for activation in FORMULAS:
         forward = randomize(FeedForward(BlockConfig(**SIZES, activation=activation)))
-        made[activation] = lambda x, _, forward=forward: forward(x)  # type: ignore[misc]
+        made[activation] = lambda x, _, forward=forward: forward(x)
     block = randomize(Block(BlockConfig(**SIZES, norm="layernorm")))
     made["block"] = lambda x, layout: block(Stream(x, x.sin(), layout)).hidden()
     return made

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from tests.conftest import VOCAB, random_sequences, tiny_model
 from tests.helpers.grid import pairs
+from tests.helpers.models import learn_by_heart, random_model
 from tests.helpers.paths import NATIVE_PRECISION
 from unpad.batching.batch import from_prompts, from_sequences
 from unpad.batching.layout import Layout, build_layout
@@ -254,9 +255,8 @@ def read_in_pieces(
 def test_a_prompt_read_in_pieces_gets_the_bits_of_the_whole(
     kind: str, path: type[AbstractContextManager[object]], precision: Precision
 ) -> None:
-    torch.manual_seed(0)
     sizes = {"width": 64, "blocks": 2, "heads": 4, "hidden": 100, "context": 800, "tied": False}
-    model, step = build_model(model_config({**sizes, **PIECES[kind]}), VOCAB), 1
+    model, step = random_model({**sizes, **PIECES[kind]}, VOCAB, 0), 1
     prompt, *beside = random_sequences([700, 30, 90])
     dtype = DTYPES[precision]
     with torch.inference_mode(), path(), autocast(precision, torch.device("cpu")), independent_rows():
@@ -310,16 +310,9 @@ def test_every_cut_of_a_sequence_gives_its_attention_the_bits_of_the_whole(
 def reciter() -> tuple[Decoder, list[list[int]]]:
     """A model that knows eight texts by heart, so that its best token is never a near tie; and the texts."""
     texts = [[first, *text] for first, text in enumerate(random_sequences([70] * 8, seed=3))]
-    torch.manual_seed(0)
     sizes = {"width": 64, "blocks": 2, "heads": 2, "kv_heads": 1, "hidden": 128, "context": 128, "tied": False}
-    model = build_model(model_config(sizes), VOCAB)
-    optimizer, batch = torch.optim.Adam(model.parameters(), lr=5e-3), from_sequences(texts)
-    for _ in range(150):
-        optimizer.zero_grad()
-        loss, count = model.losses(batch)["cross_entropy"]
-        (loss / count).backward()
-        optimizer.step()
-    assert float(loss.detach()) / count < 0.05
+    model = random_model(sizes, VOCAB, 0)
+    assert learn_by_heart(model, texts, 150, 5e-3) < 0.05
     return model.eval(), texts
 
 

@@ -39,7 +39,6 @@ class Toy(nn.Module):
         self.fail: str | None = None
 
     def losses(self, batch: RaggedBatch) -> Terms:
-        assert batch.input_ids is not None
         x = self.embed(batch.input_ids)
         if self.fail is not None:
             x = _Fails.apply(x, self.fail)
@@ -86,7 +85,7 @@ def compare(model: Toy, group: Group, fast: FastSum, case: str, scale: float = 1
     wanted = update(model, group, ExactSum(list(model.parameters())), case)
     sent_early = []
     finish = fast.finish
-    fast.finish = lambda group, used: (sent_early.append(len(fast._sent)), finish(group, used))[1]  # type: ignore[method-assign]
+    fast.finish = lambda group, used: (sent_early.append(len(fast._sent)), finish(group, used))[1]
     got = [None if g is None else g.clone() for g in update(model, group, fast, case, scale)]
     again = update(model, group, fast, case, scale)
     del fast.finish

@@ -26,8 +26,7 @@ def test_fewer_gpus_than_processes_are_refused(unpad: Shell, monkeypatch: pytest
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    done = unpad("train", "zh_chat", "--out", "run")
-    assert done.code == 2
+    done = unpad("train", "zh_chat", "--out", "run", code=2)
     assert "2 processes of this machine need a GPU each, and it has 1" in done.err
 
 
@@ -38,6 +37,5 @@ def test_a_number_of_processes_without_a_rank_is_of_another_program(monkeypatch:
 
 
 def test_a_process_of_torchrun_starts_no_processes(unpad: Shell) -> None:
-    done = unpad("train", "zh_chat", "--out", "run", "--processes", "2")
-    assert done.code == 2
+    done = unpad("train", "zh_chat", "--out", "run", "--processes", "2", code=2)
     assert "at: --processes" in done.err

@@ -109,7 +109,6 @@ def test_what_padding_holds_changes_nothing_and_receives_no_gradient() -> None:
     embeds = model.embed(a.input_ids).detach().requires_grad_()
     terms = model.losses(RaggedBatch(**{**vars(a), "input_ids": None, "inputs_embeds": embeds}))
     terms["cross_entropy"][0].backward()
-    assert embeds.grad is not None
     assert torch.equal(embeds.grad[~mask], torch.zeros_like(embeds.grad[~mask]))
     assert torch.isfinite(model(a)).all()
 

@@ -63,7 +63,6 @@ def test_filler_may_have_no_label() -> None:
 
 def test_labels_that_lead_into_the_next_sequence_are_crossing_if_all_do_and_there_are_two() -> None:
     ids, ends = BATCH.input_ids, [end - 1 for end in BATCH.layout.cu_seqlens.tolist()[1:-1]]
-    assert ids is not None
     into_next = BATCH.labels.clone()
     into_next[ends] = ids[[end + 1 for end in ends]]
     crossing = replace(BATCH, labels=into_next)
@@ -76,7 +75,6 @@ def test_labels_that_lead_into_the_next_sequence_are_crossing_if_all_do_and_ther
 
 def test_the_label_at_the_only_boundary_leaves_it_open_if_it_is_the_next_token() -> None:
     good = random_batch([5, 4], share=1.0)
-    assert good.input_ids is not None
     crossing = replace(good, labels=at(good.labels, 3, int(good.input_ids[4])))
     lines = [
         _labels_line([one.select([i]) for i in (0, 1)], [Variant("packed", [one], [[0, 1]])])
@@ -96,13 +94,12 @@ ROWS: list[Row] = [
 @pytest.mark.parametrize("side", ["", "left", "right"])
 def test_images_belong_to_the_sequence_in_which_their_patches_lie(side: str) -> None:
     packed = prepare_images(ROWS).batch
-    batch = packed.pad(side) if side else packed  # type: ignore[arg-type]
+    batch = packed.pad(side) if side else packed
     assert batch.media_seqs is not None
     line = _images_line([random_batch([3]), batch])
     assert line == Line("images stay within their sequence", "", 0.0, 0.0, True)
     of_another = replace(batch, media_seqs=torch.tensor([0, 0, 2]))
     line = _images_line([batch, of_another])
     assert (line.measured, line.passed) == (2, False), "the two patches of its image"
-    assert batch.media_index is not None
     lost = replace(batch, media_index=batch.media_index[1:])
     assert _images_line([lost]).measured == 3, "patches without a place: all sequences"

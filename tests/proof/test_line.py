@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 import pytest
 
-from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.proof.line import MOST_NOTE, Certificate, Line, Lines, ids_line, not_applicable
 
 HOLDS = Line("labels stay", "", 0.0, 0.0, True)
@@ -83,7 +81,7 @@ def test_a_tokenizer_that_draws_fails_its_line() -> None:
             self.calls += 1
             return [[self.calls * (text == "b")] for text in texts]
 
-    assert ids_line(cast("Tokenizer", Drawing()), [[97], [99]]).passed
-    line = ids_line(cast("Tokenizer", Drawing()), [[97], [98], []])
+    assert ids_line(Drawing(), [[97], [99]]).passed
+    line = ids_line(Drawing(), [[97], [98], []])
     assert (line.passed, line.note) == (False, "1 of 2 texts have other ids")
-    assert ids_line(cast("Tokenizer", Drawing()), [[]]).passed is None
+    assert ids_line(Drawing(), [[]]).passed is None

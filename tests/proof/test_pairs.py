@@ -21,11 +21,6 @@ from unpad.recipes.training import strategy_names
 SMALL = ["model.dropout=0", "tokenizer.vocab_size=400"]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def failed(certificate: Certificate) -> list[str]:
     return [line.name for line in certificate.lines if line.passed is False]
 

@@ -90,7 +90,6 @@ def labels_across(made: Variant) -> Variant:
     """The last label of every sequence is the first token of the next."""
 
     def across(one: RaggedBatch) -> RaggedBatch:
-        assert one.input_ids is not None
         return replace(one, labels=torch.cat([one.input_ids[1:], one.labels[-1:]]))
 
     return replace(made, micros=[across(one) for one in made.micros])

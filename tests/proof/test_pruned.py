@@ -134,7 +134,6 @@ def test_scaled_states_in_place_of_hidden_keys_are_caught(batch: RaggedBatch, mo
 @pytest.mark.nightly
 def test_images_of_another_sequence_are_caught(batch: RaggedBatch) -> None:
     """By a line of its own: without merging or removal, no result depends on whose an image is."""
-    assert batch.media_seqs is not None
     bad = replace(batch, media_seqs=batch.media_seqs.flip(0))
     model = pruned().float()
     alone, whole = [batch.select([i]) for i in range(4)], [[0, 1, 2, 3]]

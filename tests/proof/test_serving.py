@@ -13,12 +13,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.helpers.families import Finished
+from tests.helpers.models import random_model
 from tests.helpers.paths import Path, on
 from unpad.errors import SourceError
 from unpad.inference import engine as engine_module
 from unpad.inference.engine import Engine, Request, watch
 from unpad.inference.loaded import load
-from unpad.models import build_model, decoder, model_config
+from unpad.models import decoder
 from unpad.models.decoder import Decoder
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn import cache, linear
@@ -34,10 +35,8 @@ native_only = pytest.mark.skipif(not library.enabled(), reason=library.describe(
 
 def subject() -> Answering:
     """A random model with a head that is not tied, and prompts of 1 to 390 tokens."""
-    torch.manual_seed(0)
     fields = {"width": 64, "blocks": 2, "heads": 4, "kv_heads": 2, "hidden": 64, "context": CONTEXT, "tied": False}
-    model = build_model(model_config(fields), VOCAB)
-    assert isinstance(model, Decoder)
+    model = random_model(fields, VOCAB, 0)
     draw = np.random.default_rng(0)
     prompts = [draw.integers(0, VOCAB, length).tolist() for length in (40, 1, 60, 3, 270, 390, 9, 33)]
     greedy = GenerateSettings(max_new_tokens=NUM_NEW)

@@ -40,15 +40,8 @@ PLAN = {"tokens_per_step": 200, "tokens_per_micro": 90}
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of two stages with dropout and updates of several micro-batches, and checkpoints of the second alone."""
     folder = tmp_path_factory.mktemp("receipts")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        run(write_toy(folder), folder / "run", "checkpoint.every=4", "train.max_steps=18", "checkpoint.keep=2")
+    run(write_toy(folder), folder / "run", "checkpoint.every=4", "train.max_steps=18", "checkpoint.keep=2")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def _its_cache(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(place / "cache"))
 
 
 def state_of(folder: Path) -> dict[str, tuple[int, str]]:
@@ -153,21 +146,18 @@ def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_pat
     moved.parent.mkdir()
     path.rename(moved)
     for verb in (("replay", tmp_path / "run"), ("trace", tmp_path / "run", f"{moved}:1")):
-        told = unpad(*verb)
-        assert told.code == 3
+        told = unpad(*verb, code=3)
         assert "data.text=NEW" in told.err
         assert str(tmp_path / "run") in told.err
         assert unpad(*verb, f"data.text={moved}").code == 0
         assert unpad(*verb, f"data.text.0.path={moved}").code == 0
-        told = unpad(*verb, f"data.text={moved}", "optim.lr=1")
-        assert told.code == 2
+        told = unpad(*verb, f"data.text={moved}", "optim.lr=1", code=2)
         assert "optim.lr is not the place of a file" in told.err
     was = hashlib.sha256(moved.read_bytes()).hexdigest()[:12]
     moved.write_text(moved.read_text().replace("第3篇", "第x篇"))
     now = hashlib.sha256(moved.read_bytes()).hexdigest()[:12]
     for verb in (("replay", tmp_path / "run"), ("trace", tmp_path / "run", f"{moved}:1")):
-        told = unpad(*verb, f"data.text={moved}")
-        assert told.code == 9
+        told = unpad(*verb, f"data.text={moved}", code=9)
         assert f"{path} (sha256 {was} in the run)" in told.err
         assert f"{moved} (sha256 {now} now)" in told.err
     moved.rename(path)
@@ -232,11 +222,8 @@ def test_a_run_is_replayed_with_its_own_threads(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(replaying, "repeat_steps", noting)
     torch.set_num_threads(2)
-    try:
-        assert replay(tmp_path / "run").equal
-        assert (used, torch.get_num_threads()) == ([1], 2)
-    finally:
-        torch.set_num_threads(1)
+    assert replay(tmp_path / "run").equal
+    assert (used, torch.get_num_threads()) == ([1], 2)
 
 
 @pytest.mark.promise("receipts.rows")
@@ -282,10 +269,10 @@ def test_a_skipped_step_is_skipped_again(tmp_path: Path, monkeypatch: pytest.Mon
     take = LOOP.train_step
 
     def failing(*given: object, **options: object) -> StepResult:
-        seed = options["share"].seed  # type: ignore[attr-defined]
+        seed = options["share"].seed
         if seed[1] == 1:  # the second step
-            given[2].param_groups[0]["lr"] = 0.0  # type: ignore[attr-defined]
-            for parameter in given[0].parameters():  # type: ignore[attr-defined]
+            given[2].param_groups[0]["lr"] = 0.0
+            for parameter in given[0].parameters():
                 parameter.register_hook(lambda gradient: gradient * float("nan"))
                 break
         result: StepResult = take(*given, **options)

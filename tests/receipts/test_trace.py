@@ -26,11 +26,6 @@ pytestmark = pytest.mark.slow
 Given = list[list[tuple[Data, Micro]]]
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Given:
     """Micro-batches of every step, as the loader was asked for them."""
@@ -150,8 +145,7 @@ def test_patients_are_found_by_event_label_and_id_which_is_not_repeated(tmp_path
     number = next(number for number, person in enumerate(ids) if found[person].learnt)
     assert trace_row(history, f"patients.parquet:{number + 1}").learnt == found[ids[number]].learnt
     secret = "no-such-patient-4711"
-    outcome = unpad("trace", tmp_path / "run", secret)
-    assert outcome.code == 2
+    outcome = unpad("trace", tmp_path / "run", secret, code=2)
     assert secret not in outcome.out + outcome.err
 
 
@@ -160,8 +154,7 @@ def test_a_row_is_traced_without_a_model_and_without_a_change(tmp_path: Path, un
     run(write_toy(tmp_path), tmp_path / "run", "train.max_steps=2")
     shutil.rmtree(tmp_path / "run/checkpoints")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
-    outcome = unpad("trace", tmp_path / "run", "texts.jsonl:2", "--json")
-    assert outcome.code == 0
+    outcome = unpad("trace", tmp_path / "run", "texts.jsonl:2", "--json", code=0)
     shown = json.loads(outcome.out)
     assert shown["steps"] == 2
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before

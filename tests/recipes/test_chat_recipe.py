@@ -121,10 +121,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
     path = folder / "de.jsonl"
     path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
     fields = [f"data.chat={path}", "data.holdout=0", "train.threads=1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        train("chat", folder / "run", fields, console=Console(quiet=True))
-        return load(folder / "run")
+    train("chat", folder / "run", fields, console=Console(quiet=True))
+    return load(folder / "run")
 
 
 @pytest.mark.promise("llm.chat-recipe")

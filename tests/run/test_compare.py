@@ -22,11 +22,9 @@ from unpad.run.report.samples import EVALUATIONS, SAMPLES, keep_evaluation, keep
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of two runs."""
     root = tmp_path_factory.mktemp("compared")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        recipe = write_toy(root / "toy")
-        run(recipe, root / "runs/fast", "train.max_steps=9")
-        run(recipe, root / "runs/slow", "train.max_steps=6", "optim.lr=0.002", "model.hidden=32")
+    recipe = write_toy(root / "toy")
+    run(recipe, root / "runs/fast", "train.max_steps=9")
+    run(recipe, root / "runs/slow", "train.max_steps=6", "optim.lr=0.002", "model.hidden=32")
     return root / "runs"
 
 
@@ -57,8 +55,7 @@ def test_runs_show_date_step_loss_and_size(unpad: Shell, two: list[Path]) -> Non
 def test_a_damaged_run_is_listed_as_one(unpad: Shell, two: list[Path], command: str) -> None:
     (two[0] / "run.json").write_text(command)
     (two[1] / "metrics.jsonl").write_text("{}\n[]\nx\n")
-    shown = unpad("runs")
-    assert shown.code == 0
+    shown = unpad("runs", code=0)
     assert "fast                 damaged" in shown.out
     assert " 0         - " in next(line for line in shown.out.splitlines() if line.startswith("slow"))
 
@@ -78,8 +75,7 @@ class Checker(HTMLParser):
 @pytest.mark.promise("run.compare")
 def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad: Shell, two: list[Path]) -> None:
     assert unpad("eval", "fast").code == 0
-    shown = unpad("compare", "fast", "slow", "--out", "both.html")
-    assert shown.code == 0, shown.err
+    shown = unpad("compare", "fast", "slow", "--out", "both.html", code=0)
     lines = {line.split("  ")[0]: line.split()[-2:] for line in shown.out.splitlines() if line.strip()}
     assert lines["optim.lr"] == ["0.01", "0.002"]
     assert lines["model.hidden"] == ["24", "32"]
@@ -150,8 +146,7 @@ def test_an_evaluation_of_a_run_that_cannot_be_written_is_still_shown(
     unpad: Shell, two: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (two[0] / EVALUATIONS).mkdir()
-    shown = unpad("eval", "fast")
-    assert shown.code == 0
+    shown = unpad("eval", "fast", code=0)
     assert "not shown on the run's page: cannot write: Is a directory" in shown.out
     assert "bits_per_char" in shown.out
 

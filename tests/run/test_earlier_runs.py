@@ -43,19 +43,16 @@ def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], u
     before, best = read_log(run), load_checkpoint(run / "checkpoints" / "best").values["progress"]["best"]
     metrics = (run / "metrics.jsonl").read_bytes()
 
-    evaluated = unpad("eval", "run", "--json")
-    assert evaluated.code == 0, evaluated.err
+    evaluated = unpad("eval", "run", "--json", code=0)
     assert json.loads(evaluated.out)["loss"]["value"] == pytest.approx(best, rel=1e-4)
 
-    reported = unpad("runs", "run")
-    assert reported.code == 0, reported.err
+    unpad("runs", "run", code=0)
     assert 'class="state finished"' in (run / "report.html").read_text(encoding="utf-8")
     listed = unpad("runs", ".").out
     assert " finished " in listed
     assert f"unpad train {family}.yaml optim.lr=1e-2\n" in listed
 
-    resumed = unpad("train", "--resume", "run", LONGER[family])
-    assert resumed.code == 0, resumed.err
+    resumed = unpad("train", "--resume", "run", LONGER[family], code=0)
     assert "other random draws" in resumed.out
     assert (run / "metrics.jsonl").read_bytes().startswith(metrics)
     assert log_file(run).name == ("events.jsonl" if commit == "364a4b5" else "log.jsonl")
@@ -75,8 +72,7 @@ def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept: tuple[str, str], unpa
     _, family = kept
     recipe = Path(f"{family}.yaml")
     recipe.write_text(recipe.read_text().replace("drop_last: 1", "drop_last: true"))  # as the refusal of 1 says
-    resumed = unpad("train", f"{family}.yaml", LONGER[family], "--out", "run", "--resume")
-    assert resumed.code == 0, resumed.err
+    resumed = unpad("train", f"{family}.yaml", LONGER[family], "--out", "run", "--resume", code=0)
     assert "resumed  at step 3" in resumed.out
 
 

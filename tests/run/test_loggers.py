@@ -198,8 +198,7 @@ def test_damaged_ids_are_made_again(servers: Servers, tmp_path: Path, text: str)
 
 
 @pytest.mark.promise("run.loggers")
-def test_a_run_hands_its_recipe_over(servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_a_run_hands_its_recipe_over(servers: Servers, tmp_path: Path) -> None:
     quiet = Console(quiet=True)
     train(str(write_toy(tmp_path / "toy")), tmp_path / "run", ["train.max_steps=1", "log.to=[wandb]"], console=quiet)
     [made] = servers.wandb

@@ -22,7 +22,7 @@ from unpad.storage import disk
 
 def monitor(folder: Path, console: Console | None = None, **changes: object) -> Monitor:
     values = {"log_every": 5, "grad_norm_warning": 10.0, "total_steps": 20, "verbose": False} | changes
-    return Monitor(folder, console=console or Console(quiet=True), **values)  # type: ignore[arg-type]
+    return Monitor(folder, console=console or Console(quiet=True), **values)
 
 
 def train(run: Monitor, first: int, last: int) -> None:

@@ -71,7 +71,7 @@ def forbid_pickles() -> None:
     def trap(*_: Any, **__: Any) -> None:
         raise AssertionError("unpickled")
 
-    pickle.load = pickle.loads = trap  # type: ignore[assignment]
+    pickle.load = pickle.loads = trap
 
 
 def error_of(work: Callable[[], object]) -> str:
@@ -98,7 +98,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
             patch.setattr(disk, "operation", at_operation(0, fail_full))
         full = error_of(lambda: save_shards(folder / "checkpoints", state_of(sharding, optimizer, 2), 2, group))
         patch.undo()
-        local = next(sharding.model.parameters()).to_local()  # type: ignore[operator]
+        local = next(sharding.model.parameters()).to_local()
         if group.rank == 1:
             with torch.no_grad():
                 local[0, 0] = torch.nan
@@ -128,7 +128,6 @@ def test_files_are_plain_safetensors_and_json(saved: tuple[Path, list[Any]]) -> 
 
 def test_one_process_reads_what_two_wrote_to_the_bit(saved: tuple[Path, list[Any]]) -> None:
     found = checkpoint.load_newest(saved[0])
-    assert found is not None
     state, messages = found
     assert messages == []
     assert (state.step, state.values) == (1, VALUES)
@@ -191,10 +190,9 @@ def test_a_writer_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
         folder = tmp_path / str(number)
         save_shards(folder, small(1), 2, ALONE)
         monkeypatch.setattr(disk, "operation", at_operation(number, kill))
-        assert in_child(lambda folder=folder: save_shards(folder, small(2), 2, ALONE)) == -9  # type: ignore[misc]
+        assert in_child(lambda folder=folder: save_shards(folder, small(2), 2, ALONE)) == -9
         monkeypatch.undo()
         found = checkpoint.load_newest(folder)
-        assert found is not None
         assert found[0].step in (1, 2)
         assert torch.equal(found[0].tensors["model.w"], small(found[0].step).tensors["model.w"])
         save_shards(folder, small(3), 2, ALONE)

@@ -323,7 +323,7 @@ def test_what_one_request_suffers_is_told_to_it_alone(
 
     def fails(engine: Engine, answer: Any, token: int, logits: Any) -> None:
         if answer.ticket.request.settings.seed == 13:
-            engine._end(answer.ticket, answer.index, "failed", fault)  # type: ignore[arg-type]
+            engine._end(answer.ticket, answer.index, "failed", fault)
         else:
             report(engine, answer, token, logits)
 

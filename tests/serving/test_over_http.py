@@ -69,8 +69,8 @@ def test_what_the_server_refuses_is_not_proven_and_what_it_fails_at_is_no_answer
 def test_questions_about_several_images_are_said_not_to_be_asked(finished: Finished) -> None:
     loaded = load(finished("questions").run)
     data = loaded.data()
-    rows = [row for row, example in enumerate(data.examples) if len(example.images) != 1][:3]  # type: ignore[attr-defined]
-    subject = Answering.of(loaded, [data.prompts([row]) for row in rows])  # type: ignore[attr-defined]
+    rows = [row for row, example in enumerate(data.examples) if len(example.images) != 1][:3]
+    subject = Answering.of(loaded, [data.prompts([row]) for row in rows])
     line = streams(loaded, subject.requests, [])
     assert (line.passed, line.applies, "about one image" in line.note) == (None, True, True)
 

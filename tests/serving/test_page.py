@@ -16,7 +16,6 @@ from PIL import Image, ImageDraw
 
 from tests.helpers.page_server import MARKUP, Standin, standing_in
 from unpad.data.sources.chat import read
-from unpad.data.sources.example import Example
 from unpad.data.sources.files import SourceFile
 from unpad.recipes.data import DataSettings
 from unpad.serving import protocol
@@ -300,7 +299,6 @@ def test_a_saved_conversation_is_a_line_that_training_reads(chat: Standin, visit
     download.value.save_as(file)
     assert re.fullmatch(r"demo-[\w-]+\.jsonl", file.name)
     (example,) = read(SourceFile(file, "jsonl", None, 1.0, 0), DataSettings())
-    assert isinstance(example, Example)
     turns = [(turn.role, turn.content) for turn in example.turns]
     river = "中国最长的河流是长江。它全长约六千三百公里。"
     assert turns == [("system", "You are brief."), ("user", "中文"), ("assistant", river), ("user", "markup"),

@@ -76,13 +76,13 @@ def test_recipes_refuse_impossible_paths_and_runs_of_earlier_versions_may_keep_o
     inner = values
     *sections, name = field.split(".")
     for section in sections:
-        inner[section] = inner = {}  # type: ignore[assignment]
+        inner[section] = inner = {}
     inner |= {name: "", "label": "died"} if name == "path" else {name: ""}
     with pytest.raises(RecipeError, match="the path is empty") as caught:
         parse_recipe(values)
     assert field in caught.value.where
     with kept_paths():
-        Recipe(**values)  # type: ignore[arg-type]
+        Recipe(**values)
 
 
 @pytest.mark.promise("input.paths")

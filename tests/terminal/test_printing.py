@@ -36,7 +36,7 @@ def test_every_way_to_print_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == SHOWN.replace("\\n", "\n") + "\t"
     console = Console(file=io.StringIO(), force_terminal=True, width=200)
     print_styled(console, f"{HOSTILE} :cat: [bold]")
-    assert console.file.getvalue() == f"{SHOWN} :cat: [bold]\n"  # type: ignore[attr-defined]
+    assert console.file.getvalue() == f"{SHOWN} :cat: [bold]\n"
 
 
 @pytest.mark.promise("input.control")

@@ -31,21 +31,18 @@ TEXT = "小猫喜欢"
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a recipe, its data, and a run `base`."""
     folder = tmp_path_factory.mktemp("adapters")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        run(
-            recipe := write_toy(folder, data={"chat": []}, stages=[], optim={"lr": 0.01, "schedule": "constant"}),
-            folder / "base",
-            END,
-        )
-        run(recipe, folder / "tuned", *tuning(folder), END)
+    run(
+        recipe := write_toy(folder, data={"chat": []}, stages=[], optim={"lr": 0.01, "schedule": "constant"}),
+        folder / "base",
+        END,
+    )
+    run(recipe, folder / "tuned", *tuning(folder), END)
     return folder
 
 
 @pytest.fixture
-def copied(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def copied(made: Path, tmp_path: Path) -> Path:
     """A copy of the two runs, away from the place that the tuned one names as its base's."""
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     for name in ("base", "tuned"):
         shutil.copytree(made / name, tmp_path / name)
     return tmp_path
@@ -79,9 +76,8 @@ def answers(folder: Path) -> torch.Tensor:
 @pytest.mark.promise("adapters.run")
 @pytest.mark.parametrize("more", [["precision=fp32"], ["precision=bf16", "lora.dora=true"]], ids=["fp32", "bf16-dora"])
 def test_a_resumed_run_equals_a_whole_one_and_evaluates_as_it_trained(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: list[str]
+    made: Path, tmp_path: Path, more: list[str]
 ) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     recipe, whole, cut = made / "toy.yaml", tmp_path / "whole", tmp_path / "cut"
     run(recipe, whole, *tuning(made, *more), "train.max_steps=14")
     run(recipe, cut, *tuning(made, *more), "train.max_steps=8")
@@ -130,8 +126,7 @@ def test_a_merged_run_computes_the_same_without_the_base_and_every_verb_takes_it
     wanted = answers(copied / "tuned")
     assert float((wanted - answers(copied / "base")).abs().max()) > 1e-3
     merged = copied / "merged"
-    shown = unpad("export", str(copied / "tuned"), str(merged), "--merge")
-    assert shown.code == 0, shown.err
+    shown = unpad("export", str(copied / "tuned"), str(merged), "--merge", code=0)
     assert f"unpad eval {merged}" in shown.out
     shutil.rmtree(copied / "base")
     torch.testing.assert_close(answers(merged), wanted, rtol=1e-5, atol=1e-5)

@@ -29,7 +29,6 @@ NUM_KILLS = 3
 @pytest.fixture(autouse=True)
 def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache, and a working directory from which the recipe names its data."""
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     write_toy(
         Path(),
@@ -72,7 +71,7 @@ def test_a_run_that_ends_in_every_way_has_the_bytes_of_one_that_does_not(tmp_pat
 def test_the_clock_of_the_first_process_decides_on_checkpoints_by_time(tmp_path: Path) -> None:
     def stopped_clock(rank: int, size: int) -> None:
         if rank > 0:
-            SaveClock.due = lambda self: False  # type: ignore[method-assign]
+            SaveClock.due = lambda self: False
 
     arguments = train(tmp_path / "run", "train.max_steps=3", "checkpoint.every=9", "checkpoint.every_seconds=1e-9")
     assert run_command(arguments, 2, tmp_path / "outputs", stopped_clock).codes == [0, 0]

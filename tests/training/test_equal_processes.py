@@ -27,17 +27,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(folder / "cache"))
-
-
 def trained(name: str, folder: Path, size: int, *, native: bool = True) -> dict[str, str]:
     """Digests of a run of `size` processes that take turns."""
     runs = folder / f"{'native' if native else 'torch'}-{size}"
 
     def work(group: object) -> None:
-        assert isinstance(group, equal_processes.Group)
         with on("native" if native else "torch"):
             train_case(BY_NAME[name], runs, group, folder / "data")
 

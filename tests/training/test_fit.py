@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,11 +24,9 @@ OWN = [{**stage, "plan": {"tokens_per_micro": size}} for stage, size in zip(TWO_
 
 
 @pytest.fixture(scope="module")
-def recipe(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("fit")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        yield write_toy(folder, plan={"tokens_per_step": 400, "tokens_per_micro": 4096})
+    return write_toy(folder, plan={"tokens_per_step": 400, "tokens_per_micro": 4096})
 
 
 def setup_of(recipe: Path, *overrides: str, processes: int = 2) -> Setup:
@@ -77,8 +75,7 @@ def test_fitting_gives_every_process_work_and_is_an_override(recipe: Path) -> No
     assert (again, changes, notes) == (setup, [], []), "nothing is left to fit"
 
 
-def test_a_stage_with_a_size_of_its_own_is_fitted_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_a_stage_with_a_size_of_its_own_is_fitted_by_itself(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, plan={"tokens_per_step": 400}, stages=OWN)
     setup, changes, _ = share_out(setup_of(recipe), [], fit=True)
     assert [change.partition("=")[0] for change in changes] == ["stages.tune.plan.tokens_per_micro"]

@@ -15,20 +15,13 @@ from unpad.errors import CheckpointError
 SIX_STEPS = {"stages": [], "optim": {"lr": 0.01, "schedule": "constant"}, "checkpoint": {"every": 2, "keep": 5}}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs of one recipe, of 10 steps, of 8 and of 2."""
     root = tmp_path_factory.mktemp("gaps")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(root / "cache"))
-        recipe = write_toy(root, **SIX_STEPS)
-        for steps in (10, 8, 2):
-            run(recipe, root / str(steps), f"train.max_steps={steps}")
+    recipe = write_toy(root, **SIX_STEPS)
+    for steps in (10, 8, 2):
+        run(recipe, root / str(steps), f"train.max_steps={steps}")
     return root
 
 

@@ -25,11 +25,6 @@ pytestmark = pytest.mark.slow
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def two_stages(folder: Path, precision: str = "fp32", threads: int = 1, **model: int) -> Path:
     """Dropout, micro-batches, epochs of 9 and 6 steps, evaluation inside an epoch, a rate that changes by epoch."""
     return write_toy(

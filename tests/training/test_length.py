@@ -28,11 +28,6 @@ UNEVEN: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def totals(recipe: Path, folder: Path) -> tuple[list[str], int]:
     """Totals of all lines on the screen, and the last step."""
     out = StringIO()

@@ -21,11 +21,6 @@ from unpad.training import updates
 from unpad.training.step import StepResult
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """Weights before each step, learning rate and size of the optimizer's state, and sizes of its micro-batches."""

@@ -16,11 +16,6 @@ from unpad.training.loop import train
 pytestmark = pytest.mark.promise("run.min-steps")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def one_stage(folder: Path, **settings: Any) -> Path:
     """A recipe of one stage, of two epochs."""
     train = {"threads": 1, "max_epochs": 2, **settings}

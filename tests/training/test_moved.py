@@ -23,17 +23,10 @@ Two = tuple[Path, Path, Path]  # a recipe, and two runs of it
 @pytest.fixture(scope="module")
 def two(tmp_path_factory: pytest.TempPathFactory) -> Two:
     place = tmp_path_factory.mktemp("two")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(place / "cache"))
-        recipe = write_toy(place, stages=[], checkpoint={"every": 2}, train={"threads": 1, "max_epochs": 3})
-        run(recipe, place / "one", STEPS)
-        run(recipe, place / "other", STEPS, "optim.lr=0.05")
+    recipe = write_toy(place, stages=[], checkpoint={"every": 2}, train={"threads": 1, "max_epochs": 3})
+    run(recipe, place / "one", STEPS)
+    run(recipe, place / "other", STEPS, "optim.lr=0.05")
     return recipe, place / "one", place / "other"
-
-
-@pytest.fixture(autouse=True)
-def _cache(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(two[0].parent / "cache"))
 
 
 def contents(folder: Path) -> dict[str, str]:
@@ -87,7 +80,6 @@ def test_a_run_that_is_renamed_in_training_ends_and_writes_nothing_at_its_old_na
     elif then != "nothing":
         assert contents(folder.resolve()) == contents(other)
     monkeypatch.undo()
-    monkeypatch.setenv("UNPAD_CACHE", str(recipe.parent / "cache"))
     run(recipe, moved, STEPS, resume=True)  # what it had saved is where its directory is
     assert (moved / "metrics.jsonl").read_bytes() == (calm / "metrics.jsonl").read_bytes()
 
@@ -160,7 +152,7 @@ def test_an_evaluation_is_not_kept_in_another_run(two: Two, tmp_path: Path, monk
     def slow(*args: object) -> object:
         (tmp_path / "a").rename(tmp_path / "a-old")
         shutil.copytree(two[2], tmp_path / "a")
-        return measure(*args)  # type: ignore[arg-type]
+        return measure(*args)
 
     monkeypatch.setattr(evaluation, "_measure", slow)
     metrics, lines = evaluation.evaluate_run(str(tmp_path / "a"))

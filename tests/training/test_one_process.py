@@ -17,11 +17,6 @@ from unpad.training.progress import UPDATE_RULE
 USED = ("init_process_group", "new_group", "all_reduce", "all_gather", "broadcast", "barrier", "TCPStore")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.mark.promise("processes.one")
 def test_one_process_uses_nothing_of_torch_distributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*given: object, **options: object) -> None:

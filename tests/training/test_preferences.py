@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -29,20 +28,18 @@ def write_rows(path: Path, made: list[dict[str, Any]]) -> None:
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a run of conversations, `start`, and one that learned pairs from it, `tuned`."""
     folder = tmp_path_factory.mktemp("pairs")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        pairs = [{**row, "split": "test"} if i < 4 else row for i, row in enumerate(rows())]
-        recipe = write_pairs(folder, pairs, model=STILL, train={"max_epochs": 6, "beta": 0.3}, optim={"lr": 3e-3})
-        # The words of the pairs are in the vocabulary, as those of a large run would be.
-        texts = [{"text": row["chosen"] + row["rejected"] + row["messages"][-1]["content"]} for row in pairs]
-        write_rows(folder / "texts.jsonl", texts)
-        data = {"text": str(folder / "texts.jsonl")}
-        run(write_toy(folder / "chats", model=STILL, stages=[], data=data, train={"max_epochs": 2}), folder / "start")
-        run(recipe, folder / "tuned", f"train.init_from={folder / 'start'}")
-        yield folder
+    pairs = [{**row, "split": "test"} if i < 4 else row for i, row in enumerate(rows())]
+    recipe = write_pairs(folder, pairs, model=STILL, train={"max_epochs": 6, "beta": 0.3}, optim={"lr": 3e-3})
+    # The words of the pairs are in the vocabulary, as those of a large run would be.
+    texts = [{"text": row["chosen"] + row["rejected"] + row["messages"][-1]["content"]} for row in pairs]
+    write_rows(folder / "texts.jsonl", texts)
+    data = {"text": str(folder / "texts.jsonl")}
+    run(write_toy(folder / "chats", model=STILL, stages=[], data=data, train={"max_epochs": 2}), folder / "start")
+    run(recipe, folder / "tuned", f"train.init_from={folder / 'start'}")
+    return folder
 
 
 def metrics_of(folder: Path, kind: str) -> list[dict[str, Any]]:
@@ -69,14 +66,14 @@ def test_training_begins_at_the_reference_and_prefers_chosen_replies_in_the_end(
 
 
 @pytest.mark.promise("pairs.reference")
-def test_a_killed_run_resumes_with_equal_bits(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_resumes_with_equal_bits(place: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start = f"train.init_from={place / 'start'}"
     recipe, halted = place / "toy.yaml", place / "halted"
     with pytest.raises(Stopped):
         train(str(recipe), halted, [start], console=quiet(), after_evaluation=lambda *_: True)
     assert "from the cache" in (halted / "log.jsonl").read_text(encoding="utf-8")
     monkeypatch.setattr("unpad.training.reference.log_probabilities_of_pairs", lambda *_: pytest.fail("computed again"))
-    shutil.rmtree(place / "cache" / "references")
+    shutil.rmtree(cache / "references")
     assert len(metrics_of(halted, "train")) < len(metrics_of(place / "tuned", "train")) / 2
     run(recipe, halted, start, resume=True)
     assert (halted / "metrics.jsonl").read_bytes() == (place / "tuned" / "metrics.jsonl").read_bytes()
@@ -145,12 +142,12 @@ def test_a_stage_of_pairs_starts_from_the_weights_of_the_stage_before(place: Pat
 @pytest.mark.nightly
 @pytest.mark.promise("pairs.eval")
 @pytest.mark.slow  # imports peft
-def test_adapters_learn_pairs_against_their_base(place: Path) -> None:
+def test_adapters_learn_pairs_against_their_base(place: Path, cache: Path) -> None:
     start, recipe, folder = f"train.init_from={place / 'start'}", place / "toy.yaml", place / "adapted"
     tuning = [start, "lora.r=3", "train.max_epochs=2"]
     with pytest.raises(Stopped):
         train(str(recipe), folder, tuning, console=quiet(), after_evaluation=lambda *_: True)
-    shutil.rmtree(place / "cache" / "references", ignore_errors=True)
+    shutil.rmtree(cache / "references", ignore_errors=True)
     run(recipe, folder, *tuning, resume=True)
     run(recipe, place / "adapted_at_once", *tuning)
     assert (folder / "metrics.jsonl").read_bytes() == (place / "adapted_at_once" / "metrics.jsonl").read_bytes()

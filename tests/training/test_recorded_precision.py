@@ -13,11 +13,6 @@ from unpad.nn.product_speed import Speed, Speeds
 from unpad.run.folder import COMMAND
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def machine(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
     """A processor that has both precisions; `faster` has the faster products."""
     gain = 2.0 if faster == "bf16" else 0.5

@@ -21,11 +21,6 @@ from unpad.training import progress
 from unpad.training.progress import resumed_recipe
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def one_stage(folder: Path, **sections: object) -> Path:
     """Six steps an epoch at a constant rate."""
     return write_toy(folder, **{"stages": [], "optim": {"lr": 0.01, "schedule": "constant"}, **sections})

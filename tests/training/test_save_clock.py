@@ -25,8 +25,7 @@ def test_a_checkpoint_is_due_so_many_seconds_after_the_last_one(monkeypatch: pyt
 
 
 @pytest.mark.promise("run.every-seconds")
-def test_checkpoints_by_time_change_no_byte_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_checkpoints_by_time_change_no_byte_of_a_run(tmp_path: Path) -> None:
     recipe = write_toy(tmp_path, stages=[], train={"threads": 1, "max_steps": 7})
     run(recipe, tmp_path / "rare")
     run(recipe, tmp_path / "often", "checkpoint.every_seconds=1e-9")

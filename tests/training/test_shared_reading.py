@@ -44,13 +44,11 @@ def read(recipe: Path, folder: Path, group: Group, *changes: str) -> Setup:
 
 
 def corpus_of(setup: Setup) -> TextData:
-    assert isinstance(setup.data, TextData)
     return setup.data
 
 
 @pytest.mark.promise("processes.eval")
 def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(drawn, "NUM_IMAGES", 40)
     texts, pairs, no_folder = write_toy(tmp_path / "texts"), write_pairs(tmp_path / "pairs"), tmp_path / "a_file"
     no_folder.write_text("where the cache should be")
@@ -86,7 +84,6 @@ def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: p
             calls.clear()
             how = put_reference(setup, setup.stages[0], begins=True).rpartition(", ")[2]
             replies = corpus_of(setup).replies
-            assert replies is not None
             found[turn] = [how, calls.count("log_probabilities"), calls.count("write_reference")]
             found["same"] += replies.reference.tobytes().hex()
             assert np.any(replies.reference)

@@ -46,7 +46,7 @@ class Known:
 def stage_of(table: SequenceTable | None = None, longest: int = 1000, **sections: Any) -> StageSetup:
     table = table or sequence_table(POSITIONS, np.zeros(len(POSITIONS), np.uint8))
     [resolved] = stages_of(parse_recipe({"train": {"max_epochs": 6}, **sections}))
-    return make_stage(resolved, Known(table), longest)  # type: ignore[arg-type]
+    return make_stage(resolved, Known(table), longest)
 
 
 def contents(made: Plan) -> list[list[list[int]]]:
@@ -72,7 +72,7 @@ def test_a_stage_takes_the_sequences_of_its_kinds_by_their_part() -> None:
     recipe = parse_recipe(
         {"stages": [{"name": "a", "use": ["chat"]}, {"name": "b", "use": ["text", "chat"]}, {"name": "c"}]}
     )
-    stages = [make_stage(one, data, 9) for one in stages_of(recipe)]  # type: ignore[arg-type]
+    stages = [make_stage(one, data, 9) for one in stages_of(recipe)]
     assert [(stage.name, stage.kinds) for stage in stages] == [
         ("a", ("chat",)), ("b", ("text", "chat")), ("c", ("text", "chat")),
     ]  # fmt: skip
@@ -200,7 +200,6 @@ def test_a_stage_that_is_lengthened_grows_its_steps_as_one_of_as_many_epochs(per
     short, long = stage_of(plan=growing, train={"max_epochs": 2, "min_steps": 100}), stage_of(plan=growing)
     epochs = stage_epochs(short, epoch_plan(short, 0))
     found = num_epochs(short, epochs)
-    assert found is not None
     long = stage_of(plan=growing, train={"max_epochs": found})
     assert epochs == stage_epochs(long, epoch_plan(long, 0))
     assert epochs.steps_before(found - 1) < 100 <= epochs.steps_before(found)

@@ -34,11 +34,6 @@ from unpad.training.stage import StageSetup
 STEP = import_module("unpad.training.step")
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
     """Texts alone, of one stage and two evaluations."""
@@ -182,7 +177,7 @@ def test_an_update_that_is_not_finite_in_one_process_is_left_out_in_all(
     monkeypatch.setattr(Decoder, "losses", broken)
     for size in (1, 3):
         folder = tmp_path / str(size)
-        in_turns(size, lambda group, folder=folder: run(recipe, folder, group, "train.on_nonfinite=skip"))  # type: ignore[misc]
+        in_turns(size, lambda group, folder=folder: run(recipe, folder, group, "train.on_nonfinite=skip"))
     assert 0 < len(events(tmp_path / "3", "skipped_step")) < 6
     assert digests(tmp_path / "1") == digests(tmp_path / "3")
 
@@ -236,7 +231,7 @@ def test_a_run_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
         return train(str(recipe), folder, resume=True, console=quiet(), after_evaluation=ends, group=group)
 
     for size, last in ((3, 8), (1, 12), (2, 20), (4, 0)):
-        found = outcomes_in_turns(size, lambda group, last=last: part(group, last))  # type: ignore[misc]
+        found = outcomes_in_turns(size, lambda group, last=last: part(group, last))
         assert {type(outcome) for outcome in found} == {Stopped if last else Result}, last
     assert digests(tmp_path / "parts") == digests(tmp_path / "whole")
     stages = [row["stage"] for row in rows(tmp_path / "parts", "train")]

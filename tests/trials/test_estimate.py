@@ -23,7 +23,7 @@ from unpad.trials.strategy_table import compare, padding_spread
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A recipe of 54 texts and 36 conversations to train on, which count as large; 20 of a kind are drawn."""
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))  # in which no length is known yet
     monkeypatch.setattr(corpus, "LARGE_BYTES", 0)
     monkeypatch.setattr(corpus, "MOST", 20)
     return str(write_toy(tmp_path / "toy"))

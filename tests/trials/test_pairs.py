@@ -11,8 +11,7 @@ from unpad.trials.preview import preview
 
 
 @pytest.fixture
-def recipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def recipe(tmp_path: Path) -> str:
     return str(write_pairs(tmp_path, model={"dropout": 0.0}))
 
 

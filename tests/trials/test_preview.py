@@ -32,16 +32,13 @@ ROWS = ["plan.row_tokens=64"]
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Preview, str]:
     folder = tmp_path_factory.mktemp("preview")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UNPAD_CACHE", str(folder / "cache"))
-        recipe = str(write_toy(folder))
-        return preview(recipe, ROWS), recipe
+    recipe = str(write_toy(folder))
+    return preview(recipe, ROWS), recipe
 
 
 def shown(result: Preview) -> str:
     console = Console(file=StringIO(), width=200)
     result.show(console)
-    assert isinstance(console.file, StringIO)
     return console.file.getvalue()
 
 
@@ -50,11 +47,8 @@ def setup_of(recipe: str, *overrides: str) -> Setup:
 
 
 @pytest.mark.promise("plan.table")
-def test_every_number_equals_a_recount_over_the_plans_of_training(
-    made: tuple[Preview, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_number_equals_a_recount_over_the_plans_of_training(made: tuple[Preview, str]) -> None:
     result, recipe = made
-    monkeypatch.setenv("UNPAD_CACHE", str(Path(recipe).parent / "cache"))
     for name in strategy_names():
         setup = setup_of(recipe, f"plan.strategy={name}")
         real = computed = 0
@@ -90,9 +84,8 @@ def test_ragged_plans_have_no_padding_and_padded_ones_have(made: tuple[Preview, 
     assert shares["budget"] > 0
 
 
-def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str]) -> None:
     result, recipe = made
-    monkeypatch.setenv("UNPAD_CACHE", str(Path(recipe).parent / "cache"))
     setup = setup_of(recipe)
     positions = setup.data.table.positions
     values = result.to_json()
@@ -111,8 +104,7 @@ def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str], monkeypatch:
 
 
 @pytest.mark.promise("batch.too-long")
-def test_what_is_cut_is_named_with_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_what_is_cut_is_named_with_its_place(tmp_path: Path) -> None:
     recipe = str(write_toy(tmp_path / "toy"))
     result = preview(recipe, ["plan.max_tokens=20", "plan.overflow=drop", "plan.row_tokens=20"])
     assert result.to_json()["ledger"]["dropped"]["too_long"] > 0
@@ -137,7 +129,6 @@ def test_a_preview_has_the_epochs_and_steps_that_training_has(made: tuple[Previe
 def test_the_table_of_padding_is_there_before_anything_is_tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     seen, out = list[str](), StringIO()
 
     def tried(setup: Setup, recipe: object, made: object) -> StepCost:
@@ -154,8 +145,7 @@ def test_the_table_of_padding_is_there_before_anything_is_tried(
     assert again.getvalue() == out.getvalue()
 
 
-def test_a_row_too_short_is_refused_in_its_own_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_a_row_too_short_is_refused_in_its_own_line(tmp_path: Path) -> None:
     result = preview(str(write_toy(tmp_path / "toy")), ["plan.row_tokens=4"])
     rows = {row["name"]: row for row in result.to_json()["strategies"]}
     assert "does not fit a row of 4" in rows["rows"]["refused"]
@@ -175,7 +165,6 @@ def test_a_picture_of_another_format_is_refused_before_anything_is_read(tmp_path
 def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(auto_size, "process_bytes", lambda peak: peak)
     recipe = str(write_toy(tmp_path / "toy"))
 
@@ -187,7 +176,6 @@ def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(
     found = re.search(
         r"up to about (\d+) tokens in 80% .* predicted peak [\d.]+ GiB, measured [\d.]+ GiB", advice(740_000)
     )
-    assert found is not None
     setup = setup_of(recipe)
     memory = StageMemory.measured(setup.stages[0], setup.model, setup.device, setup.precision)
     assert 64 <= int(found[1]) < 200

@@ -47,7 +47,7 @@ def labels(
     kind: str, content: str, code: str, place: str, used: int = NUM + 3, bad: int = 1, **settings: object
 ) -> Bad:
     """The good table with a table of labels."""
-    told = {"path": "l.csv", "label": "label", "missing": "keep"} | settings.pop("labels", {})  # type: ignore[operator]
+    told = {"path": "l.csv", "label": "label", "missing": "keep"} | settings.pop("labels", {})
     return table(
         kind,
         code=code,

@@ -16,7 +16,7 @@ PICTURE = Image.fromarray(np.random.default_rng(1).integers(0, 255, (24, 30, 3),
 
 def encoded(picture: Image.Image, form: str, **options: object) -> bytes:
     content = io.BytesIO()
-    picture.save(content, form, **options)  # type: ignore[arg-type]
+    picture.save(content, form, **options)
     return content.getvalue()
 
 

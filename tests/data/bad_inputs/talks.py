@@ -29,7 +29,7 @@ def asked(kind: str, code: str = "", make: object = None, **fields: object) -> B
     good = {"image": "a.png", "question": "what?", "answer": "a dog"}
     files = {"a.jsonl": row(**good) + row(**{**good, **fields}) + row(**good), "a.png": PNG}
     counts = (2, 1, 3) if code else (3, 0, 0)
-    return Bad(kind, files, "vqa", code, "a.jsonl:2" if code else "", *counts, make=make)  # type: ignore[arg-type]
+    return Bad(kind, files, "vqa", code, "a.jsonl:2" if code else "", *counts, make=make)
 
 
 def outside(root: Path) -> None:

@@ -261,8 +261,7 @@ def test_data_check_names_every_bad_row_of_events(unpad: Shell, tmp_path: Path) 
     good = put(tmp_path / "good.parquet", table(draw_rows(), time="time"))
     path = tmp_path / "bad.csv"
     path.write_text(f"subject_id,time,code,numeric_value\n{A},2024-01-01,x,<5\n{B},2024-01-01,x,5\n", encoding="utf-8")
-    outcome = unpad("data", "check", path)
-    assert outcome.code == 3
+    outcome = unpad("data", "check", path, code=3)
     assert f"{path}:2: E_TYPE patient {alias(str(A))}" in outcome.out
     assert "rows read 2 = rows used 1 + bad rows 1" in outcome.out
     assert str(A) not in outcome.out + outcome.err
@@ -275,8 +274,7 @@ def test_data_check_names_every_bad_row_of_events(unpad: Shell, tmp_path: Path) 
         f"data: {{events: {{path: {good}, unit: minutes}}}}\n"
         f"events: {{labels: {{path: {tmp_path / 'labels.parquet'}, label: dead}}}}\n", encoding="utf-8",
     )  # fmt: skip
-    outcome = unpad("data", "check", recipe)
-    assert outcome.code == 3
+    outcome = unpad("data", "check", recipe, code=3)
     assert "faults: 11 E_LABEL" in outcome.out
     assert not any(str(FIRST_ID + n) in outcome.out for n in range(12))
     assert check(put_folder(tmp_path / "stays", ROWS)).passed

@@ -44,7 +44,6 @@ def study(
 
 
 def examples_of(data: EventData) -> list[tuple[int, float]]:
-    assert data.landmarks is not None
     return list(zip(data.ids.tolist(), data.landmarks.tolist(), strict=True))
 
 
@@ -84,14 +83,10 @@ def test_an_example_reads_events_up_to_its_own_landmark_and_is_followed_from_it(
         assert hours_of(data, seq) == sorted(set(until))
         died, end = ENDS[patient]
         cohort = data.cohort
-        assert cohort.duration is not None
-        assert cohort.cause is not None
-        assert data.labels is not None
         assert round(cohort.duration[seq] * 24, 3) == end - landmark, "the horizon counts from each landmark"
         assert cohort.cause[seq] == died
         assert data.labels[seq] == (died if end - landmark <= 36 else 0)
         assert f"at {landmark}" in data.where(seq)
-    assert data.labels is not None
     assert data.labels.tolist() == [0, 0, 0, 1, 1, 1, 1], "B dies 36 hours after the first landmark, C at the second"
 
 
@@ -113,11 +108,7 @@ def test_an_example_is_that_of_a_recipe_with_its_landmark_alone(tmp_path: Path, 
 
 
 def assert_equal(a: RaggedBatch, b: RaggedBatch) -> None:
-    assert a.input_ids is not None
-    assert b.input_ids is not None
     assert torch.equal(a.input_ids, b.input_ids)
-    assert a.seq_labels is not None
-    assert b.seq_labels is not None
     assert torch.equal(a.seq_labels, b.seq_labels)
     one, other = a.require(EventSets), b.require(EventSets)
     for name in ("values", "has_value", "times", "durations", "cause"):
@@ -201,7 +192,6 @@ def test_every_row_of_labels_is_an_example_with_its_own_label_and_landmark(tmp_p
     for suffix in ("parquet", "csv"):
         data = own(tmp_path, columns, suffix)
         assert examples_of(data) == sorted((patient, at) for patient, at, _ in rows)
-        assert data.labels is not None
         assert data.labels.tolist() == [worse for _, _, worse in sorted(rows)]
         for seq, (patient, at) in enumerate(examples_of(data)):
             until = [hour - at for one, hour, _, _ in ROWS if one == patient and hour <= at]
@@ -222,9 +212,7 @@ def test_a_row_of_labels_without_a_landmark_is_a_fault(tmp_path: Path) -> None:
 def test_rows_with_an_end_of_their_own_are_followed_from_their_landmark(tmp_path: Path) -> None:
     columns = {"id": [A, A, B], "at": [24, 48, 23], "worse": [0, 1, 1], "end": [60, 70, 40]}
     data = own(tmp_path, columns, labels={"label": None, "event": "worse", "duration": "end", "horizon": 20})
-    assert data.cohort.duration is not None
     assert (data.cohort.duration * 24).round(3).tolist() == [36, 22, 17]
-    assert data.labels is not None
     assert data.labels.tolist() == [0, 0, 1]
 
 

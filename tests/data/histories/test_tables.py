@@ -105,7 +105,6 @@ def test_labels_may_be_true_and_false(tmp_path: Path) -> None:
     told = tmp_path / "labels.csv"
     told.write_text("id,dead\n" + "".join(f"{A + n},{word}\n" for n, word in enumerate(["True", "FALSE", "1", "0"])))
     data = opened({"path": str(path), "unit": "days"}, events={"labels": {"path": str(told), "label": "dead"}})
-    assert data.labels is not None
     assert data.labels.tolist() == [1, 0, 1, 0]
 
 

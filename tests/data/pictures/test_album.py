@@ -26,11 +26,6 @@ EPOCH = (7, 3)
 CHANGES = {"flip": 0.5, "shift": 0.2, "zoom": 0.5, "color": 0.3, "erase": 0.5}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def own(pictures: Album, image: int, key: list[int] | None) -> torch.Tensor:
     """Patches of an image straight from its file, changed by the draws of a key."""
     rows, columns = pictures.grids[image].tolist()

@@ -10,7 +10,6 @@ from PIL import Image, ImageDraw
 from tests.helpers.pictures import recipe_of, scene, write_scenes
 from tests.helpers.questions import recipe_of as questions_recipe
 from unpad.data.family import open_data
-from unpad.data.images import ImageData
 from unpad.data.pictures import alike
 from unpad.data.pictures.alike import SIDE, small_copies, tie_alike
 from unpad.data.sources.split import Split, Wanted
@@ -40,7 +39,6 @@ def test_small_copies_are_kept_and_a_changed_picture_is_looked_at_again(
 ) -> None:
     write_scenes(tmp_path / "set")
     data = open_data(recipe_of(tmp_path / "set/images.jsonl"), None)
-    assert isinstance(data, ImageData)
     first = small_copies(data.examples)
     assert first.shape == (26, SIDE, SIDE, 4)
     with monkeypatch.context() as patch:
@@ -180,7 +178,6 @@ def test_no_chain_ties_pictures_and_what_would_tie_many_is_not_advised(tmp_path:
     assert "under another label: " in lines
     together = open_data(recipe_of(tmp_path / "images.jsonl", data={"near_duplicates": "together"}), None)
     assert (together.table.split == Split.HOLDOUT).any()
-    assert isinstance(together, ImageData)
     tied = tie_alike(together.examples)
     assert 3 <= len(np.unique(tied)) <= 15
     again = tie_alike(together.examples[::-1])[::-1]

@@ -24,11 +24,6 @@ pytestmark = pytest.mark.slow
 ALL = {"flip": 0.5, "shift": 0.2, "scale": 1.0, "zoom": 0.5, "color": 0.3, "erase": 0.5}
 
 
-@pytest.fixture(autouse=True)
-def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
-
-
 def picture(rows: int, columns: int, patch: int = 4) -> np.ndarray:
     rng = np.random.default_rng(0)
     return rng.integers(0, 256, (rows * patch, columns * patch, 3)).astype(np.uint8)

@@ -243,7 +243,6 @@ def test_every_fault_of_an_image_has_its_code_and_place(
     assert set(image.notes) <= set(NOTES)
     assert (found.height, found.width) == image.pixels.shape[:2]
     assert image.pixels.dtype == np.uint8
-    assert expected.pixels is not None
     assert np.abs(image.pixels.astype(float) - expected.pixels).max() <= expected.within
 
 

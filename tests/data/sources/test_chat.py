@@ -123,6 +123,5 @@ def test_a_row_states_its_fact_keywords_and_split_and_a_source_its_field(tmp_pat
     path.write_text(json.dumps(row), encoding="utf-8")
     (file,) = expand([Source(path=str(path), field="talk")], Path)
     (example,) = read(file, DataSettings())
-    assert isinstance(example, Example)
     assert (example.group, example.keywords, example.split) == ("f1", ("答",), "holdout")
     assert example.where == f"{path}:1"

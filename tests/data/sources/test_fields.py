@@ -107,8 +107,7 @@ def test_a_table_without_a_header_names_none_of_its_values(unpad: Shell, tmp_pat
 @pytest.mark.promise("patients.long-table")
 def test_one_long_table_of_a_hospital_leads_to_a_recipe_that_reads_it(unpad: Shell, tmp_path: Path) -> None:
     path = put_text(tmp_path / "export.csv", LABS)
-    refused = unpad("data", "check", path)
-    assert refused.code == 3
+    refused = unpad("data", "check", path, code=3)
     for told in ("unpad recipes copy events my.yaml", "docs/patients.md"):
         assert told in refused.err
     item = refused.err.split("data.events: ")[1].strip()

@@ -35,7 +35,6 @@ def items(path: Path, field: str | None = None) -> list[Example | BadRow]:
 def pair(item: Example | BadRow) -> tuple[Turns, str, str] | str:
     if isinstance(item, BadRow):
         return item.code
-    assert item.rejected is not None
     assert item.turns[-1].role == item.rejected.role == A
     return [(turn.role, turn.content) for turn in item.turns[:-1]], item.turns[-1].content, item.rejected.content
 
@@ -108,6 +107,5 @@ def test_data_check_knows_pairs_and_counts_what_it_puts_aside(tmp_path: Path) ->
     report = check(write(tmp_path / "pairs.jsonl", rows))
     (file,) = report.files
     assert (file.kind, file.num_rows, file.num_used, file.num_repeated) == ("pairs", 4, 3, 1)
-    assert file.characters is not None
     assert file.characters.tolist() == [4, 4, 4]
     assert [(row.code, row.where.rpartition(":")[2]) for row in report.bad] == [("E_EQUAL", "2")]

@@ -10,9 +10,7 @@ from PIL import Image
 from tests.helpers.pictures import recipe_of
 from tests.helpers.questions import recipe_of as questions_recipe
 from unpad.data.family import open_data
-from unpad.data.images import ImageData
 from unpad.data.sources.images import ImageExample, group_names
-from unpad.data.vqa import VqaData
 
 
 def picture(path: str, size: tuple[int, int], label: str = "a", group: str = "") -> ImageExample:
@@ -56,7 +54,6 @@ def draw(root: Path) -> None:
 def test_the_sizes_of_an_icon_share_a_side_and_count_as_one(tmp_path: Path) -> None:
     draw(tmp_path / "icons")
     data = open_data(recipe_of(tmp_path / "icons"), None)
-    assert isinstance(data, ImageData)
     assert int((data.table.split == 1).sum()) == 10
     side: dict[str, set[int]] = {}
     for example, part in zip(data.examples, data.table.split.tolist(), strict=True):
@@ -65,7 +62,6 @@ def test_the_sizes_of_an_icon_share_a_side_and_count_as_one(tmp_path: Path) -> N
     assert len(np.unique(data.table.group)) == 20
     assert any("40 images are in 20 groups" in line and "each is on one side" in line for line in data.lines())
     earlier = open_data(recipe_of(tmp_path / "icons", data={"split_version": 1}), None)
-    assert isinstance(earlier, ImageData)
     assert earlier.chosen.shared_groups > 0
     assert any(f"{earlier.chosen.shared_groups} of them are both in training" in line for line in earlier.lines())
 
@@ -88,8 +84,6 @@ def test_groups_of_rows_hold_for_images_and_questions_and_declared_exceptions_ar
         (tmp_path / file).write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
     seen = open_data(recipe_of(tmp_path / "images.jsonl"), None)
     asked = open_data(questions_recipe(tmp_path / "questions.jsonl"), None)
-    assert isinstance(seen, ImageData)
-    assert isinstance(asked, VqaData)
     groups = np.arange(len(files)) // 5
     split = seen.table.split
     mixed = [group for group in range(8) if len(set(split[groups == group].tolist())) > 1]

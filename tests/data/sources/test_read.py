@@ -130,8 +130,7 @@ def test_check_reads_all_sources_of_a_recipe_with_its_settings(unpad: Shell, tmp
     recipe = tmp_path / "mine.yaml"
     recipe.write_text('data: {text: a.txt, chat: {path: b.jsonl, field: body}, root: ROOT, separator: "\\n"}\n'
                       .replace("ROOT", str(tmp_path)))  # fmt: skip
-    outcome = unpad("data", "check", recipe)
-    assert outcome.code == 0, outcome.out + outcome.err
+    outcome = unpad("data", "check", recipe, code=0)
     told = " ".join(outcome.out.split())  # counts stand below a long path
     assert "a.txt: text, 3 of 3 rows usable" in told
     assert "b.jsonl: chat, 1 of 1 row usable" in told

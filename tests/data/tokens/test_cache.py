@@ -141,7 +141,7 @@ def run_child(work: object) -> int:
     child = os.fork()
     if child == 0:
         try:
-            work()  # type: ignore[operator]
+            work()
             os._exit(0)
         except BaseException:
             os._exit(1)

@@ -41,7 +41,7 @@ def theirs(source: str) -> transformers.PreTrainedTokenizerFast:
 
 
 def turns_of(talk: Sequence[tuple[str, str]]) -> tuple[Turn, ...]:
-    return tuple(Turn(role, content) for role, content in talk)  # type: ignore[arg-type]
+    return tuple(Turn(role, content) for role, content in talk)
 
 
 def encoded(tokenizer: Tokenizer, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:

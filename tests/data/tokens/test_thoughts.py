@@ -48,7 +48,7 @@ def theirs(source: str, special: bool = False) -> transformers.PreTrainedTokeniz
 
 
 def turns_of(talk: Sequence[tuple[str, str]]) -> tuple[Turn, ...]:
-    return tuple(Turn(role, content) for role, content in talk)  # type: ignore[arg-type]
+    return tuple(Turn(role, content) for role, content in talk)
 
 
 def messages_of(talk: Sequence[tuple[str, str]]) -> list[dict[str, str]]:

@@ -84,9 +84,7 @@ def foreign_llama() -> Library:
 
 
 def load(library: Library) -> LibraryTokenizer:
-    tokenizer = load_tokenizer(library.to_str().encode())
-    assert isinstance(tokenizer, LibraryTokenizer)
-    return tokenizer
+    return load_tokenizer(library.to_str().encode())
 
 
 ALL = {

@@ -80,7 +80,7 @@ def _smaller_values(data: bytes, fails: Fails) -> bytes:
     for prefix, rest in ((b"", data), (head + found, body)):
         for parts in ([rest], rest.split(b"\n")):
             for index in range(len(parts)):
-                parts = _smaller_part(parts, index, lambda text, prefix=prefix: fails(prefix + text))  # type: ignore[misc]
+                parts = _smaller_part(parts, index, lambda text, prefix=prefix: fails(prefix + text))
             smaller = prefix + b"\n".join(parts)
             if smaller != data:
                 return smaller

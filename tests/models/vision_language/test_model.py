@@ -49,7 +49,7 @@ def _positions_of_grids(monkeypatch: pytest.MonkeyPatch) -> None:
             return self.place(places.to(self.place.weight.dtype))
 
     module = ModuleType("unpad.nn.positions")
-    module.GridPositions = GridPositions  # type: ignore[attr-defined]
+    module.GridPositions = GridPositions
     monkeypatch.setitem(sys.modules, "unpad.nn.positions", module)
 
 

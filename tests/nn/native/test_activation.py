@@ -25,11 +25,8 @@ def with_gradients(kind: str, inputs: list[Tensor], threads: int = 1) -> list[Te
     """y, and the gradients of the inputs: x, or x and its bias."""
     leaves = [x.clone().requires_grad_() for x in inputs]
     torch.set_num_threads(threads)
-    try:
-        y = activation(kind, *leaves)
-        return [y.detach(), *torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype))]
-    finally:
-        torch.set_num_threads(1)
+    y = activation(kind, *leaves)
+    return [y.detach(), *torch.autograd.grad(y, leaves, torch.linspace(-1, 1, y.numel()).view_as(y).to(y.dtype))]
 
 
 @pytest.mark.parametrize("dtype", [d for d in NATIVE_DTYPES if d != torch.bfloat16], ids=str)

@@ -44,14 +44,10 @@ def test_kernels_err_no_more_than_torch_in_the_same_numbers(dtype: torch.dtype) 
 def test_repeated_calls_and_other_numbers_of_threads_give_the_same_bits(dtype: torch.dtype) -> None:
     case = make_case([70, 1, 300, 20, 20, 5], dtype, rotary=True, bias=True, dropout=0.1)
     results = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 1, 2, 3):
-            torch.set_num_threads(threads)
-            out = case.run()
-            results.append([out, *case.gradients(out)])
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 1, 2, 3):
+        torch.set_num_threads(threads)
+        out = case.run()
+        results.append([out, *case.gradients(out)])
     for result in results[1:]:
         for a, b in zip(result, results[0], strict=True):
             assert torch.equal(a, b)
@@ -64,7 +60,6 @@ def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(
     head_dim: int, dtype: torch.dtype, rotary: bool
 ) -> None:
     case = make_case([70, 1, 300, 5], dtype, head_dim=head_dim, rotary=rotary, bias=rotary, dropout=0.1)
-    before = torch.get_num_threads()
 
     def attend(*inputs: torch.Tensor) -> list[torch.Tensor]:
         leaves = [x.detach().clone().requires_grad_() for x in inputs]
@@ -81,15 +76,12 @@ def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(
 
     bias = torch.randn(case.qkv[0].numel()).to(dtype)
     wanted = attend(case.qkv + bias.view(case.qkv.shape[1:]))
-    try:
-        for threads in (1, 2, 3):
-            torch.set_num_threads(threads)
-            found = attend(case.qkv, bias)
-            assert torch.equal(found[0], wanted[0])
-            assert torch.equal(found[1], wanted[1])
-            torch.testing.assert_close(found[2], wanted[1].flatten(1).sum(0))
-    finally:
-        torch.set_num_threads(before)
+    for threads in (1, 2, 3):
+        torch.set_num_threads(threads)
+        found = attend(case.qkv, bias)
+        assert torch.equal(found[0], wanted[0])
+        assert torch.equal(found[1], wanted[1])
+        torch.testing.assert_close(found[2], wanted[1].flatten(1).sum(0))
 
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)

@@ -44,12 +44,9 @@ def test_every_number_of_rows_gives_the_rows_of_the_most(
     with running(target):
         most = rowwise_linear(x, weight, bias)
         torch.set_num_threads(threads)
-        try:
-            for num_rows in counts:
-                assert torch.equal(rowwise_linear(x[:num_rows], weight, bias), most[:num_rows]), num_rows
-            assert torch.equal(rowwise_linear(x[order], weight, bias), most[order])
-        finally:
-            torch.set_num_threads(1)
+        for num_rows in counts:
+            assert torch.equal(rowwise_linear(x[:num_rows], weight, bias), most[:num_rows]), num_rows
+        assert torch.equal(rowwise_linear(x[order], weight, bias), most[order])
 
 
 QUANTIZED_SIZES = [(1, 3), (70, 37), (256, 32), (3008, 21)]
@@ -78,12 +75,9 @@ def test_every_number_of_rows_gives_the_rows_of_the_most_for_quantized_weights(
             most = of.native(x)
             for threads in (1, 2):
                 torch.set_num_threads(threads)
-                try:
-                    for num_rows in counts if width < 1000 and threads == 1 else (1, 2, 5, 6, 7, 9, 43, 299):
-                        assert torch.equal(of.native(x[:num_rows]), most[:num_rows]), num_rows
-                    assert torch.equal(of.native(x[order]), most[order])
-                finally:
-                    torch.set_num_threads(1)
+                for num_rows in counts if width < 1000 and threads == 1 else (1, 2, 5, 6, 7, 9, 43, 299):
+                    assert torch.equal(of.native(x[:num_rows]), most[:num_rows]), num_rows
+                assert torch.equal(of.native(x[order]), most[order])
 
 
 @pytest.mark.parametrize("target", TARGETS)

@@ -35,10 +35,7 @@ def test_a_run_is_killed_unless_its_process_holds_the_lock_whoever_else_looks(tm
         assert run_state(tmp_path, log) == "killed"
 
 
-def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     run(write_toy(tmp_path / "toy"), folder, "train.max_steps=2")
     assert "Held-out perplexity" in write_report(folder).read_text()

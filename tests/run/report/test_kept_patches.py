@@ -67,7 +67,6 @@ def test_a_png_has_a_panel_per_layer_and_says_what_was_asked(tmp_path: Path) -> 
 
 def test_no_letter_is_drawn_that_the_font_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plain = find_font("plain?")
-    assert plain is not None
     assert plain.getname() == show.builtin_font().getname()
     monkeypatch.setattr(show, "_system_fonts", list)
     assert find_font(QUESTION) is None, "the font that is always there has no Chinese"

@@ -20,7 +20,6 @@ def test_the_newest_evaluation_is_read_back_as_it_was_kept(tmp_path: Path) -> No
     for step, metrics in ((4, {}), (9, {"loss": GOOD, "bits_per_char": REFUSED})):
         keep_evaluation(tmp_path, step, metrics, ["a line"])
         found = newest_evaluation(tmp_path)
-        assert found is not None
         assert {"time": found["time"], "step": step, "metrics": metrics, "lines": ["a line"]} == found
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from tests.helpers.models import Stub
 from tests.helpers.patients import random_patients, tiny_patients_model
 from unpad.batching.batch import RaggedBatch, make_batch
-from unpad.batching.layout import Layout, build_layout
+from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import sequence_table
 from unpad.errors import CollapseError
@@ -91,16 +91,13 @@ class TopicVae(Stub, HasLatent):
         self.listens = listens
 
     def _encode(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:
-        assert batch.input_ids is not None
         pooled = segment_mean(self.embedding(batch.input_ids), batch.require(EventSets).members)
         pooled = pooled.to(self.embedding.weight.dtype)
         mean, log_var = self.posterior_head(pooled).chunk(2, -1)
         return mean, log_var, (mean**2 + log_var.exp() - 1 - log_var) / 2
 
     def _nll(self, batch: RaggedBatch, latents: Tensor) -> Tensor:
-        assert batch.input_ids is not None
         members = batch.require(EventSets).members
-        assert isinstance(members, Layout)
         log_p = self.decoder(latents if self.listens else latents * 0).log_softmax(-1)
         return segment_mean(-log_p[members.seq_of_token(), batch.input_ids], members)
 
@@ -131,7 +128,7 @@ HELD_OUT, TRAIN = np.arange(40), np.arange(40, 160)
 def stage_of(
     data: Topics, held_out: np.ndarray = HELD_OUT, train_ids: np.ndarray = TRAIN, **sections: Any
 ) -> StageSetup:
-    return StageSetup("train", parse_recipe(sections), data, ("events",), train_ids, held_out, 10**6)  # type: ignore[arg-type]
+    return StageSetup("train", parse_recipe(sections), data, ("events",), train_ids, held_out, 10**6)
 
 
 class Run:
@@ -191,7 +188,6 @@ class Run:
 
     def load(self) -> None:
         loaded = checkpoint.load_newest(self.folder)
-        assert loaded is not None
         state = loaded[0]
         self.step = state.step
         self.model.load_state_dict({k[6:]: v for k, v in state.tensors.items() if k.startswith("model.")})
@@ -214,7 +210,6 @@ class Known(Stub, HasLatent):
         self.latents, self.log_var, self.modes_seen = latents, log_var, list[bool]()
 
     def _places(self, batch: RaggedBatch) -> Tensor:
-        assert batch.seq_ids is not None
         return batch.seq_ids
 
     def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:

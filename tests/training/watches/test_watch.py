@@ -64,9 +64,8 @@ class Pulse:
 
 
 @pytest.fixture
-def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Pulse]:
+def started(monkeypatch: pytest.MonkeyPatch) -> list[Pulse]:
     """Give every stage a `Pulse`; the list collects them."""
-    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     watches: list[Pulse] = []
 
     def start(stage: StageSetup, model: Model, saved: SavedWatches, timers: Timers) -> list[Pulse]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -194,6 +195,14 @@ def _log_any(rate: Tensor) -> Tensor:
     return (-torch.expm1(-rate)).clamp_min(tiny).log()
 
 
+class Observations(NamedTuple):
+    """Observations of patients, as of `hazard_nll`, and the edges of the bins that learn from them."""
+
+    durations: Tensor
+    cause: Tensor
+    edges: Tensor
+
+
 class PatientHeads(nn.Module):
     """Head on the hidden state of a patient's readout: hazards of bins of time, or classes, or both.
 
@@ -287,16 +296,13 @@ class PatientHeads(nn.Module):
         Returns:
             The weights of a `LinearPath`, (num_codes, num_shifts * COLUMNS); None if nothing is known of anybody.
         """
-        timed = self.timed(events)
-        if self.bins is not None and bool(timed.any()):
-            assert self.edges is not None, "hazards have bins"
-            assert events.durations is not None, "timed patients have durations"
-            assert events.cause is not None, "durations come with `cause`"
-            tried, came = observed_bins(events.durations.nan_to_num(), events.cause, self.edges)
+        observed, timed = self._observed(events), self.timed(events)
+        if self.bins is not None and observed is not None and bool(timed.any()):
+            tried, came = observed_bins(observed.durations.nan_to_num(), observed.cause, observed.edges)
             weights = self._weighed(timed.double(), labels if self.classes is None else None)[:, None]
             found = []
             for cause in range(OUTCOME, OUTCOME + self.causes):
-                mine = (events.cause == cause)[:, None] & came
+                mine = (observed.cause == cause)[:, None] & came
                 trials = (tried & (mine | ~came)) * weights
                 found.append(fit(Regression(last, num_codes, trials, mine * weights, patient)))
             weight = torch.cat([weight for weight, _ in found], 1)
@@ -322,19 +328,20 @@ class PatientHeads(nn.Module):
 
     def timed(self, events: EventSets) -> Tensor:
         """Patients with a hazard loss, (num_seqs,) bool: all with a duration; none without bins."""
-        if self.bins is None or events.durations is None:
+        observed = self._observed(events)
+        if observed is None:
             return torch.zeros(events.history.num_seqs, dtype=torch.bool, device=events.times.device)
-        return ~events.durations.isnan()
+        return ~observed.durations.isnan()
 
     def num_came(self, events: EventSets) -> int:
         """Number of patients with an event in a bin, of whom its cause is learned."""
-        timed = self.timed(events)
-        if not bool(timed.any()):
-            return 0
-        assert events.durations is not None, "timed patients have durations"
-        assert events.cause is not None, "durations come with `cause`"
-        assert self.edges is not None, "hazards have bins"
-        return int((observed_bins(events.durations, events.cause, self.edges)[1] & timed[:, None]).sum())
+        observed = self._observed(events)
+        return 0 if observed is None else int((observed_bins(*observed)[1] & self.timed(events)[:, None]).sum())
+
+    def _observed(self, events: EventSets) -> Observations | None:
+        if self.edges is None or events.durations is None or events.cause is None:
+            return None
+        return Observations(events.durations, events.cause, self.edges)
 
     def terms(
         self,
@@ -370,17 +377,15 @@ class PatientHeads(nn.Module):
             loss = (1 - label_smoothing) * nll - label_smoothing * logs.mean(1)
             terms["classification"] = self._weighed(loss, known_classes).sum(), len(known)
             terms["nll"] = nll.detach().sum(), len(known)
-        timed = self.timed(events).nonzero().flatten()
+        observed, timed = self._observed(events), self.timed(events).nonzero().flatten()
         logits = self.hazards(readouts.index_select(0, timed), _select(shift, timed))
-        if logits is not None and events.durations is not None:
-            assert events.cause is not None, "durations come with `cause`"
-            assert self.edges is not None, "hazards have bins"
-            durations, cause = (x.index_select(0, timed) for x in (events.durations, events.cause))
-            nll = hazard_nll(logits, durations, cause, self.edges)
+        if logits is not None and observed is not None:
+            durations, cause = (x.index_select(0, timed) for x in observed[:2])
+            nll = hazard_nll(logits, durations, cause, observed.edges)
             classes = _select(labels, timed) if self.classes is None else None
             terms["hazard"] = self._weighed(nll, classes).sum(), len(timed)
             if self.causes > 1:
-                came = observed_bins(durations, cause, self.edges)[1]
+                came = observed_bins(durations, cause, observed.edges)[1]
                 terms["cause"] = cause_nll(logits.detach(), cause, came).sum(), int(came.sum())
         return terms
 
