@@ -137,13 +137,14 @@ class Batch(NamedTuple):
 
     Args:
         first: number of the first row in the file, from 1; group, inside: its row group, and its place there from 0.
-        rows: with the known names of columns.
+        rows: with the known names of columns; others: names of the columns that are not read.
     """
 
     first: int
     group: int
     inside: int
     rows: pa.RecordBatch
+    others: tuple[str, ...]
 
 
 def read_parquet(
@@ -160,7 +161,7 @@ def read_parquet(
             yield batch
             continue
         for where, row in enumerate(_rows(batch.rows), batch.first):
-            yield row.at(f"{path}:{where}") if isinstance(row, RowFault) else Row(f"{path}:{where}", row)
+            yield row.at(f"{path}:{where}") if isinstance(row, RowFault) else Row(f"{path}:{where}", row, batch.others)
 
 
 def read_batches(
@@ -183,13 +184,14 @@ def read_batches(
                     wrong.fix = advise(_sample(path, table)) or wrong.fix
                 yield wrong.at(str(path), num_rows=max(sum(sizes), 1))
                 return
+            others = tuple(name for name in table.schema_arrow.names if name not in columns)
             bounded = ParquetRows(path, table, list(columns))
             for group, size in enumerate(sizes):
                 inside = 0
                 try:
                     for rows in bounded.batches(group, batch_rows):
                         named = rows.rename_columns(list(columns.values()))
-                        yield Batch(first + inside + 1, group, inside, named)
+                        yield Batch(first + inside + 1, group, inside, named, others)
                         inside += rows.num_rows
                 except (pa.ArrowException, GrowthError, OSError) as error:
                     fault = _unreadable(error, f"the last {size - inside:,} of {size:,} rows of row group {group}")

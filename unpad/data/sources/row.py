@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 from unpad.data.sources.example import SPLIT_NAMES, SplitName
@@ -12,32 +12,45 @@ from unpad.data.sources.faults import RowFault, missing, type_name
 _ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff"
 
 
-@dataclass(slots=True)
 class Row:
-    """A row of a file.
+    """A row of a file, which knows those of its fields that nobody read.
 
     Attributes:
         where: "file:line", or "file[element]" for an element of a JSON array; 1-based lines, 0-based elements.
         value: its JSON value: an object with fields, a string of an array, a document of plain text, or anything else.
     """
 
-    where: str
-    value: Any
+    __slots__ = ("_others", "_read", "value", "where")
+
+    def __init__(self, where: str, value: Any, others: Sequence[str] = ()) -> None:
+        """Args:
+        others: fields that the file has beside those of `value`, which the reader left out.
+        """
+        self.where = where
+        self.value = value
+        self._others = others
+        self._read: list[str] = []
 
     def __contains__(self, name: object) -> bool:
         return type(self.value) is dict and name in self.value
 
     def __getitem__(self, name: str) -> Any:
+        self._read.append(name)
         return self.value[name]
 
     def get(self, name: str) -> Any:
         """The value of a field; None where it is null or absent."""
+        self._read.append(name)
         return self.value.get(name) if type(self.value) is dict else None
 
     @property
     def names(self) -> list[str]:
         """Names of the fields."""
         return list(self.value) if type(self.value) is dict else []
+
+    def unread(self) -> list[str]:
+        """Names of the fields that nobody asked for, those that the reader left out included."""
+        return [name for name in (*self.names, *self._others) if name not in self._read]
 
     def require(self, *names: str) -> Row:
         """Return the row, which is an object with these fields.
@@ -60,6 +73,7 @@ class Row:
         """
         if type(self.value) is not dict or name not in self.value:
             self.require(name)
+        self._read.append(name)
         return require_text(self.value[name], f'"{name}"')
 
     def declared(self) -> tuple[SplitName | None, str, tuple[str, ...]]:
