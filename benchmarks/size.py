@@ -37,12 +37,12 @@ STRING = re.compile(
 )
 # A commit that raises a count lowers the same one elsewhere by as much; ceilings only fall.
 CEILINGS = {
-    "code lines of the package": 48_600,
-    "code lines of tests": 53_000,
+    "code lines of the package": 48_400,
+    "code lines of tests": 52_300,
     "code lines of benchmarks": 9_100,
     "words of pages": 102_000,
     "processor seconds of make test": 500,  # on an AMD EPYC with AVX-512 BF16; tests/conftest.py counts them
-    "files": 368,
+    "files": 367,
     "doubled class names": 0,
     "modules from training/loop.py": 107,
     "family names outside of families": 0,
