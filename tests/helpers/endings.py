@@ -1,6 +1,6 @@
 """Endings of a run of several processes: faults in one or all of them, and what the processes then end with.
 
-The processes are forked from this one and run the command `unpad train` each, as torch's agent would start them.
+The processes are forked from this one and run the command `unpad train` each, as the launcher would start them.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def test_a_first_signal_is_passed_on_and_a_second_one_kills(
 ) -> None:
     """The processes end at a first one with a code of their own, if they are given the time."""
     source = f"signal.signal({int(number)}, lambda *_: sys.exit(7) if {num} == 1 else open(f'{{folder}}/got', 'w'))\n"
-    source += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"  # of torch's agent, once the other has ended
+    source += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"  # of the launcher, once the other has ended
     source += "signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})\n"  # as `unpad.__main__` does
     source += "open(f'{folder}/{rank}', 'w').close()\ntime.sleep(60)\nwhile True: time.sleep(60)"
 

@@ -8,7 +8,7 @@ from unpad.errors import RecipeError
 
 
 def started_by_torchrun() -> bool:
-    """True if torch's elastic agent started this process as one of several."""
+    """True if `unpad train --processes` or torchrun started this process as one of several."""
     return {"RANK", "LOCAL_RANK"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 

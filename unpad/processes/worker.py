@@ -40,7 +40,7 @@ def run_as_worker(work: Callable[[], None]) -> None:
     """Run the work of this process, one of several, with its output redirected; exits if it fails.
 
     Every process prints its errors. Errors common to all appear once, since only the first has the terminal; the others
-    wait for its end, because the agent ends all processes when one fails, and the first has files to complete.
+    wait for its end, because the launcher ends all processes when one fails, and the first has files to complete.
     """
     _end_with_launcher()
     rank = int(os.environ["RANK"])
@@ -73,7 +73,7 @@ def leave_to_launcher(error: UnpadError) -> bool:
 
 
 def _wait_for_first(was_signalled: bool) -> None:
-    """Wait until the agent ends this process, after the first has ended with an error.
+    """Wait until the launcher ends this process, after the first has ended with an error.
 
     Args:
         was_signalled: whether a signal ends the run: torchrun then sends it, waits for all processes and ends none.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -302,14 +303,14 @@ class TokensAsk(Body):
     modalities: Annotated[None, neutral(["text"])] = None
 
     @property
+    @abstractmethod
     def most_new(self) -> int | None:
         """Most new tokens of an answer; 0 if only the prompts are to be read; None for the run's own number."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def top(self) -> int | None:
         """Likeliest tokens to report beside each token's log probability; None reports nothing."""
-        raise NotImplementedError
 
     @property
     def settings(self) -> dict[str, Any]:
