@@ -1,7 +1,5 @@
 """Files of a folder of somebody else: regular ones of a bounded size are read, and every other is refused."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Folders of Hugging Face as runs: everything that reads a run reads them, and what is trained goes back."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

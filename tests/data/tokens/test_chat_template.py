@@ -1,7 +1,5 @@
 """Chat templates of imported models: the ids of transformers, and the loss on what the model says."""
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence
