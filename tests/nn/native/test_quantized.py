@@ -1,7 +1,5 @@
 """Weights of 8 bits: the rules of rounding, and the tensor that stands for such a weight in a model."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
