@@ -467,6 +467,8 @@ class ImageSettings(Section):
     """Subtracted from the colours (RGB, 0 to 1)."""
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     """Divisor after the subtraction."""
+    grey_bits: int = Field(16, ge=8, le=16)
+    """Bits that the samples of grey pictures of 16 bits use, such as 12."""
     cache_mib: int = Field(1024, ge=0)
     """Memory for decoded images, in MiB."""
     flip: float = Field(0.0, ge=0, le=1)
