@@ -26,6 +26,8 @@ class Source(Section):
     """auto: by the file's ending."""
     field: str | None = None
     """Field or column that holds the text; default `text` or `messages`."""
+    ignore: list[str] = Field([])
+    """Fields of rows and of their messages that are left out knowingly."""
 
 
 # Paths of data that comes with the package or is drawn by it; other paths are the user's.
