@@ -9,7 +9,7 @@ MEDS: Medical Event Data Standard, https://medical-event-data-standard.github.io
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -46,6 +46,7 @@ class EventTable:
         unsorted: rows that go back in time.
         bad: rows that cannot be used.
         notes: remarks with their remedy, such as on an id among the facts.
+        zones: column of timestamps -> whether they have a zone.
     """
 
     table: Table
@@ -63,6 +64,7 @@ class EventTable:
     unsorted: int
     bad: list[BadRow]
     notes: tuple[str, ...] = ()
+    zones: dict[str, bool] = field(default_factory=dict)
 
 
 def read_source(
@@ -106,7 +108,7 @@ def _read_timed(
         wanted["split"] = ("split",)
         optional.add("split")
     table = open_table(files, wanted, optional, "data.events")
-    faults = Faults(table)
+    faults = Faults(table, source.decimal, source.limits)
     ids, whole_ids = faults.read_ids()
     codes, time = faults.column("code").codes(), faults.column("time")
     unit = time.unit(source.unit, source.format)
@@ -151,10 +153,11 @@ def _read_timed(
         unsorted=int(unsorted[good].sum()),
         bad=faults.bad,
         notes=tuple(
-            f'{source.path}: "{table.names["id"]}" is the id of the patient, and also the {field} of the events'
-            for field in ("code", "value")
-            if table.has("id") and table.names.get(field) == table.names["id"]
+            f'{source.path}: "{table.names["id"]}" is the id of the patient, and also the {name} of the events'
+            for name in ("code", "value")
+            if table.has("id") and table.names.get(name) == table.names["id"]
         ),
+        zones=faults.zones,
     )
 
 
@@ -248,7 +251,7 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
     optional = ("split",) if with_split and "split" not in source.static else ()
     wanted |= {name: (name,) for name in optional}
     table = open_table(files, {**wanted, **chosen}, optional, "data.events", dict.fromkeys(chosen, "static"))
-    faults = Faults(table)
+    faults = Faults(table, source.decimal, source.limits)
     ids, whole_ids = faults.read_ids()
     person = number(ids)
     _, first = np.unique(person, return_index=True)

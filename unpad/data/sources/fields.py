@@ -134,7 +134,7 @@ _CODE_LIKES = (
     "vital icd atc 项目 检验项目"
 )
 _VALUE_LIKES = "value result valuenum numericvalue resultvalue reading ergebnis wert 结果 数值"
-_EVENTS = {
+EVENT_LIKE = {
     "id": ID_LIKE,
     "time": frozenset(_TIME_LIKES.split()),
     "code": frozenset(_CODE_LIKES.split()),
@@ -268,7 +268,9 @@ def _field_of(rows: Sequence[Cells], is_it: Any) -> str | None:
 def _as_events(path: Path, rows: Sequence[Cells]) -> str:
     """Advice on a table whose names are those of events of patients; "" for another table."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {field: next((name for name in names if folded(name) in known), "") for field, known in _EVENTS.items()}
+    columns = {
+        field: next((name for name in names if folded(name) in known), "") for field, known in EVENT_LIKE.items()
+    }
     if not all(columns.values()):
         return ""
     times = {str(row.get(columns["time"], "")) for row in rows} - {""}
