@@ -1,7 +1,5 @@
 """`unpad data check` of several files: none ends it, and many faults of a kind are counted rather than listed."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Patients from tables to batches: the same from every layout, cut at the landmark, scaled by training alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Models with quantized weights, made in memory."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TypeVar
 

@@ -3,8 +3,6 @@
 Calls are made in a folder with a run `mine-1` that has not taken a step, and with the files of `write_files`.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Scores of prompts decoded together are those of each prompt alone, bit by bit."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from typing import Any
 

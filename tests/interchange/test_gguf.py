@@ -1,7 +1,5 @@
 """GGUF files: equal logits and ids when transformers reads them back; what llama.cpp does not know is named."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re

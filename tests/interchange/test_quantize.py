@@ -1,7 +1,5 @@
 """`unpad export --int8` and `--int4`: runs of every family with such weights, what opens them and what refuses them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

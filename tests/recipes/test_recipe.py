@@ -1,7 +1,5 @@
 """A recipe says what is wrong with it, where, and what to do; nothing in it can crash or stall the program."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from inspect import isabstract

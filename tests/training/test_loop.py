@@ -1,7 +1,5 @@
 """Whole runs: stages, early stopping, freezing, guards, strategies, timing, and the same bytes twice."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterator

@@ -1,7 +1,5 @@
 """Files that hold patients' data: nobody but their owner reads them, and they name nobody."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

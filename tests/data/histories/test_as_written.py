@@ -1,7 +1,5 @@
 """Tables of hospitals as they are written: dates of any layout, outcomes in words, and ids under other names."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

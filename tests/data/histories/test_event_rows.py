@@ -1,7 +1,5 @@
 """What cannot be used in tables of events has a code, a place and a remedy, and nobody's id."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path

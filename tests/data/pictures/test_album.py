@@ -1,7 +1,5 @@
 """Listed images as patches: decoded once, and changed by the draws of an epoch, of an image and of a row."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Names of columns as people write them, and messages with the whole setting that reads another name."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Pairs of replies in the forms that public sets and trainers have."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """What the kernels of every target give a row, or the beginning of a sequence, has the same bits whatever is beside it
 or follows it."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Weights of 8 and 4 bits: the rules of rounding, and tensors that stand for such weights in a model."""
 
-from __future__ import annotations
-
 import copy
 
 import pytest
