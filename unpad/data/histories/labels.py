@@ -253,10 +253,8 @@ def _refuse_texts(column: Column, labels: EventLabels) -> None:
     sayable = {word: rows for word, rows in _sayable(words, np.where(is_text, index, -1), ()).items() if rows}
     fix = "write 0 or 1, or leave it empty"
     if sayable:
-        counts, pairs = (
-            ", ".join(form(word, rows) for word, rows in sayable.items())
-            for form in (lambda word, rows: f"{word} ({rows:,})", lambda word, _: f"{in_yaml(word)}: ?")
-        )
+        counts = ", ".join(f"{word} ({rows:,})" for word, rows in sayable.items())
+        pairs = ", ".join(f"{in_yaml(word)}: ?" for word in sayable)
         others = int(is_text.sum()) - sum(sayable.values())
         counts += f" and {number_of(others, 'others')}" if others else ""
         fix = f"of {counts}, say which is 0 and which 1, in place of each ?: 'events.labels.map={{{pairs}}}'"
