@@ -144,6 +144,9 @@ class EventSource(Section):
     """Column of the value; null: events without a value, such as diagnoses."""
     set: str | None = "auto"
     """Column of the event's set number; auto: set_index, if present."""
+    value_unit: str | None = "auto"
+    """Column of the unit of the value, which becomes a part of the code, as in glucose [mmol/l]; auto: where a column
+    such as unit or valueuom has two units for a code, they are named; null: they are not."""
     words: Literal["error", "code", "skip"] = "error"
     """Texts such as NEG in the column of values, or in text_value of meds; code: the event's code becomes code=text;
     skip: the event has no value."""

@@ -1,5 +1,7 @@
 """Tables of hospitals as they are written: dates of any layout, outcomes in words, and ids under other names."""
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -159,6 +161,44 @@ def test_a_point_beside_decimal_commas_is_refused_unless_it_is_between_thousands
     assert read.rows.values.tolist() == [1250, 2.5]
     words = tables(tmp_path, rows, format="%d.%m.%Y", words="code")
     assert [row.where[-2:] for row in words.bad] == [":4"], "a number never becomes a part of a code"
+
+
+@pytest.mark.promise("patients.long-table")
+@pytest.mark.parametrize(("column", "other"), [("unit", "mg/dL"), ("ValueUOM", "mg/dL"), ("Unit of measure", "µmol/L")])
+def test_a_code_in_two_units_is_named_and_may_be_two_codes(
+    tmp_path: Path, unpad: Shell, column: str, other: str
+) -> None:
+    lines = [f"{n % 4},0{n % 9 + 1}.12.2023 14:00,{code},{n}" for n in range(40) for code in ("glucose", "Na")]
+    units = ["mmol/L", *["MMOL/L"] * 29, *[other] * 10]
+    rows = "".join(f"{line},{units[n // 2] if n % 2 == 0 else 'mmol/L'}\n" for n, line in enumerate(lines))
+    path = recipe(tmp_path, rows, format=GERMAN)
+    (tmp_path / "e.csv").write_text(HEAD.replace("\n", f",{column}\n") + rows, encoding="utf-8")
+    said = unpad("data", "check", path, code=0).out
+    assert f'warning: e.csv: "{column}" of glucose has mmol/L in 30 rows and {other} in 10 rows; convert' in said
+    (note,) = read_cohort(load_recipe(str(path))).notes
+    setting = yaml.safe_load(re.search("value_unit: .*(?= beside)", note)[0])
+    change = [f"data.events={yaml.safe_dump(TABLE | setting | {'format': GERMAN}, default_flow_style=True)}"]
+    split = read_cohort(load_recipe(str(path), change))
+    assert split.rows.names == sorted(["Na [mmol/l]", "glucose [mmol/l]", f"glucose [{other.lower()}]"])
+    assert not split.notes
+
+
+@pytest.mark.promise("patients.long-table")
+def test_a_table_with_a_column_for_each_measurement_says_how_to_make_it_long(
+    tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{n},0{n}.12.2023,{n + 60},37.{n},{n or ''}\n" for n in range(1, 6))
+    Path("it's wide.csv").write_text("mrn,Date,hr,temp,lactate\n" + rows + "6,07.12.2023,,,\n", encoding="utf-8")
+    said = unpad("data", "check", "it's wide.csv", code=3).err
+    assert "a column for each measurement (hr, temp, lactate)? events have a row for each: python -c" in said
+    command = shlex.split(said[said.index("python -c") :])[2]
+    exec(command)
+    long = Path("long.csv").read_text(encoding="utf-8").splitlines()
+    assert (long[:2], len(long)) == (["mrn,Date,code,value", "1,01.12.2023,hr,61.0"], 16)
+    Path("two.csv").write_text("mrn,Date,hr,temp\n1,01.12.2023,60,37\n", encoding="utf-8")
+    assert "python -c" not in unpad("data", "check", "two.csv", code=3).err
 
 
 # --------------------------------------------------------------------------- outcomes in words
