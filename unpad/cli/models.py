@@ -187,7 +187,9 @@ def predict(
     raise typer.Exit(3 if found.faults else 0)
 
 
-@verbs.command(epilog="Example: unpad infer images-1 --image cat.jpg    or    vqa-1 --file in.csv --out answers.jsonl")
+@verbs.command(
+    hidden=True, epilog="Example: unpad infer images-1 --image cat.jpg    or    vqa-1 --file in.csv --out answers.jsonl"
+)
 def infer(
     run: RunArgument,
     image: Annotated[
@@ -214,7 +216,8 @@ def infer(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Classify images, or answer a question about them. Exit code 3 when a file cannot be used."""
+    """Classify images, or answer a question about them; `predict` reads any data. Exit code 3 when a file cannot be
+    used."""
     if image is None and file is None:
         raise RecipeError(
             "no image is named", fix="name it with --image FILE, or predict any data: unpad predict RUN DATA"
