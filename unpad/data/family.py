@@ -18,6 +18,7 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.plan import Micro
 from unpad.data.replies import Replies
+from unpad.data.show import Shown
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split, Wanted
 from unpad.errors import RecipeError
@@ -230,6 +231,14 @@ class Data(ABC):
     @abstractmethod
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         """Build a batch of one piece without `load` or a plan; the ground truth of the proof."""
+
+    def show(self, micro: Micro) -> Shown:
+        """The only piece of a micro-batch as `load` gives it to the model; by default its length and class."""
+        seq_id, labels = int(micro.seq_ids[0]), self.class_labels()
+        facts = (
+            [] if labels is None else [f"class {labels[1][labels[0][seq_id]] if labels[0][seq_id] >= 0 else 'unknown'}"]
+        )
+        return Shown(self.where(seq_id), (f"{int(micro.stops[0] - micro.starts[0]):,} positions", *facts))
 
     @abstractmethod
     def where(self, seq_id: int) -> str:
