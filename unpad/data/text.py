@@ -114,16 +114,19 @@ class TextData(Data):
         return replies.with_pairs(from_sequences([ids.tolist()], [counts.tolist()], np.array([seq_id])))
 
     def show(self, micro: Micro) -> Shown:
-        """Its tokens; the last one, a label only, where it is learnt."""
+        """Its tokens with the last one, which is a label only."""
         batch = self.load(micro)
         assert batch.input_ids is not None, "texts are tokens"
-        ids, learnt = [*batch.input_ids.tolist(), *batch.labels[-1:].tolist()], [False, *batch.loss_mask.tolist()]
-        last = len(ids) if learnt[-1] else len(ids) - 1
+        last = int(self.tokens_of(int(micro.seq_ids[0]))[int(micro.stops[0])])
+        ids, learnt = [*batch.input_ids.tolist(), last], [False, *batch.loss_mask.tolist()]
         seq_id, side = micro.seq_ids[:1], ""
         if self.replies is not None and self.replies.pair[seq_id] >= 0:
             side = f" as the {'better' if self.replies.is_chosen(seq_id) else 'worse'} reply"
-        spans = spans_of(self.tokenizer, ids[:last], learnt[:last])
-        return Shown(self.where(int(seq_id[0])), (f"{last:,} tokens, {sum(learnt):,} learnt{side}",), spans)
+        return Shown(
+            self.where(int(seq_id[0])),
+            (f"{len(ids):,} tokens, {sum(learnt):,} learnt{side}",),
+            spans_of(self.tokenizer, ids, learnt),
+        )
 
     def tokens_of(self, seq_id: int) -> np.ndarray:
         """Tokens of a sequence, those that are labels only included, (length,) int64."""

@@ -99,8 +99,8 @@ def _stages(recipe: Recipe, data: Data) -> list[StageSetup]:
 
 
 def _with_file(data: Data, row: str) -> str:
-    """A row with its file, which may be left out where there is one."""
-    if not row.isdigit():
+    """A row with its file, which may be left out where there is one; the number of a patient is an id."""
+    if not row.isdigit() or data.private:
         return row
     files = list(dict.fromkeys(place_of(where).file for where, _ in data.placed()))
     if len(files) != 1:

@@ -28,6 +28,7 @@ from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 from unpad.storage.reading import Count, shaped
 from unpad.terminal.progress import counted
+from unpad.terminal.table import number_of
 
 DECODERS = 4  # threads: decoding and resizing release the interpreter's lock
 
@@ -177,10 +178,11 @@ class Album:
         assert batch.grid is not None, "with rows and columns"
         (rows, columns), counts, example = batch.grid[place].tolist(), batch.grid.prod(1).tolist(), self.images[image]
         patches = batch.inputs_embeds[sum(counts[:place]) :][: counts[place]].numpy()
+        num = number_of(rows * columns, "patches")
         colours = "colours and opacity" if self.channels == WITH_OPACITY else "colours"
         return unpatch(patches, (rows, columns), self.patch, self.settings), (
             f"{example.width} x {example.height} pixels ({example.mode}) in the file, {columns * self.patch} x "
-            f"{rows * self.patch} ({colours}) for the model: {rows * columns:,} patches of {self.patch} x {self.patch}"
+            f"{rows * self.patch} ({colours}) for the model: {num} of {self.patch} x {self.patch}"
         )
 
     def files(self, trained: np.ndarray) -> dict[str, bytes]:

@@ -22,6 +22,8 @@ STYLE = """
 .seq p{margin:0;color:var(--soft);font-size:13px}
 .seq pre{padding:10px 0 0;white-space:pre-wrap;overflow-wrap:anywhere}
 .seq .box{margin-top:10px}
+.seq th,.seq td{padding:3px 10px}
+.seen{display:grid;gap:0 14px;grid-template-columns:repeat(auto-fill,minmax(min(340px,100%),1fr))}
 .seq b,.key b{font-weight:inherit;color:var(--good);text-decoration:underline;text-underline-offset:3px}
 .seq i,.key i{font-style:normal;border:1px solid var(--line);border-radius:5px;padding:0 3px;background:var(--page)}
 .seq img{height:256px;max-width:100%;object-fit:contain;image-rendering:pixelated;margin:10px 14px 0 0}
@@ -69,7 +71,9 @@ def page(title: str, line: str, sequences: Sequence[dict[str, Any]]) -> str:
 
 
 def _cards(sequences: Sequence[dict[str, Any]]) -> str:
-    return (KEY if any(one["spans"] for one in sequences) else "") + "".join(map(_card, sequences))
+    key = KEY if any(one["spans"] for one in sequences) else ""
+    css = " class=seen" if all(one["pictures"] for one in sequences) else ""
+    return f"{key}<div{css}>{''.join(map(_card, sequences))}</div>"
 
 
 def _card(one: dict[str, Any]) -> str:
