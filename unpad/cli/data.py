@@ -82,29 +82,24 @@ def show(
     name, fields, note = _recipe_of(subject, overrides or [])
     check_run_or_recipe(name, fields)
     from unpad.run.screen import open_console
-    from unpad.terminal.table import columns, wrapped
+    from unpad.storage import write_atomic
+    from unpad.terminal.table import columns
     from unpad.training.show import show
 
     with progress(f"reading {subject}"):
-        found = show(name, fields, num, row)
-    if as_json:
-        print_json([one.to_json() for one in found.sequences])
-        return
+        shown = show(name, fields, num, row, note)
     console = open_console()
-    coloured = console.color_system is not None
-    line = f"{note}{found.describe(of_row=row is not None)}"
-    if html is not None:
+    if as_json:
+        print_json([one.to_json() for one in shown.sequences])
+    elif html is not None:
         from unpad.run.report.shown import page
-        from unpad.storage import write_atomic
 
-        content = page(f"data show {subject}", line, [one.to_json() for one in found.sequences])
-        write_atomic(html, content, private=found.private)
+        content = page(f"data show {subject}", shown.title, [one.to_json() for one in shown.sequences])
+        write_atomic(html, content, private=shown.private)
         print_lines([str(html)])
-        return
-    print_lines(wrapped(f"{line}{found.marks(coloured=coloured)}"))
-    for one in found.sequences:
-        print_lines([""])
-        for indent, text in one.lines(coloured=coloured, whole=row is not None):
+    else:
+        coloured = console.color_system is not None
+        for indent, text in shown.lines(coloured=coloured, whole=row is not None):
             print_wrapped(console, text, columns(), indent)
 
 

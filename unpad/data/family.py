@@ -11,14 +11,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.batching.plan import Micro
 from unpad.data.replies import Replies
-from unpad.data.show import Shown
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.split import Split, Wanted
 from unpad.errors import RecipeError
@@ -26,6 +25,9 @@ from unpad.models import model_config, model_module
 from unpad.models.contract import Model, ModelConfig
 from unpad.recipes.data import KINDS, is_packaged
 from unpad.recipes.recipe import Recipe, stages_of
+
+if TYPE_CHECKING:
+    from unpad.data.show import Shown
 
 
 @dataclass(frozen=True)
@@ -233,12 +235,10 @@ class Data(ABC):
         """Build a batch of one piece without `load` or a plan; the ground truth of the proof."""
 
     def show(self, micro: Micro) -> Shown:
-        """The only piece of a micro-batch as `load` gives it to the model; by default its length and class."""
-        seq_id, labels = int(micro.seq_ids[0]), self.class_labels()
-        facts = (
-            [] if labels is None else [f"class {labels[1][labels[0][seq_id]] if labels[0][seq_id] >= 0 else 'unknown'}"]
-        )
-        return Shown(self.where(seq_id), (f"{int(micro.stops[0] - micro.starts[0]):,} positions", *facts))
+        """The only piece of a micro-batch as `load` gives it to the model; by default its length alone."""
+        from unpad.data.show import Shown
+
+        return Shown(self.where(int(micro.seq_ids[0])), (f"{int(micro.stops[0] - micro.starts[0]):,} positions",))
 
     @abstractmethod
     def where(self, seq_id: int) -> str:

@@ -11,20 +11,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.terminal.printing import escaped
 from unpad.terminal.table import text_table
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from unpad.data.tokens.tokenizer import Tokenizer
+
 CONTEXT_TOKENS = 8  # before a span, by which a decoder tells whether it begins with a space
-MOST_CHARACTERS = 600  # of a span in a terminal that shows several sequences
+MOST_CHARACTERS, MOST_ROWS = 600, 40  # of a span, and of a table, in a terminal that shows several sequences
 LEARNT, COLOUR = ("[[", "]]"), "green"
 
 
 @dataclass(frozen=True)
-class Span:
+class TextSpan:
     """Neighbouring tokens as text.
 
     Args:
@@ -50,7 +51,7 @@ class Shown:
 
     where: str
     facts: tuple[str, ...] = ()
-    spans: tuple[Span, ...] = ()
+    spans: tuple[TextSpan, ...] = ()
     pictures: tuple[np.ndarray, ...] = ()
     heads: tuple[str, ...] = ()
     rows: tuple[tuple[str, ...], ...] = ()
@@ -70,8 +71,10 @@ class Shown:
         """
         from rich.text import Text
 
-        table = text_table(self.heads, self.rows, left=range(len(self.heads))) if self.rows else []
-        plain = [(2, fact) for fact in self.facts] + [(4, line) for line in table]
+        rows = self.rows if whole else self.rows[:MOST_ROWS]
+        table = text_table(self.heads, rows, left=range(len(self.heads))) if rows else []
+        more = [f"and {len(self.rows) - len(rows):,} more: --row has all"] if len(rows) < len(self.rows) else []
+        plain = [(2, fact) for fact in self.facts] + [(4, line) for line in (*table, *more)]
         text = Text()
         for learnt, spans in groupby(self.spans, lambda span: span.learnt):
             said = escaped("".join(span.text if whole else _short(span.text) for span in spans), keep="\n\t")
@@ -98,13 +101,13 @@ def data_url(picture: np.ndarray) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def spans_of(tokenizer: Tokenizer, ids: Sequence[int], learnt: Sequence[bool]) -> tuple[Span, ...]:
+def spans_of(tokenizer: Tokenizer, ids: Sequence[int], learnt: Sequence[bool]) -> tuple[TextSpan, ...]:
     """Tokens as text, special ones by their names.
 
     Args:
         learnt: of each token, whether its prediction counts in the loss.
     """
-    spans, start, names = list[Span](), 0, tokenizer.specials
+    spans, start, names = list[TextSpan](), 0, tokenizer.specials
     for (counts, special), tokens in groupby(zip(ids, learnt, strict=True), lambda one: (one[1], one[0] in names)):
         here = [id for id, _ in tokens]
         stop = start + len(here)
@@ -114,6 +117,6 @@ def spans_of(tokenizer: Tokenizer, ids: Sequence[int], learnt: Sequence[bool]) -
             before = ids[max(start - CONTEXT_TOKENS, 0) : start]
             prefix, both = tokenizer.decode(before), tokenizer.decode([*before, *here])
             text = both[len(prefix) :] if both.startswith(prefix) else tokenizer.decode(here)
-        spans.append(Span(text, counts, special))
+        spans.append(TextSpan(text, counts, special))
         start = stop
     return tuple(spans)

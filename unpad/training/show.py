@@ -7,9 +7,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import numpy as np
+from rich.text import Text
 
 from unpad.batching.plan import Micro, plan
-from unpad.data.family import Data, FoundRow, family_of, open_data
+from unpad.data.family import Data, family_of, open_data
 from unpad.data.find import find, no_such_row
 from unpad.data.show import COLOUR, LEARNT, Shown
 from unpad.data.sources.example import place_of
@@ -20,6 +21,7 @@ from unpad.models import model_config
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.run.kept import open_files
 from unpad.run.report.shown import keep_shown
+from unpad.terminal.printing import escaped
 from unpad.terminal.table import number_of
 from unpad.training.setup import Setup, resolved
 from unpad.training.stage import StageSetup, make_stage, plan_inputs
@@ -31,38 +33,33 @@ ONE_STEP = {"strategy": "pack", "tokens_per_micro": 1 << 30, "tokens_per_step": 
 
 @dataclass(frozen=True)
 class Showing:
-    """Sequences that are shown, of `num` to train on.
+    """Sequences that are shown.
 
     Args:
-        unit: their name, plural; private: whether they are about people.
+        title: what they are; private: whether they are about people.
     """
 
     sequences: list[Shown]
-    num: int
-    unit: str
+    title: str
     private: bool
 
-    def describe(self, *, of_row: bool) -> str:
-        """The line above them."""
-        num = len(self.sequences)
-        if of_row:
-            return number_of(num, self.unit)
-        first = f"all {num:,}" if num == self.num else f"the first {num:,} of {self.num:,}"
-        return f"{first} {self.unit} to train on"
-
-    def marks(self, *, coloured: bool) -> str:
-        """The end of that line in a terminal: how learnt tokens are marked, and where pictures are seen."""
+    def lines(self, *, coloured: bool, whole: bool) -> Iterator[tuple[int, Text]]:
+        """Lines for a terminal, each with its indentation; arguments as of `Shown.lines`."""
         marks = f"; learnt tokens are {COLOUR if coloured else ' '.join(LEARNT)}"
         has_text, has_pictures = (any(getattr(one, name) for one in self.sequences) for name in ("spans", "pictures"))
-        return (marks if has_text else "") + ("; --html FILE shows the pictures" if has_pictures else "")
+        pictures = "; --html FILE shows the pictures" if has_pictures else ""
+        yield 0, Text(escaped(f"{self.title}{marks if has_text else ''}{pictures}"))
+        for one in self.sequences:
+            yield from [(0, Text()), *one.lines(coloured=coloured, whole=whole)]
 
 
-def show(name: str, overrides: Sequence[str], num: int, row: str | None = None) -> Showing:
+def show(name: str, overrides: Sequence[str], num: int, row: str | None = None, note: str = "") -> Showing:
     """The first sequences that a recipe or run trains on, or those of one row.
 
     Args:
         num: most of each stage.
         row: FILE:LINE, or LINE of the only file; the file of a picture; a patient. Any part of the data.
+        note: above them.
 
     Raises:
         RecipeError, SourceError, CheckpointError: it cannot be opened, or there is no such row.
@@ -71,20 +68,13 @@ def show(name: str, overrides: Sequence[str], num: int, row: str | None = None) 
     recipe, start = resolved(opened), opened.train.init_from
     kept = open_files(recipe, folder) if folder else starting_files(recipe, start) if start else None
     data = open_data(recipe, kept, compare=False)
-    unit, num_trained = data.unit or family_of(recipe).UNITS[0], int((data.table.split == Split.TRAIN).sum())
-    if row is None:
-        return Showing(first_sequences(_stages(recipe, data), num), num_trained, unit, data.private)
-    given = _with_file(data, row)
-    found = find(data, given)
-    if data.table.num_test and not (found and found.parts):
-        tested = open_data(recipe, kept, Wanted.TEST, compare=False)
-        if (of_test := find(tested, given)) is not None and of_test.parts:
-            data, found = tested, of_test
-    if found is None:
-        raise no_such_row(data, given)
-    if not found.parts:
-        raise SourceError(found.remark, where=found.where, fix="`unpad data check` names every row that is left out")
-    return Showing(list(_of_row(_stages(recipe, data), found)), num_trained, unit, data.private)
+    unit, total = data.unit or family_of(recipe).UNITS[0], int((data.table.split == Split.TRAIN).sum())
+    if row is not None:
+        sequences = list(_of_row(recipe, kept, data, _with_file(data, row)))
+        return Showing(sequences, note + number_of(len(sequences), unit), data.private)
+    sequences = first_sequences(_stages(recipe, data), num)
+    first = f"all {total:,}" if len(sequences) == total else f"the first {len(sequences):,} of {total:,}"
+    return Showing(sequences, f"{note}{first} {unit} to train on", data.private)
 
 
 def keep_first(setup: Setup) -> None:
@@ -123,24 +113,29 @@ def first_sequences(stages: Sequence[StageSetup], num: int) -> list[Shown]:
     return list(shown.values())
 
 
-def _of_row(stages: Sequence[StageSetup], row: FoundRow) -> Iterator[Shown]:
+def _of_row(recipe: Recipe, kept: dict[str, bytes] | None, data: Data, given: str) -> Iterator[Shown]:
     """The pieces that hold a row, in the first stage that reads it; or all of it where a plan leaves it out."""
+    row = find(data, given)
+    if data.table.num_test and not (row and row.parts):
+        tested = open_data(recipe, kept, Wanted.TEST, compare=False)
+        if (of_test := find(tested, given)) is not None and of_test.parts:
+            data, row = tested, of_test
+    if row is None:
+        raise no_such_row(data, given)
+    if not row.parts:
+        raise SourceError(row.remark, where=row.where, fix="`unpad data check` names every row that is left out")
+    stages = _stages(recipe, data)
     for seq_id, begin, end in row.parts:
-        table, kinds = stages[0].data.table, stages[0].data.kinds
-        stage = next((one for one in stages if kinds[int(table.kind[seq_id])] in one.kinds), stages[0])
-        num_pieces = 0
-        for (_, start, stop, _), one in _pieces(stage, np.array([seq_id])):
+        kind = data.kinds[int(data.table.kind[seq_id])]
+        stage = next(one for one in stages if kind in one.kinds or one is stages[-1])
+        pieces = list(_pieces(stage, np.array([seq_id])))
+        for (_, start, stop, _), one in pieces:
             if start == stop or (start < end and stop > begin):
-                num_pieces += 1
                 yield _of_stage(one, stage, stages)
-        if not num_pieces:
-            why = "in no step: "
-            why += (
-                "the plan drops what is longer (plan.overflow=drop)"
-                if table.num_targets[seq_id]
-                else "it teaches nothing"
-            )
-            one = _shown(stage, (seq_id, 0, int(table.positions[seq_id]), 0))
+        if not pieces:
+            longer = "what is longer is dropped (plan.overflow=drop)"
+            why = f"in no step: {longer if data.table.num_targets[seq_id] else 'none of it is learnt'}"
+            one = _shown(stage, (seq_id, 0, int(data.table.positions[seq_id]), 0))
             yield replace(one, facts=(why, *one.facts))
 
 
