@@ -1,7 +1,5 @@
 """Set-ups of trainers for `attach`, by the first column of the table in docs/internals/attach.md, with their truth."""
 
-from __future__ import annotations
-
 import copy
 import random
 import sys

@@ -1,7 +1,5 @@
 """Trainers with our batches: gradients of one sequence at a time, exact evaluation, resume equal to the bit."""
 
-from __future__ import annotations
-
 import copy
 import re
 import warnings

@@ -1,7 +1,5 @@
 """The proof of an update: what is planted is found, by `attach` and by `prove_trainer` after it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

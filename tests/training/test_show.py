@@ -119,7 +119,7 @@ def test_a_file_is_shown_by_the_recipe_of_its_kind(
         ),
         ("plan.max_tokens=20 plan.overflow=truncate_right", "cut: 4 of 24 tokens, after 20"),
         ("plan.max_tokens=20 plan.overflow=truncate_left", "cut: 4 of 24 tokens, before 5"),
-        ("plan.max_tokens=20 plan.overflow=drop", "in no step: the plan drops what is longer"),
+        ("plan.max_tokens=20 plan.overflow=drop", "in no step: what is longer is dropped"),
     ],
 )
 def test_what_is_cut_is_said(unpad: Shell, tmp_path: Path, words: str, facts: str) -> None:

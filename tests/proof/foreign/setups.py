@@ -1,7 +1,5 @@
 """Ways to train in many families of transformers, sound and faulty, that the engine was made with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 

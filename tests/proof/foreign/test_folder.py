@@ -1,7 +1,5 @@
 """`unpad prove --hf`: which ways to make batches are sound for an architecture."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

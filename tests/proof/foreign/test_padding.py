@@ -1,7 +1,5 @@
 """Data that are padded before a collator sees them, as `tokenizer(..., padding="max_length")` makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A row is what its own collator makes of it alone: no verdict accuses what batching does not change."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Losses of a trainer's own: which token each position is taught to predict."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The certificate for trainers of Hugging Face: what it says, and that it leaves no trace."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from pathlib import Path

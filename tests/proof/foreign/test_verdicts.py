@@ -1,7 +1,5 @@
 """Verdicts about ways to train: none is wrong."""
 
-from __future__ import annotations
-
 import pytest
 
 import unpad

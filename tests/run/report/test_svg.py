@@ -1,7 +1,5 @@
 """Figures place what they are given: positions are read back from the drawing and compared with the numbers."""
 
-from __future__ import annotations
-
 import re
 from itertools import product
 
