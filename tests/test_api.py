@@ -1,7 +1,5 @@
 """The Python interface: the three one-call trainings, plans and batches for another loop, and a run opened again."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The layers of CONTRIBUTING.md, held against the imports in the sources; imports inside functions count."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """The command line: every verb helps, errors are three lines and a code, and one run goes from data to answers."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

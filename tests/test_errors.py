@@ -1,7 +1,5 @@
 """Hints name what is near, and lack of memory is told from other errors."""
 
-from __future__ import annotations
-
 import pytest
 
 from unpad.errors import LONGEST_LINE, OutOfMemoryError, RecipeError, is_memory_error, needs_memory

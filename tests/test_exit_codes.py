@@ -1,7 +1,5 @@
 """Every ending has an exit code of its own, and docs/run_directory.md lists them all."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """What an extra brings: without matplotlib and TensorBoard every verb works, and a run says what it leaves out."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The front door: what loading the package and each verb costs in modules, public names, and shell completion."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Start of the program: `python -m unpad`, and Ctrl-C while modules are imported."""
 
-from __future__ import annotations
-
 import os
 import resource
 import signal

@@ -1,7 +1,5 @@
 """Too little memory is exit code 8 with the setting to lower, wherever it is noticed."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

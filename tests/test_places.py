@@ -1,7 +1,5 @@
 """A checkout may stand anywhere under any name: no source guesses where, or leaves a path unquoted in a shell."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Tests are chosen for `make test` by their marks, and grids by pairs."""
 
-from __future__ import annotations
-
 import itertools
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """What a verb asks of its function, and where it prints what comes back."""
 
-from __future__ import annotations
-
 import ast
 import json
 import re

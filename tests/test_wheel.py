@@ -1,7 +1,5 @@
 """The wheel: what is in it, and the command installed from it in a fresh environment outside the checkout."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

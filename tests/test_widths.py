@@ -1,7 +1,5 @@
 """Printed tables fit 80 columns with the long names of real work; NO_COLOR and --version."""
 
-from __future__ import annotations
-
 import sys
 from io import StringIO
 from pathlib import Path

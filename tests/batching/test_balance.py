@@ -1,7 +1,5 @@
 """Balance of a plan among processes is a recount of its shares."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

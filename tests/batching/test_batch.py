@@ -1,7 +1,5 @@
 """A batch is its sequences and nothing else: round trips, labels, padding and splits lose and add nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Sequences that belong together stay in one micro-batch, whatever the strategy."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Shapes and sums of masks of a batch, for `--verbose`."""
 
-from __future__ import annotations
-
 import re
 from io import StringIO
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every field of a batch has a kind, and a new one travels with its batch by that kind alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, fields, replace
 from typing import Literal
 

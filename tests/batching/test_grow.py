@@ -1,7 +1,5 @@
 """Updates grow with the epochs as the recipe says; schedules count the right steps, and a resumed run is the same."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A layout says where sequences are, and its length groups hold every token exactly once."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

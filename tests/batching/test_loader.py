@@ -1,7 +1,5 @@
 """From a plan and tokens to a batch: labels shifted within a sequence, windows counted once, padding as planned."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Work is shared out among processes by cost."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """The character n-gram that a language model is compared with is a proper code."""
 
-from __future__ import annotations
-
 import importlib.util
 import math
 import sys

@@ -1,7 +1,5 @@
 """No power cut loses what was saved, planted faults of durable writing are found, and calls may fail."""
 
-from __future__ import annotations
-
 import builtins
 import io
 import os

@@ -1,7 +1,5 @@
 """Gates of the speed benchmark read as they are meant, and those of another processor do not apply."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The planted faults are still edits of one place each."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.planted import COMMANDS, FAULTS, PACKAGE, Fault

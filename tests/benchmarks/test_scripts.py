@@ -1,7 +1,5 @@
 """Scripts of `benchmarks/` start as their docstrings and the pages say: by path, from any folder."""
 
-from __future__ import annotations
-
 import ast
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The judgement of the benchmark of the server: what must not pass does not."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

@@ -1,7 +1,5 @@
 """What a reader of the package has to hold in mind does not grow."""
 
-from __future__ import annotations
-
 import ast
 import math
 import subprocess

@@ -1,7 +1,5 @@
 """The table of bad inputs: every kind has its code, its place, its exit code, and rows that add up."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

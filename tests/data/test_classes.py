@@ -1,7 +1,5 @@
 """Rows with a class each: what `RowData` and `ClassData` fill in, and classes of a run."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

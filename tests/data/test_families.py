@@ -1,7 +1,5 @@
 """What every family of data has, so that no other file needs to know their names."""
 
-from __future__ import annotations
-
 from inspect import isfunction
 from typing import Literal
 

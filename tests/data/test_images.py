@@ -1,7 +1,5 @@
 """Images from files to batches: counted, split by content, never cut, and the same in any batch."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """`unpad embed --data`: what the run does not know of new patients is counted, warned of and marked in their rows."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass

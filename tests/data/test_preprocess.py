@@ -1,7 +1,5 @@
 """Samples of images, questions and answers become one batch, each with spans of its own."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

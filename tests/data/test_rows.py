@@ -1,7 +1,5 @@
 """Rows of a recipe: listed from all files, divided, chosen by what they are wanted for, and counted."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The Chinese corpora beside the checkout: read whole, planned without padding, accounted for to the token."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

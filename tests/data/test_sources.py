@@ -1,7 +1,5 @@
 """Every file of a recipe is listed, and the package's own are marked."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from unpad.data.images import ImageData

@@ -1,7 +1,5 @@
 """Texts and conversations as a family: the table of a run's sequences and the facts of its log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

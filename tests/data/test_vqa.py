@@ -1,7 +1,5 @@
 """Questions about images: patches stand where the text has room for them, in any batch, and rows are never cut."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The census page is made of its saved results, and those are of every class."""
 
-from __future__ import annotations
-
 import json
 from importlib import import_module
 from importlib.metadata import version

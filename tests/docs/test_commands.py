@@ -1,7 +1,5 @@
 """Every command that a page shows on a line of its own ends well, with small stand-ins for the user's files."""
 
-from __future__ import annotations
-
 import runpy
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What those who change unpad are given: hooks that run the linters, and templates that ask for what a report needs."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

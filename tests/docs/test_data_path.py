@@ -1,7 +1,5 @@
 """docs/internals/data_path.md names what exists; calls of all sections but the last are those of a run on texts."""
 
-from __future__ import annotations
-
 import ast
 import json
 import os

@@ -1,7 +1,5 @@
 """Docstrings and comments name files that are there."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

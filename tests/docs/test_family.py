@@ -1,7 +1,5 @@
 """The family of docs/internals/extending.md, built from its own code blocks, works from `data check` to the report."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """docs/internals/features.md and the tests name the same promises."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from collections import Counter

@@ -1,7 +1,5 @@
 """docs/migrating.md maps to fields, commands and functions that exist."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

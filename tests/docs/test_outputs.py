@@ -1,7 +1,5 @@
 """Commands of the pages exist with their options and fields, and print what the pages show."""
 
-from __future__ import annotations
-
 import re
 import runpy
 import shlex

@@ -1,7 +1,5 @@
 """The pages: links lead somewhere, Python runs, and both READMEs say the same."""
 
-from __future__ import annotations
-
 import inspect
 import json
 import re

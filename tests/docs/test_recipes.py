@@ -1,7 +1,5 @@
 """docs/recipes.md lists every field of every section as the code has it."""
 
-from __future__ import annotations
-
 import re
 import runpy
 from pathlib import Path

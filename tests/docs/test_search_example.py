@@ -1,7 +1,5 @@
 """`examples/search.py` trains trials, goes on where it ended, and names the best."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

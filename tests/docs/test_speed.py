@@ -1,7 +1,5 @@
 """The speeds in docs/speed.md are those of the tables in benchmarks/speed/."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """docs/internals/templates.md has what benchmarks/templates.py finds."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

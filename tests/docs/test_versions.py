@@ -1,7 +1,5 @@
 """docs/versions.md has the numbers, names and verbs of the code, and every file that names the version names one."""
 
-from __future__ import annotations
-
 import inspect
 import re
 import tomllib

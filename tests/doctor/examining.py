@@ -3,8 +3,6 @@
 Its clock counts the work of this process alone, so that no verdict depends on what else the machine does.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

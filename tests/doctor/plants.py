@@ -1,7 +1,5 @@
 """Faults of code, for troubles that no recipe and no data reach: they change what batches hold or what a model does."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Sentences of several languages, as examples and conversations."""
 
-from __future__ import annotations
-
 import random
 
 from unpad.data.sources.example import Example, Turn

@@ -1,7 +1,5 @@
 """Findings: both languages name the same values, causes leave out what follows, and the page lists them all."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

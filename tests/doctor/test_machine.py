@@ -1,7 +1,5 @@
 """`unpad doctor --machine` finds nothing on a sound disk, and each planted trouble."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """A run under examination: its files, its weights, and that nothing of it changes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Classes of pictures, answers about them, and codes and values of patients: troubles, and their sound neighbours."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from pathlib import Path

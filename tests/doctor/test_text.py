@@ -1,7 +1,5 @@
 """Characters and conversations: garbled, cut or contradicting ones, and sound ones of many kinds."""
 
-from __future__ import annotations
-
 import json
 import random
 

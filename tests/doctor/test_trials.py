@@ -1,7 +1,5 @@
 """What trials and the load of the machine are judged by."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every planted trouble is found first or second, and healthy recipes have no finding above a note."""
 
-from __future__ import annotations
-
 import re
 import time
 from pathlib import Path

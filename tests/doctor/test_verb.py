@@ -1,7 +1,5 @@
 """`unpad doctor`: what it prints and writes, and its exit code."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """Planted troubles: the recipe and data each is made in, and the finding that must name it first or second."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Callable

@@ -6,8 +6,6 @@ Its wheels bring an OpenMP runtime of their own, beside which the native kernels
 of a test run, so tests do not import it.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

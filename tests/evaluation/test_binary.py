@@ -1,7 +1,5 @@
 """Measures of a predicted probability: equal to scikit-learn where it has them, to brute force where not."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable

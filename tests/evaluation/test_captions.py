@@ -1,7 +1,5 @@
 """Captions are measured apart from questions: their loss, their bits per character, and the choice of the right one."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

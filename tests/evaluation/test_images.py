@@ -1,7 +1,5 @@
 """Measures of image classifiers equal plain loops over the images, also in every resample."""
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Several examples of a patient: every measure counts them, and no interval takes them for as many patients."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

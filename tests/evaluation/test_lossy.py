@@ -1,7 +1,5 @@
 """A tokenizer that loses characters says so at every verb, and gets no bits per character."""
 
-from __future__ import annotations
-
 import json
 import math
 from io import StringIO

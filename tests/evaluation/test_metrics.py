@@ -1,7 +1,5 @@
 """Metrics have the intervals that their groups allow, and say what is missing."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run's recipe pointed at new data keeps what says how the data is read."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

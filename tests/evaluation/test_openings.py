@@ -1,7 +1,5 @@
 """Openings come from held-out texts that are long enough to be cut."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

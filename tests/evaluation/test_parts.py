@@ -1,7 +1,5 @@
 """Parts of the data: rows of the test part are read by `unpad eval` alone, and every figure says of what it is."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

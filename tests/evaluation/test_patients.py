@@ -1,7 +1,5 @@
 """Measures of a model of patients: right against plain loops, whatever the batches, and nobody left out unsaid."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A run of patients from its tables to measures, a report and vectors, through the commands."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

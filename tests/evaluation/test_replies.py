@@ -1,7 +1,5 @@
 """Replies are made greedily from the question alone, and right when every keyword is in them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`unpad eval --rows` has the numbers that metrics are computed from, and `unpad compare --rows` pairs them."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

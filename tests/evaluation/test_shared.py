@@ -1,7 +1,5 @@
 """An evaluation in training gives the same bits with any number of processes, of which each computes a share."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Iterator

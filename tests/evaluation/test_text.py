@@ -1,7 +1,5 @@
 """Held-out numbers are sums over targets: no batching, window or precision of the plan can change them."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from typing import Any

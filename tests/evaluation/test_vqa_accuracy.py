@@ -1,7 +1,5 @@
 """Answers are judged as the official evaluation judges them, and never by a part of them."""
 
-from __future__ import annotations
-
 import pytest
 
 from unpad.evaluation.vqa import normalise, vqa_accuracy

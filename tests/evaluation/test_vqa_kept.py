@@ -1,7 +1,5 @@
 """Kept tokens and costs are those that a count by hand gives."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import numpy as np

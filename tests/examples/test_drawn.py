@@ -1,7 +1,5 @@
 """The drawn pictures are the same everywhere, and show what their labels say."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

@@ -1,7 +1,5 @@
 """Tests of the simulated patients with ready labels, and of the packaged recipe that reads them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Calls of attention in one batch, and what they should return, in plain operations."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 from typing import NamedTuple

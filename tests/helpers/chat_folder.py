@@ -1,7 +1,5 @@
 """A byte-level tokenizer and chat templates in the forms that released models have."""
 
-from __future__ import annotations
-
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 

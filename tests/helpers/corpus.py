@@ -1,7 +1,5 @@
 """A small corpus of texts and conversations, and recipes of it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

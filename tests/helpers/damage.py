@@ -1,7 +1,5 @@
 """Damages of every kind to a file."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Builds driver.cpp together with the native kernels, without Python or torch."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path

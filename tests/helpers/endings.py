@@ -3,8 +3,6 @@
 The processes are forked from this one and run the command `unpad train` each, as the launcher would start them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

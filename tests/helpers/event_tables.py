@@ -1,7 +1,5 @@
 """Small sets of patients in every layout, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

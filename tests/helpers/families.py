@@ -3,8 +3,6 @@
 `unpad doctor` finds nothing in these recipes (`tests/doctor/test_troubles.py`): they learn in seconds, with one thread.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Callable, Iterator

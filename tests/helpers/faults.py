@@ -1,7 +1,5 @@
 """Faults of a disk and of memory: the steps of durable writing, killed or failing one at a time."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

@@ -1,7 +1,5 @@
 """Cases of a grid: every pair of values of two axes, or every combination."""
 
-from __future__ import annotations
-
 import itertools
 import os
 from collections.abc import Callable, Iterable

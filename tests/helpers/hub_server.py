@@ -1,7 +1,5 @@
 """A hub on this machine, which answers what huggingface_hub asks: what a repository holds, and its files or parts."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

@@ -1,7 +1,5 @@
 """Small models of images, and batches of random images for them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

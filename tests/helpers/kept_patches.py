@@ -1,7 +1,5 @@
 """A picture, the patches of it that were kept, and a question."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unpad.run.report.vqa import Kept

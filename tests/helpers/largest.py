@@ -1,7 +1,5 @@
 """The largest tensor that operators make."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from torch import Tensor

@@ -4,8 +4,6 @@ Like llama.cpp it refuses a file with a tensor that the architecture does not re
 takes fields that are missing to have llama.cpp's defaults.
 """
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

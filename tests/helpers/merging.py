@@ -1,7 +1,5 @@
 """Small vision-language models that merge visual tokens."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.helpers.vision import tiny

@@ -1,7 +1,5 @@
 """Random models, models that know texts by heart, and stand-ins that have a few members of the contract."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

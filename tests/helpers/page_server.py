@@ -1,7 +1,5 @@
 """A server of the protocol for tests of the page: answers without a model, which a test can hold up or break."""
 
-from __future__ import annotations
-
 import json
 import re
 import select

@@ -1,7 +1,5 @@
 """A tiny recipe of pairs of replies, for tests of preferences."""
 
-from __future__ import annotations
-
 import json
 import random
 from pathlib import Path

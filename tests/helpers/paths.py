@@ -1,7 +1,5 @@
 """The two paths of the layers: torch's own operations, and native kernels where this machine runs them."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Tables of patients from which a model learns who is ill."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

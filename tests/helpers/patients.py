@@ -1,7 +1,5 @@
 """Patients for tests: batches of events in sets, drawn from a seed."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

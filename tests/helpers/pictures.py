@@ -1,7 +1,5 @@
 """Small folders of pictures, and recipes and data of them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

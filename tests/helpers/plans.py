@@ -1,7 +1,5 @@
 """Comparison of plans."""
 
-from __future__ import annotations
-
 from unpad.batching.plan import Plan
 
 

@@ -1,7 +1,5 @@
 """Forked processes for tests of kills."""
 
-from __future__ import annotations
-
 import os
 import traceback
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Small vision-language models that prune visual tokens, and samples for them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tests.helpers.vision import Row, tiny

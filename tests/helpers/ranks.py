@@ -1,8 +1,6 @@
 """Forked processes that form a group, for tests of what they do together: they start at once, and have what the test
 has built and imported."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

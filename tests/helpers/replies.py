@@ -1,7 +1,5 @@
 """Pairs of replies as a batch, and a model that learns from them."""
 
-from __future__ import annotations
-
 import torch
 
 from tests.conftest import random_sequences, tiny_model

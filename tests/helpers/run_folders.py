@@ -1,7 +1,5 @@
 """What a run logs, without a training."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

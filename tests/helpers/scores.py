@@ -1,7 +1,5 @@
 """Random scores of a vocabulary."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Requests to an engine, and all that is heard of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from unpad.inference.engine import Collected, Engine, Request

@@ -1,7 +1,5 @@
 """A real server of a run in a thread, and clients of it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

@@ -1,7 +1,5 @@
 """The command line inside a test."""
 
-from __future__ import annotations
-
 import io
 import sys
 from dataclasses import dataclass

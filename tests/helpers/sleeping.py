@@ -1,7 +1,5 @@
 """A child process that works for long."""
 
-from __future__ import annotations
-
 import os
 import time
 from functools import partial

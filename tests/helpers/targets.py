@@ -1,7 +1,5 @@
 """Native kernels of every target that this processor runs, in one process."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

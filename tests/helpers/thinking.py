@@ -1,7 +1,5 @@
 """Chat templates in the forms that those of reasoning models have: they rewrite replies with thoughts."""
 
-from __future__ import annotations
-
 import importlib.util
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A small model of every kind, with a batch for it and what it can do."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from typing import Any

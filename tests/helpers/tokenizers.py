@@ -1,7 +1,5 @@
 """Tokenizer files of other projects that cannot spell every text, as bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

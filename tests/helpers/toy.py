@@ -1,7 +1,5 @@
 """A tiny corpus and recipe that train in a second, for tests of whole runs."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator

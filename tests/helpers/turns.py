@@ -4,8 +4,6 @@ One thread runs at a time, from one message to the next, and finds the generator
 group that real processes would make hang fails at once instead.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

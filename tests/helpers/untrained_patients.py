@@ -1,7 +1,5 @@
 """Random patients and a model of them without training, for tests of what is done with predictions."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property
 from types import SimpleNamespace

@@ -3,8 +3,6 @@
 Calls are made in a folder with a run `mine-1` that has not taken a step, and with the files of `write_files`.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import dataclass
@@ -52,7 +50,7 @@ VERBS: dict[str, Verb] = {
     ), json=True),
     "doctor": Verb(((2, "zh_caht"), (2, "zh_chat --lang fr"), (2, "zh_chat --at x"), (2, "")), json=True),
     "import": Verb(((2, "x --out runs/mine-1"),)),
-    "export": Verb(((2, "nothere x"), (2, "mine-1 runs/mine-1 --merge"), (2, "mine-1 x --int8 --int4"))),
+    "export": Verb(((2, "nothere x"), (2, "mine-1 runs/mine-1 --merge"), (2, "mine-1 x --int8 --merge"))),
     "eval": Verb(((2, "nothere"), (3, "mine-1 --data nofile")), json=True),
     "infer": Verb(((3, "mine-1 --image nofile.png"),), json=True),
     "embed": Verb(((2, "no --out x"),)),
@@ -67,6 +65,7 @@ VERBS: dict[str, Verb] = {
     "replay": Verb(((2, "nothere"),), json=True),
     "trace": Verb(((2, "nothere a:1"),), json=True),
     "data check": Verb(((3, "nofile"),), light=("good.jsonl", "good.txt", "chat.jsonl"), json=True),
+    "data show": Verb(((3, "nofile.txt"), (2, "nothere"), (2, "chat a.b=c"), (3, "dpo data.text=no*")), json=True),
     "recipes": Verb(light=("",)),
     "recipes copy": Verb(light=("llm mine.yaml",)),
     "recipes schema": Verb(),

@@ -1,7 +1,5 @@
 """Small images, samples and models for tests of vision-language models; token ids are written as numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

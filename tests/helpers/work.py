@@ -1,7 +1,5 @@
 """Work counted in calls of functions, which no other load of the machine changes."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from types import FrameType

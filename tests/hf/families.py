@@ -1,7 +1,5 @@
 """Tiny random models of transformers, and the truth about them: one sequence at a time, without a mask."""
 
-from __future__ import annotations
-
 import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence

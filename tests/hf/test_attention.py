@@ -1,7 +1,5 @@
 """Attention "unpad" inside models of transformers: a batch gives the gradient of one sequence at a time."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any

@@ -1,7 +1,5 @@
 """The scripts of examples/hf: two added lines make each correct, and it computes no more than its own tokens."""
 
-from __future__ import annotations
-
 import difflib
 import importlib.util
 import runpy

@@ -1,7 +1,5 @@
 """What `attach` keeps of a trainer and what it refuses, row by row of the table in docs/internals/attach.md."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Flat batches by our plan: every token once, the same number of micro-batches in every epoch."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import pairwise
 

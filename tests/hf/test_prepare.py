@@ -1,7 +1,5 @@
 """Models made ready for flat batches: layers of any kind keep sequences apart, and a model that cannot is refused."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Trainers on two ranks: gradients of one sequence at a time, exact evaluation, resume equal to the bit."""
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Trainers of small models and random sequences, and what they computed."""
 
-from __future__ import annotations
-
 import warnings
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Answers about images as a line, as JSON and as rows of a table."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Attention maps: the weights that the blocks compute with, and their drawing on the page of a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

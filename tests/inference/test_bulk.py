@@ -1,7 +1,5 @@
 """`unpad generate --file`, `unpad infer --file`: rows are answered as alone, in order, continued to the same bytes."""
 
-from __future__ import annotations
-
 import csv
 import json
 import shutil

@@ -1,7 +1,5 @@
 """Prompts as training shows them, history that fits, and the conversation at a terminal and through a pipe."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

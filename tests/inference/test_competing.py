@@ -1,7 +1,5 @@
 """Competing events from the table to every answer of a run: files, rows, the server, the certificate."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

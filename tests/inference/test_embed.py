@@ -1,7 +1,5 @@
 """`unpad embed`: a row for everyone it says there is, under the id of the data, as each would be alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

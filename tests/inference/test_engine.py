@@ -1,7 +1,5 @@
 """Rows that join and leave: every answer has the tokens and scores, bit by bit, of the request alone."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import replace

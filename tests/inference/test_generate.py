@@ -1,7 +1,5 @@
 """Cached decoding equals the full forward, a batch of prompts equals each alone, and every way to choose a token."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from contextlib import AbstractContextManager

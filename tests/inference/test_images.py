@@ -1,7 +1,5 @@
 """`unpad infer`: a class for every image that can be read, a named fault for every other, alone as among others."""
 
-from __future__ import annotations
-
 import csv
 import json
 import os

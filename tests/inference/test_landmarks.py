@@ -1,7 +1,5 @@
 """Patients at several landmarks from the tables to every answer of a run: files, rows, the server, the certificate."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Prompts of a run from the command line and from Python: alone as among others, with a system text, as JSON."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What a trained run kept of an image: drawn by `unpad infer --show`, and on its page after `unpad eval`."""
 
-from __future__ import annotations
-
 import json
 import time
 from io import StringIO

@@ -1,7 +1,5 @@
 """A folder of transformers and conversations, as fixtures."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

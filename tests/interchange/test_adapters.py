@@ -1,7 +1,5 @@
 """Adapters trained here are opened by peft on the model of transformers, for every family, with equal logits."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Folders of Hugging Face: equal logits on ragged batches both ways, for every family; what is not covered is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Models by their names on a hub, here a server on this machine: brought once, resumed, and read without a network."""
 
-from __future__ import annotations
-
 import errno
 import json
 import sys

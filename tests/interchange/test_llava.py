@@ -1,7 +1,5 @@
 """LLaVA checkpoints: the same logits as transformers, read from its files and written back into them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that start from a LLaVA folder: heads that prune and mergers learn, while all that was imported stays."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Loss and gradient of pairs are those of TRL's DPOTrainer, on its own batches of the same model."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

@@ -1,7 +1,5 @@
 """A reasoning model from its folder through training to a chat: thoughts are learned where the model says them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

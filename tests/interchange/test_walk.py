@@ -1,8 +1,6 @@
 """A folder of Hugging Face becomes a run, learns conversations by adapters, is killed and resumed, merged, and goes out
 again: transformers gives the same reply."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Small models of transformers, and their logits beside ours."""
 
-from __future__ import annotations
-
 import json
 from contextlib import nullcontext
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Load: cores, the quota of control groups, and the work of others on the cores of this process."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Memory: what is in use, and what the system, control groups and `ulimit` leave."""
 
-from __future__ import annotations
-
 import resource
 from types import SimpleNamespace
 

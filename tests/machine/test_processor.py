@@ -1,7 +1,5 @@
 """The processor has the name that the system gives it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.machine.conftest import Tell

@@ -1,7 +1,5 @@
 """Adapters begin without effect, learn in every kind of model, and merge into the base's weights."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The convolutional classifier: every image on its own, one square size, classes."""
 
-from __future__ import annotations
-
 import torch
 from torch.nn import functional as F
 

@@ -1,7 +1,5 @@
 """Every kind of model keeps the contract, and can do what its capabilities say."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import reduce

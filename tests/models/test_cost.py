@@ -1,7 +1,5 @@
 """The ratio of the cost of a token and of a pair of positions is that of the model's weights and widths."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The decoder's parts follow their published formulas, and the whole model its promises."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

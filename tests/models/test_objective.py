@@ -1,7 +1,5 @@
 """Weights of loss terms: defaults, ramps, what a recipe may say, and a model with several terms in the real loop."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import ClassVar

@@ -1,7 +1,5 @@
 """The loss of pairs of replies: its closed form, and its independence of batching."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

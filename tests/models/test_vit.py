@@ -1,7 +1,5 @@
 """The vision transformer gives every image what it gives the image alone, and learns where things are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

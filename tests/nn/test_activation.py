@@ -1,7 +1,5 @@
 """Activations by every path against torch in fp64."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

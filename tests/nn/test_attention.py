@@ -1,7 +1,5 @@
 """Every kernel of torch behind `self_attention` agrees with the definition, forward and backward."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The cache's two paths, native and torch, against each other and against the forward pass without a cache."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """Convolutions over a flat run of patches: those of every whole image, alone and in any company."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Attention from one run to another is the definition, sequence by sequence, however sequences are grouped."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Dropout keeps the stated share, by seed and place alone, and natively the same values as in torch."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

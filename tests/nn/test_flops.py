@@ -1,7 +1,5 @@
 """The operations of training are those that a count by hand gives."""
 
-from __future__ import annotations
-
 import pytest
 
 from unpad.models.decoder import Config

@@ -1,7 +1,5 @@
 """What only a GPU runs: the flash kernel of attention, and an optimizer that continues there."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

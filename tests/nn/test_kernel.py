@@ -1,7 +1,5 @@
 """The kernel that `choose_kernels` names is the one that `self_attention` runs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext

@@ -1,7 +1,5 @@
 """Low-precision copies of weights are never older than the weights."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor, nn

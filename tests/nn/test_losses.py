@@ -1,7 +1,5 @@
 """The chunked loss equals the plain one, in value and in every gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

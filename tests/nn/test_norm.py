@@ -1,7 +1,5 @@
 """Residual add, dropout and normalization by every path against torch in fp64."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Literal

@@ -1,7 +1,5 @@
 """Pooling gives every sequence what it gives the sequence alone, whatever else is in the run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

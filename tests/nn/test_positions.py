@@ -1,7 +1,5 @@
 """Places in a grid: distinct, alike for alike places, and ready for sizes that nobody trained on."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

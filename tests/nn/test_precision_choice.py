@@ -1,7 +1,5 @@
 """auto takes the faster precision of the machine by measurement, says why, and leaves a run as it was begun."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Products are timed once per machine; what a measurement depends on is measured anew, and its file may be lost."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

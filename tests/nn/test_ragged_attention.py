@@ -1,7 +1,5 @@
 """Attention with the scores of other programs' models: scale, window, cap and sinks, against the definition."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """`Scope`: a value for the code inside a `with`, of one thread, that torch.compile follows."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Operations within sequences are those of the sequences one by one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

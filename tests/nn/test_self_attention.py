@@ -1,7 +1,5 @@
 """Attention by every path agrees with the definition, forward and backward, and sequences stay apart."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator

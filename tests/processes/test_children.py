@@ -1,7 +1,5 @@
 """Child processes: what they tell, how they end, and that none outlives its parent."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

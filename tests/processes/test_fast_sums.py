@@ -1,7 +1,5 @@
 """Fast sums: those of exact sums up to rounding, sent while backward goes on, and no process waits for a failed one."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

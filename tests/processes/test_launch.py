@@ -1,7 +1,5 @@
 """Processes under the launcher: their exit codes, signals to them, and what is said of their ends."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Logs of the processes of a run that are not its first."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

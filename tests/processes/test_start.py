@@ -1,7 +1,5 @@
 """Commands that several processes must not run as one does."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

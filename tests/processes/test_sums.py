@@ -1,7 +1,5 @@
 """Exact sums of gradients: the same bits in every order and for every assignment, equal to whole-number arithmetic."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction

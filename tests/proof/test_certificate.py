@@ -1,7 +1,5 @@
 """The certificate passes on correct code, and catches every planted fault."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

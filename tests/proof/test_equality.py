@@ -1,7 +1,5 @@
 """The equalities the project lives by: alone = padded = packed = split, in outputs, loss terms and every gradient."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

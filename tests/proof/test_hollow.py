@@ -1,7 +1,5 @@
 """A line that compared nothing says so and why, and is never PASS."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Isolation is claimed where a change leaves every sequence as many tokens, and where there is something to compare."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

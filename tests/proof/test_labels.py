@@ -1,7 +1,5 @@
 """Labels, masks, positions, classes and images that are not those of the sequence are counted one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """A certificate says all of every line, and passes unless one fails."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Errors of measurements are relative norms, and each line holds up to its own bound."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """The certificate of a recipe that learns from pairs of replies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

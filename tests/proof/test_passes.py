@@ -1,7 +1,5 @@
 """`unpad prove --serve` of runs of images and patients: every line holds, and a fault of each kind makes one fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

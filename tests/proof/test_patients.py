@@ -1,7 +1,5 @@
 """The certificate on patients: it passes, and it catches what goes wrong when histories are batched."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial

@@ -1,7 +1,5 @@
 """Every line of the certificate fails for a fault of its claim, whether lengths are ragged, all alike, or two."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """`unpad prove --processes`: real processes take the same update; the certificate says whether its bits are equal."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The certificate covers what is left of visual tokens, and catches faults in how they are taken out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

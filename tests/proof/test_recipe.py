@@ -1,7 +1,5 @@
 """The certificate of a recipe: on its own data, through the planner and loader that training uses."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The sample of a recipe: micro-batches of unlike sequences, whatever the lengths and the recipe's sizes."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`unpad prove --serve`: every line holds, and a fault of each kind makes one fail."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path as FilePath
 from typing import Any

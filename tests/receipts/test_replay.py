@@ -1,7 +1,5 @@
 """A step taken again has the bits that the run recorded, in every family; what changed is refused or named."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

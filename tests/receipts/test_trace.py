@@ -1,7 +1,5 @@
 """The steps of a row, from plans alone, are those in which the loader gave it to training; or the reason is told."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The recipe `chat`: conversations in any language come back as they were taught, to the character."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

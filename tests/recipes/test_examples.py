@@ -1,7 +1,5 @@
 """The packaged Chinese example: what it says about itself is so."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An override reaches every stage or is refused; a given source takes the place of the package's own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The JSON schema accepts what the program accepts, and refuses the wrong recipes that a schema can."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What sections of a recipe say about themselves: growing steps, ramps, pictures of drawn sizes."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

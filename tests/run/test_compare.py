@@ -1,7 +1,5 @@
 """`unpad runs` and `unpad compare`: dates, losses and sizes of runs, and where they differ; what a run keeps."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil

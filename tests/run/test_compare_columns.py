@@ -1,7 +1,5 @@
 """Columns of `unpad compare` are counted from the files of each run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

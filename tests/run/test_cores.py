@@ -1,7 +1,5 @@
 """Cores: what the work of others makes of the steps of a run."""
 
-from __future__ import annotations
-
 import pytest
 
 from unpad.machine.load import Load

@@ -1,7 +1,5 @@
 """Damaged files of a run are told of by name, and never end in another exception or in waiting."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -7,8 +7,6 @@ rows, peaks of memory, summary of pictures, quantiles or names of patients; the 
 texts has 1 for true in a stage. 4a346e7 is from before the release of 0.2.0: no id.
 """
 
-from __future__ import annotations
-
 import json
 import tarfile
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Run directories are found by path or by name, and a new one never takes the place of another."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

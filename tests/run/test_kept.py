@@ -1,7 +1,5 @@
 """Commands that use a run name it as the shell needs it where it stands."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Curves go to other programs too, and what those do changes nothing of a run. Their libraries are stand-ins here."""
 
-from __future__ import annotations
-
 import json
 import sys
 from importlib.machinery import ModuleSpec

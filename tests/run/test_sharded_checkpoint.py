@@ -1,7 +1,5 @@
 """Checkpoints that several processes write: exact for any number of readers, complete or absent."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import pickle

@@ -1,7 +1,5 @@
 """The list of runs."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """Files of earlier versions as today's."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

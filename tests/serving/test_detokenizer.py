@@ -1,7 +1,5 @@
 """Text of an answer while its tokens come."""
 
-from __future__ import annotations
-
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """The page in a real browser, against a stand-in of the protocol: what people see, do and hear for each kind of run."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import json

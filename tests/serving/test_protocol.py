@@ -1,7 +1,5 @@
 """Bodies of requests: what is taken, what is refused and by which words; and that no body does anything else."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Paths and names of users: one place decodes and bounds them, for recipes, the command line and the cache."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A CSV table is read back as it was, and no cell of it is a formula."""
 
-from __future__ import annotations
-
 import csv
 import io
 import math

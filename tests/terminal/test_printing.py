@@ -1,7 +1,5 @@
 """The one place that prints: no byte of a name or a message steers the terminal."""
 
-from __future__ import annotations
-
 import ast
 import io
 import json

@@ -1,7 +1,5 @@
 """Progress of long work: one line on a terminal, nothing elsewhere, and a clean line after Ctrl-C."""
 
-from __future__ import annotations
-
 import os
 import pty
 import re

@@ -1,7 +1,5 @@
 """Tables of text fit 80 columns, or become several that do."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

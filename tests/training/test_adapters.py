@@ -1,7 +1,5 @@
 """A run with adapters keeps the adapters alone, resumes to the bit, knows its base, and becomes a plain run."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`plan.tokens_per_micro: auto` becomes the largest number that memory holds, and is kept in the run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Endings of runs of several processes: the exit code, soon, of all processes; and resumed runs with the same bytes."""
 
-from __future__ import annotations
-
 import os
 import random
 import shutil

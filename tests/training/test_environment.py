@@ -1,7 +1,5 @@
 """What a run says of the machine it computes on."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

@@ -1,7 +1,5 @@
 """Any number of processes writes the same bytes: metrics, weights and optimizer of whole runs, of every family."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

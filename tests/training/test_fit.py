@@ -1,7 +1,5 @@
 """Processes without work are named, and get some by a finer cut."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A resume that misses rows of its metrics, or runs on another processor, says so and goes on."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run killed at any instant and resumed leaves the same bytes as an undisturbed run."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Totals on screen: the last step of all stages and all epochs, known before the first."""
 
-from __future__ import annotations
-
 import re
 from io import StringIO
 from pathlib import Path

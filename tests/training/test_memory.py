@@ -1,7 +1,5 @@
 """Memory that ends in the middle of a micro-batch costs time and no result: it is cut, and the gradient is the same."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs with train.min_steps: longer on small data, unchanged on larger, and told of before they begin."""
 
-from __future__ import annotations
-
 from io import StringIO
 from pathlib import Path
 from typing import Any

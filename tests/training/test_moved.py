@@ -1,7 +1,5 @@
 """Runs whose directory is renamed, replaced or mixed with another while they train, and between two trainings."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import shutil

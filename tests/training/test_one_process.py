@@ -1,7 +1,5 @@
 """One process uses nothing of torch.distributed; older runs are told what changes in updates of many micro-batches."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

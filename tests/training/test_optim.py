@@ -1,7 +1,5 @@
 """Learning rates to the number, decay groups, freezing, and an optimizer state that survives."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

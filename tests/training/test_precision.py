@@ -1,7 +1,5 @@
 """Whole runs in fp16: they learn as in fp32, and go on as if they had not been stopped."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Whole runs that learn from pairs of replies."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

@@ -1,7 +1,5 @@
 """Counters of a run: what a stage hands on, what a checkpoint brings back, and what is on the device before it."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

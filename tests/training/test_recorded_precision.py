@@ -1,7 +1,5 @@
 """A run under `precision=auto` goes on in the precision that it was begun in, whatever a later measurement says."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

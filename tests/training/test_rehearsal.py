@@ -1,7 +1,5 @@
 """Steps outside of training are steps of training: the same parameters learn, from the same terms of the loss."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A resumed run takes the changes it can, refuses the others by name, and survives a damaged checkpoint."""
 
-from __future__ import annotations
-
 import json
 import math
 import shutil

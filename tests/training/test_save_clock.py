@@ -1,7 +1,5 @@
 """Checkpoints by time."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

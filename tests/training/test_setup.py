@@ -1,7 +1,5 @@
 """Set-up of a run before its first step: threads, precision, kernels, plans of its epochs."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

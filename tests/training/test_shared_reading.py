@@ -1,7 +1,5 @@
 """Processes of a run share its data: one of each host fills the cache, the others find it, and one writes the files."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time

@@ -1,7 +1,5 @@
 """Ctrl-C and SIGTERM: the first waits for the end of the step, a second acts at once."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A stage: its sequences, the plans of its epochs, and its length, from a table of positions alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

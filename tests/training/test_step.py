@@ -1,7 +1,5 @@
 """One step: any split into micro-batches is the same step, clipping bounds it, and a bad one changes nothing."""
 
-from __future__ import annotations
-
 import math
 import traceback
 from collections.abc import Iterator

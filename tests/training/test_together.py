@@ -1,7 +1,5 @@
 """Processes that train together take the same branches: whatever one of them meets, none waits for ever."""
 
-from __future__ import annotations
-
 import signal
 from dataclasses import replace
 from importlib import import_module

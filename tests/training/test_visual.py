@@ -1,7 +1,5 @@
 """Visual tokens in the log of every step: those of the samples, and those that entered each block."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

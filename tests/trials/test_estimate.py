@@ -1,7 +1,5 @@
 """Large data: a table over a sample comes first, the exact one when all is encoded, the search for duplicates last."""
 
-from __future__ import annotations
-
 from io import StringIO
 from pathlib import Path
 

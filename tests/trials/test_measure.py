@@ -1,7 +1,5 @@
 """`unpad plan --measure`: every strategy is timed with unchanged weights, and memory is that of `auto`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

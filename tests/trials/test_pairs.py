@@ -1,7 +1,5 @@
 """Previews of recipes of pairs keep the replies of a pair together."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

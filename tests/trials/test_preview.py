@@ -1,7 +1,5 @@
 """`unpad plan`: its table is a recount of the plans that training would run, and its ledger adds up to the token."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import replace
 from io import StringIO

@@ -1,7 +1,5 @@
 """`unpad plan --processes`: its percentages are a recount of the shares that training would give."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from io import StringIO

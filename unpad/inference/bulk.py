@@ -296,7 +296,7 @@ def ask_question(
     """
     images: list[ImageExample] = []
     root = None if folder is None else os.path.realpath(folder)
-    for image in (examine_image(path, root=root) for path in paths):
+    for image in (examine_image(run, path, root=root) for path in paths):
         if isinstance(image, BadRow):
             raise RowFault(image.code, image.what, image.fix)
         images.append(image)

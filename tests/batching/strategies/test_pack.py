@@ -1,7 +1,5 @@
 """Steps are full of real tokens, and few of them differ in size."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

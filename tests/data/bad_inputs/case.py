@@ -1,7 +1,5 @@
 """One kind of bad input, or of odd input that must be read."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field

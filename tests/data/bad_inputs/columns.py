@@ -1,7 +1,5 @@
 """P: parquet files; EV-09, a file of a patient without events."""
 
-from __future__ import annotations
-
 import io
 import struct
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """V and EV: tables of patients' events in CSV, and what they mean; every case is a recipe with its tables."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import yaml

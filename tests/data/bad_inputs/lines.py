@@ -1,7 +1,5 @@
 """J: rows of JSON, and files that hold no rows."""
 
-from __future__ import annotations
-
 import gzip
 
 from tests.data.bad_inputs.case import UNKNOWN, Bad, row

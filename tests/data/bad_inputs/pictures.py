@@ -1,7 +1,5 @@
 """I: files of pictures in folders of classes, and rows that name pictures."""
 
-from __future__ import annotations
-
 import io
 import struct
 import zlib

@@ -1,7 +1,5 @@
 """K: recipes that cannot be meant."""
 
-from __future__ import annotations
-
 from tests.data.bad_inputs.case import Bad
 
 TOP = "data: {text: a.jsonl}\noptim:\n  lr: 0.01\ntrain: {max_steps: 1}\n"

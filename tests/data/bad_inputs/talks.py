@@ -1,7 +1,5 @@
 """T: conversations, and questions about pictures."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

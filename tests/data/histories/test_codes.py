@@ -1,7 +1,5 @@
 """Codes are numbered by how often they occur, and values scaled by those of training patients."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Patients at several landmarks: every example reads and is followed from its own, and a patient counts once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pseudonyms of patients: nobody without the run's key can turn one back into an id."""
 
-from __future__ import annotations
-
 import hashlib
 
 import pytest

@@ -1,7 +1,5 @@
 """Scales of values: of training patients alone, monotone, and the same when a run is read again."""
 
-from __future__ import annotations
-
 import json
 from itertools import pairwise
 from pathlib import Path

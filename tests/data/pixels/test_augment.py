@@ -1,7 +1,5 @@
 """Changed images keep their size, are what the draw says, and change nothing that is held out or proven."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The cache of pixels makes what it does not have, and keeps what fits."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unpad.data.pictures.album import PixelCache

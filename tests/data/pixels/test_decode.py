@@ -1,7 +1,5 @@
 """Images drawn here, whole and broken: what comes out of each, by listing it and decoding what was listed."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

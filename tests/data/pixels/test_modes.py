@@ -1,7 +1,5 @@
 """The mode of an image file is read from its header, in every format and as Pillow understands the file."""
 
-from __future__ import annotations
-
 import struct
 from io import BytesIO
 from typing import Any

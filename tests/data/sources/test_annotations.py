@@ -1,7 +1,5 @@
 """Questions and annotations in two files, as VQAv2 has them: what belongs together, and everything that does not."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

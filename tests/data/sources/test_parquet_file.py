@@ -1,7 +1,5 @@
 """Parquet files of a few bytes whose rows would fill the memory, and files of the same kind that are sound."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Questions about images: every field of a row, and every row that cannot be used."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

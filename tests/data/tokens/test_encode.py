@@ -1,7 +1,5 @@
 """Encoding in several processes gives what one gives, and fails as one fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

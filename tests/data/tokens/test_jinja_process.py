@@ -1,7 +1,5 @@
 """Chat templates that would take hours or fill the memory are ended; those of released models are not."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.helpers.chat_folder import CHATML

@@ -1,7 +1,5 @@
 """Characters that no known token covers."""
 
-from __future__ import annotations
-
 import pytest
 
 from unpad.data.tokens.lost import uncovered

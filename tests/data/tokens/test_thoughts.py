@@ -1,7 +1,5 @@
 """Chat templates of reasoning models: they rewrite replies, and the loss is on what the model says after its prompt."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest

@@ -1,7 +1,5 @@
 """Damage to files: bytes changed at random, values of JSON replaced by values of other kinds."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

@@ -1,7 +1,5 @@
 """Reduction of a case to a small one with the same finding: values of its JSON first, then its bytes."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterator

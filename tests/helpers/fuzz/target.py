@@ -1,7 +1,5 @@
 """A reader of outside bytes under test, and the judgement of one case: a result, an error of the user, or a finding."""
 
-from __future__ import annotations
-
 import random
 import sys
 import traceback

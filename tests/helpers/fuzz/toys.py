@@ -3,8 +3,6 @@
 python -m tests.helpers.fuzz.toys STATE FOUND CASES [NAME ...]
 """
 
-from __future__ import annotations
-
 import os
 import random
 import signal

@@ -4,8 +4,6 @@ Each case has limits on processor time, on time in all, on memory in use and on 
 the process; the number of the case stays in shared memory, where the parent finds it.
 """
 
-from __future__ import annotations
-
 import gc
 import json
 import mmap

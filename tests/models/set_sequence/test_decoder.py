@@ -1,7 +1,5 @@
 """The set decoder makes as many events as a set has, from its latent alone."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Events, sets and latents: what the layers of the set encoder promise one by one."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -1,7 +1,5 @@
 """An observation changes a belief as precisions say, and the gate stays between its bounds."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

@@ -1,7 +1,5 @@
 """The run of a patient's sets and readout, and what is predicted of a set from those before it."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

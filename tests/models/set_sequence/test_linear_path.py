@@ -1,7 +1,5 @@
 """The linear path of last values: what it reads, equal however patients are batched, and where it begins."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

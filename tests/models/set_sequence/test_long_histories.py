@@ -1,7 +1,5 @@
 """A patient of 20,000 events goes through the model whole, in memory that does not grow with the square."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,8 +1,6 @@
 """Distances between sets are their definitions, set by set and in any order of the members, and beliefs cost what they
 should."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

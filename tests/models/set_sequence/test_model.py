@@ -1,8 +1,6 @@
 """The model of patients gives each what it gives the patient alone, looks at no later set, and its terms are what they
 say they are."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext

@@ -1,7 +1,5 @@
 """Hazards and likelihood agree with each other, and people whose observation ends count for what was seen."""
 
-from __future__ import annotations
-
 import math
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Losses are their closed forms, gradients go where they belong, and the adversary can learn."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import numpy as np

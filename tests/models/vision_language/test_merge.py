@@ -1,7 +1,5 @@
 """Mergers leave the tokens they promise, each a mean of the sample's own, and learn what they choose by."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Images become fewer visual tokens before the language model, sample by sample and image by image."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

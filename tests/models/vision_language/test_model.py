@@ -1,7 +1,5 @@
 """Text with images: every sequence equals itself alone, and every image reaches its own place."""
 
-from __future__ import annotations
-
 import importlib.util
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Soft removal ends where hard removal begins, heads see their own sample only, and rankings rank by what they say."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Visual tokens leave the language model sample by sample: as if they had never been there, and nobody else's."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace

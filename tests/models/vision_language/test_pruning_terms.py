@@ -1,7 +1,5 @@
 """What teaches the heads reaches them through the model's own losses, and nobody else learns from it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The operator of native activations; tests/nn has what all paths do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The native attention kernels: their error beside torch's, threads, and operators; tests/nn has what all paths do."""
 
-from __future__ import annotations
-
 import itertools
 
 import pytest

@@ -1,7 +1,5 @@
 """The operator of native cross-entropy; tests/nn/test_scores.py has what all paths do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 

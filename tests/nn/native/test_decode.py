@@ -1,7 +1,5 @@
 """unpad/nn/native/decode.h and rowwise_linear.h against torch in fp64."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """The kernel of rounded sums: on every target of the machine the bits of torch's operations."""
 
-from __future__ import annotations
-
 import ctypes
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Without a compiler, without the instructions or switched off, everything still runs through torch and says so."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -6,8 +6,6 @@ Needs `aarch64-linux-gnu-g++` and `qemu-aarch64` (packages g++-aarch64-linux-gnu
 emulated: driver.cpp compares what the kernels give in float with what the same code gives in double.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

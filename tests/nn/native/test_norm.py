@@ -1,7 +1,5 @@
 """The operator of residual add and normalisation; tests/nn/test_norm.py has what all paths do."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from torch import Tensor

@@ -1,7 +1,5 @@
 """Kernels in float compute in whole registers of their target, and use no register that its processors lack."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

@@ -4,8 +4,6 @@ ASan reports a pointer that leads nowhere by itself, so the checks of UBSan that
 time.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The head by tiles: its error beside that of three products and a cross-entropy, threads, and targets left out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

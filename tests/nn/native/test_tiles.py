@@ -5,8 +5,6 @@
 `test_tiled_head.py` has the head.
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

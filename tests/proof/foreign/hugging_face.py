@@ -1,7 +1,5 @@
 """Trainers of transformers and TRL on small random models."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Trainers with losses of their own."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 
 from torch import Tensor, nn

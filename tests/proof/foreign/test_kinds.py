@@ -1,7 +1,5 @@
 """What is no causal language model, and trainers that do not train by the next token, are refused by name."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

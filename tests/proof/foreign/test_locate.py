@@ -1,7 +1,5 @@
 """Sequences are found in batches by their content."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st

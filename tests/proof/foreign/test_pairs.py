@@ -1,7 +1,5 @@
 """The certificate for a model and a collator that are not ours."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

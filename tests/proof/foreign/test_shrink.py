@@ -1,7 +1,5 @@
 """Small models keep the architecture of large ones."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

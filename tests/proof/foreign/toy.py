@@ -1,7 +1,5 @@
 """A causal model and collators that know nothing of unpad and of transformers."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -1,7 +1,5 @@
 """The truth about a trainer's first update: every sequence alone, in fp64, by autograd and nothing of the proof."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """The log of a run has one place; runs of earlier versions keep theirs."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 from itertools import pairwise

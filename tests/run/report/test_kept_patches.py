@@ -1,7 +1,5 @@
 """Pictures of what a pruned model kept: kept patches are untouched, and no caption becomes boxes."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from dataclasses import replace

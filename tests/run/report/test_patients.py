@@ -1,7 +1,5 @@
 """The pictures of held-out patients: nothing is drawn that was not measured, and names are text."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Evaluations and replies that a run keeps are read back whole, or not at all."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

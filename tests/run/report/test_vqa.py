@@ -1,7 +1,5 @@
 """The page's pictures of visual tokens: what was measured, and the patches that stayed."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The way of dividing a model that a recipe asks for, and what follows from it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

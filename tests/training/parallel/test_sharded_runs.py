@@ -1,7 +1,5 @@
 """Runs of models that are divided among processes: whole, stopped, resumed by fewer and more, and ended by a fault."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Models that are divided among processes by FSDP2."""
 
-from __future__ import annotations
-
 import pickle
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An update that several processes share: the gradient of one batch of everything, with the bits of one process."""
 
-from __future__ import annotations
-
 import inspect
 import sys
 import textwrap

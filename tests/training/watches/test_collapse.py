@@ -1,7 +1,5 @@
 """Collapse detection on a small VAE over sets of one topic each, whose decoder may ignore its informative latent."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import asdict, replace

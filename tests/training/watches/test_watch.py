@@ -1,7 +1,5 @@
 """A watch of any kind: the loop asks it when due, logs and saves its readings, and restores it in a resumed run."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

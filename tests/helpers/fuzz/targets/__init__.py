@@ -1,7 +1,5 @@
 """Readers of outside bytes that the fuzzer tries, by name."""
 
-from __future__ import annotations
-
 from importlib import import_module
 
 from tests.helpers.fuzz.target import Builder

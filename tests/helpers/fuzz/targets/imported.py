@@ -1,7 +1,5 @@
 """Targets: folders of Hugging Face, from which models come: config.json, the index, the weights, image processors."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Targets: image files of every format; the size that is read from the header is that of the decoded pixels."""
 
-from __future__ import annotations
-
 import random
 import struct
 import zlib

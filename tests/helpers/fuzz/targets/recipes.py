@@ -1,7 +1,5 @@
 """Targets: recipes, fields on the command line, and the command line itself."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Targets: files of texts, conversations, pairs of replies, images and questions, in every format."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random

@@ -1,7 +1,5 @@
 """Targets: every file of a run directory, as a report, a list of runs, a comparison and a resume read it."""
 
-from __future__ import annotations
-
 import base64
 import json
 import random

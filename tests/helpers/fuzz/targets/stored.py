@@ -1,7 +1,5 @@
 """Targets: checkpoints, adapters, cached tokens and other sealed files, damaged and as somebody else may write them."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """Targets: tables of patients' events and outcomes, and the tables beside them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from io import BytesIO

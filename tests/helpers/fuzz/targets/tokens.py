@@ -1,7 +1,5 @@
 """Targets: tokenizer files, chat templates, synonyms, prompts."""
 
-from __future__ import annotations
-
 import json
 import random
 import re
