@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.evaluation.family import check_new, measures_of
-from unpad.evaluation.metrics import Metric, NewFacts
+from unpad.evaluation.metrics import Metric, NewFacts, too_good
 from unpad.evaluation.quantized import against_original
 from unpad.evaluation.rows import Evaluation, ExampleRows, write_rows
 from unpad.inference.loaded import LoadedRun, load
@@ -267,7 +268,13 @@ def _measure(
         name: metric if metric.part else replace(metric, part=part, best_of=best_of)
         for name, metric in evaluation.metrics.items()
     }
-    return replace(evaluation, metrics=metrics)
+    warning = too_good(metrics)
+    lines = (
+        [f"warning: {warning}: unpad doctor {shlex.quote(str(loaded.folder))}", *evaluation.lines]
+        if warning
+        else evaluation.lines
+    )
+    return replace(evaluation, metrics=metrics, lines=lines)
 
 
 def _checks(loaded: LoadedRun) -> int | None:
