@@ -50,7 +50,7 @@ VERBS: dict[str, Verb] = {
     ), json=True),
     "doctor": Verb(((2, "zh_caht"), (2, "zh_chat --lang fr"), (2, "zh_chat --at x"), (2, "")), json=True),
     "import": Verb(((2, "x --out runs/mine-1"),)),
-    "export": Verb(((2, "nothere x"), (2, "mine-1 runs/mine-1 --merge"), (2, "mine-1 x --int8 --int4"))),
+    "export": Verb(((2, "nothere x"), (2, "mine-1 runs/mine-1 --merge"), (2, "mine-1 x --int8 --merge"))),
     "eval": Verb(((2, "nothere"), (3, "mine-1 --data nofile")), json=True),
     "infer": Verb(((3, "mine-1 --image nofile.png"),), json=True),
     "embed": Verb(((2, "no --out x"),)),

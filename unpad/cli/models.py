@@ -43,7 +43,7 @@ def import_(
     print_lines(lines)
 
 
-@verbs.command(epilog="Example: unpad export runs/tuned ./tuned    or    zh_chat-1 runs/small --int4")
+@verbs.command(epilog="Example: unpad export runs/tuned ./tuned    or    zh_chat-1 runs/small --int8")
 def export(
     run: RunArgument,
     folder: Annotated[
@@ -60,7 +60,6 @@ def export(
         bool, typer.Option("--merge", help="Write a run without adapters, which needs neither peft nor its base.")
     ] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Write a run with weights of 8 bits.")] = False,
-    int4: Annotated[bool, typer.Option("--int4", help="Write a run with weights of 4 bits in blocks.")] = False,
     precision: Annotated[
         str, typer.Option("--type", help="Of matrices in a GGUF file: f32, f16, q8_0 or q4_0.")
     ] = "f16",
@@ -68,14 +67,14 @@ def export(
 ) -> None:
     """Write a run as a Hugging Face folder, which transformers opens with equal logits, or as a GGUF file.
 
-    With --merge, --int8 or --int4: as another run, for all verbs but training it on.
+    With --merge or --int8: as another run, for all verbs but training it on.
     """
     from unpad.run.folder import refuse_run
 
-    if merge + int8 + int4 + adapter > 1 or ((merge or int8 or int4) and family is not None):
+    if merge + int8 + adapter > 1 or ((merge or int8) and family is not None):
         fix = "give one of them, and no --family"
-        raise RecipeError("--merge, --int8, --int4 and --adapter write one thing each", where="unpad export", fix=fix)
-    if merge or int8 or int4:
+        raise RecipeError("--merge, --int8 and --adapter write one thing each", where="unpad export", fix=fix)
+    if merge or int8:
         refuse_run(folder, "choose another FOLDER")
     check_run(run)
     from unpad.interchange.quantize import quantize_run
@@ -86,8 +85,8 @@ def export(
     with progress(f"writing {folder}"):
         if merge:
             lines = what_next(merge_run(run, folder))
-        elif int8 or int4:
-            lines = [*quantize_run(run, folder, "int4" if int4 else "int8"), f"next:  unpad eval {folder}"]
+        elif int8:
+            lines = [*quantize_run(run, folder), f"next:  unpad eval {folder}"]
         elif adapter:
             lines = export_adapter(run, folder, family)
         elif folder.suffix == ".gguf":
