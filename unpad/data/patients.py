@@ -298,8 +298,8 @@ class EventData(Data):
         leak = self.worst_leak(self.events_of(np.flatnonzero(at_last & (self.table.split == Split.TRAIN))))
         if leak is None:
             return []
-        fix = "if it is known only after the prediction, leave it out of events and static, or set events.landmark"
-        return [f"warning: {leak.what[0]} alone tells label {leak.label}, {leak.share:.3f} of 1: {fix}"]
+        fix = "if it is known after the prediction alone, leave it out of events and static, or set events.landmark"
+        return [f"warning: {leak.what[0]} alone tells label {leak.label}: {fix}"]
 
     def worst_leak(self, events: PatientEvents) -> Leak | None:
         """What tells the label of these patients, if one thing tells nearly all."""

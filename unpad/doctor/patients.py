@@ -43,7 +43,8 @@ def leak(data: EventData, events: PatientEvents) -> Found | None:
     worst = data.worst_leak(events)
     if worst is None:
         return None
-    return Found(worst.share, "data.events", "events.landmark", what=worst.what, target=worst.label)
+    what = f"T{worst.what[0][1:]}", worst.what[1]
+    return Found(worst.share, "data.events", "events.landmark", what=what, target=worst.label)
 
 
 @finding("far_values", explains={"labels_random"},

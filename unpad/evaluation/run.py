@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -269,12 +268,8 @@ def _measure(
         for name, metric in evaluation.metrics.items()
     }
     warning = too_good(metrics)
-    lines = (
-        [f"warning: {warning}: unpad doctor {shlex.quote(str(loaded.folder))}", *evaluation.lines]
-        if warning
-        else evaluation.lines
-    )
-    return replace(evaluation, metrics=metrics, lines=lines)
+    lines = [f"warning: {warning}: unpad doctor {loaded.folder}"] if warning else []
+    return replace(evaluation, metrics=metrics, lines=[*lines, *evaluation.lines])
 
 
 def _checks(loaded: LoadedRun) -> int | None:

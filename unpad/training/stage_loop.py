@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -386,9 +385,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
     with run.timers("log"):
         run.monitor.evaluation(progress.step, name, result.values, result.num_targets, improved, result.refused)
         if result.warning:
-            run.monitor.notice(
-                "warning", once="too_good", message=f"{result.warning}: unpad doctor {shlex.quote(str(setup.folder))}"
-            )
+            run.monitor.notice("warning", once="too_good", message=f"{result.warning}: unpad doctor {setup.folder}")
     if train.patience is not None and progress.checks_without_progress >= train.patience:
         message = (
             f"{name}: no progress in {number_of(train.patience, 'evaluations')}; best {progress.best:.4f} "

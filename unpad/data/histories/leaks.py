@@ -82,7 +82,7 @@ def _leaks(events: PatientEvents, labels: np.ndarray, name: str) -> Iterator[Lea
         apart = shares[label] - shares[1 - label]
         pure = (having[label] >= 0.98 * total) & (shares[label] >= 0.1) & (2 * sizes[label] <= sizes.sum())
         for code in np.flatnonzero((total >= FEWEST) & ((apart >= 0.9) | pure)).tolist():
-            what = (f"The code {events.codes[code]} ({shares[label, code]:.0%} of the patients with the label, "
+            what = (f"the code {events.codes[code]} ({shares[label, code]:.0%} of the patients with the label, "
                     f"{shares[1 - label, code]:.1%} of the others)", f"编码 {events.codes[code]}")  # fmt: skip
             yield Leak(float(having[label, code] / total[code]), what, name if label else f"≠ {name}")
     valued = labelled[~np.isnan(events.value[labelled])]
@@ -94,7 +94,7 @@ def _leaks(events: PatientEvents, labels: np.ndarray, name: str) -> Iterator[Lea
         if again[code] < 3 * len(chosen) and min((side == 0).sum(), (side == 1).sum()) >= FEWEST:
             area = _area(side, events.value[chosen])
             if area >= 0.9995:
-                yield Leak(area, (f"The value of {events.codes[code]}", f" {events.codes[code]} 的数值"), name)
+                yield Leak(area, (f"the value of {events.codes[code]}", f" {events.codes[code]} 的数值"), name)
     timed, last_time = ~np.isnan(events.time), np.full(len(events.ids), -np.inf)
     np.maximum.at(last_time, events.patient[timed], events.time[timed])
     number = np.bincount(events.patient[timed], minlength=len(events.ids)).astype(float)
@@ -105,7 +105,7 @@ def _leaks(events: PatientEvents, labels: np.ndarray, name: str) -> Iterator[Lea
         area = _area(labels[usable], measure[usable]) if len(np.unique(labels[usable])) == 2 else 0
         if area >= 0.97:
             medians = [float(np.median(measure[usable & (labels == label)])) for label in (1, 0)]
-            words = f"The {words} (at the median {medians[0]:g} with it and {medians[1]:g} without)"
+            words = f"the {words} (at the median {medians[0]:g} with it and {medians[1]:g} without)"
             yield Leak(area, (words, chinese), name)
 
 
