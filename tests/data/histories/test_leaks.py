@@ -48,7 +48,8 @@ def test_what_alone_tells_the_label_is_said_by_data_check(
 def test_figures_that_are_too_good_are_said_once_in_training_and_by_every_evaluation(
     leaks: bool, unpad: Shell, tmp_path: Path
 ) -> None:
-    path = with_events(tmp_path / "p", "hospice", [-1] * leaks, 600, optim={"lr": 2e-2}, train={"max_epochs": 4, "threads": 1})
+    settings = {"optim": {"lr": 2e-2}, "train": {"max_epochs": 4, "threads": 1}}
+    path = with_events(tmp_path / "p", "hospice", [-1] * leaks, 600, **settings)
     trained = unpad("train", path, "--out", "run", code=0)
     assert (trained.out + trained.err).count("alone tells label 1") == leaks
     said = "auroc 1.0000 is too good to be trusted: look for a leak: unpad doctor "
