@@ -316,7 +316,8 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
 
         data = open_tables(recipe, read, None)
         data.check_trainable()
-        own, remarks = [*own, data.report.without_events(data.sets, data.unit)], data.report.notes
+        own = [*own, data.report.without_events(data.sets, data.unit), *data.leak_lines()]
+        remarks = data.report.warnings
     reports = []
     for table, bad_rows in read.tables:
         names = {file.shown for file in table.files}
