@@ -1,7 +1,7 @@
 """Report page of a run: one HTML file, drawn from the run's own files, that needs neither network nor scripts.
 
 Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `log.jsonl`, `recipe.yaml`, `evaluation.json`,
-`evaluations.jsonl`, `samples.jsonl` and `attention.json`; nothing is made up for a missing file.
+`evaluations.jsonl`, `samples.jsonl`, `attention.json` and `shown.json`; nothing is made up for a missing file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from unpad.errors import UnpadError
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
 from unpad.run import upgrade
-from unpad.run.report import attention, samples
+from unpad.run.report import attention, samples, shown
 from unpad.run.report.history import ENDINGS, Array, RunHistory, chance, read_history, run_state
 from unpad.run.report.section import (
     IN_USE,
@@ -323,8 +323,9 @@ def write_report(folder: Path) -> Path:
 <div class=tiles>{_tiles(run, family, used, samples.newest_evaluation(folder))}</div>
 {_plots(run, limit, family)}
 {"".join(section.html() for section in sections)}
+{shown.draw(folder)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 """
-    path, style = folder / "report.html", attention.STYLE + family.style
+    path, style = folder / "report.html", attention.STYLE + shown.STYLE + family.style
     storage.write_atomic(path, document(name, style, body), private=family.private)
     return path
