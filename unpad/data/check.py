@@ -266,6 +266,8 @@ def guess_kind(path: Path) -> str:
     Raises:
         SourceError: there is no file, or its rows match no kind.
     """
+    if _looks_like_events(path):
+        return "events"
     if _holds_classes(path):
         return "images"
     return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)
@@ -318,7 +320,8 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
 
         data = open_tables(recipe, read, None)
         data.check_trainable()
-        own, remarks = [*own, data.report.without_events(data.sets, data.unit)], data.report.notes
+        own = [*own, data.report.without_events(data.sets, data.unit), *data.leak_lines()]
+        remarks = data.report.warnings
     reports = []
     for table, bad_rows in read.tables:
         names = {file.shown for file in table.files}
