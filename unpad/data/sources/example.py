@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from unpad.terminal.printing import escaped
 
@@ -79,7 +79,7 @@ class Usable:
         key: 64-bit hash of its content, equal for equal rows; None where rows are not compared.
         where: its place.
         question, answer: 64-bit hashes of all before the last reply of a conversation, and of the reply; else None.
-        picture: class, width, height and mode of a picture with a class; else None.
+        picture: the `ImageExample` of a picture with a class; else None.
     """
 
     characters: int | None = None
@@ -87,7 +87,7 @@ class Usable:
     where: str = ""
     question: int | None = None
     answer: int | None = None
-    picture: tuple[str, int, int, str] | None = None
+    picture: Any = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -224,6 +224,7 @@ def report_of(
         unread=Unread.of([part.shard.unread_fields for part in tokens.parts if not part.shard.copy.any()]),
         events=work.events,
         seconds=work.seconds,
+        book=work.book,
     )
 
 
