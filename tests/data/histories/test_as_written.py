@@ -159,6 +159,8 @@ def test_a_point_beside_decimal_commas_is_refused_unless_it_is_between_thousands
     read = tables(tmp_path, rows, format="%d.%m.%Y", decimal=",")
     assert [row.what.partition(": ")[2] for row in read.bad] == ['"result" is "1.5", and decimal is ","']
     assert read.rows.values.tolist() == [1250, 2.5]
+    limits = tables(tmp_path, '1,01.12.2023,Na,"<0,5"\n', format="%d.%m.%Y", limits="half")
+    assert 'set decimal: ","' in limits.bad[0].fix
     words = tables(tmp_path, rows, format="%d.%m.%Y", words="code")
     assert [row.where[-2:] for row in words.bad] == [":4"], "a number never becomes a part of a code"
 
@@ -228,16 +230,16 @@ def test_outcomes_in_words_are_labels_by_a_map(tmp_path: Path, unpad: Shell) -> 
 
 @pytest.mark.promise("patients.long-table")
 def test_all_words_of_an_outcome_are_listed_with_their_rows(tmp_path: Path) -> None:
-    counts = {"Died": 3, "Home": 4, "Nursing home": 2, "Lost to follow-up": 2, "Miller": 1, "": 1}
+    counts = {"Died": 3, "Home": 4, "Nursing home": 2, "Lost (week 2)": 2, "Miller": 1, "": 1}
     words = [word for word, rows in counts.items() for _ in range(rows)]
     labels = {"path": "l.csv", "id": "mrn", "label": "state", "missing": "keep"}
     text = "mrn,state\n" + "".join(f"{n},{word}\n" for n, word in enumerate(words))
     bad = tables(tmp_path, labels=text, events={"labels": labels}, format=GERMAN).bad
     assert len(bad) == 12
     (fix,) = {row.fix for row in bad}
-    assert fix.startswith("of home (4), died (3), nursing home (2), lost to follow-up (2) and 1 other, say which")
+    assert fix.startswith("of home (4), died (3), nursing home (2), lost (week 2) (2) and 1 other, say which")
     classes = fix.partition("'events.labels.classes=")[2].strip("'")
-    assert yaml.safe_load(classes) == ["home", "died", "nursing home", "lost to follow-up"]
+    assert yaml.safe_load(classes) == ["home", "died", "nursing home", "lost (week 2)"]
     assert "miller" not in str(bad).lower()
 
 
@@ -290,14 +292,17 @@ def test_a_mistyped_column_is_named_by_the_field_that_has_it(tmp_path: Path, fie
 
 
 @pytest.mark.promise("patients.long-table")
-def test_an_id_among_the_facts_is_warned_of(tmp_path: Path, unpad: Shell) -> None:
-    facts = "mrn,nhs,sex\n" + "".join(f"{n},X{n},{'mf'[n % 2]}\n" for n in range(30))
+def test_facts_that_are_ids_or_numbers_beside_words_are_warned_of(tmp_path: Path, unpad: Shell) -> None:
+    columns = (f"{n},X{n},{'mf'[n % 2]},{n + 40 if n else 'unknown'},{n % 4 if n > 3 else 'x'}" for n in range(30))
+    facts = "mrn,nhs,sex,age,stage\n" + "\n".join(columns) + "\n"
     path = recipe(tmp_path, labels=facts, format=GERMAN)
     told = yaml.safe_load(path.read_text())
-    told["data"]["events"].append({"path": "l.csv", "id": "mrn", "static": ["mrn", "nhs", "sex"]})
+    told["data"]["events"].append({"path": "l.csv", "id": "mrn", "static": ["mrn", "nhs", "sex", "age", "stage"]})
     path.write_text(yaml.safe_dump(told))
     outcome = unpad("data", "check", path, code=0)
     assert 'warning: l.csv: "mrn" is the id of the patient, and also one of the facts' in outcome.out
     assert '"nhs" has a word of its own for nearly every patient' in outcome.out
+    assert 'warning: l.csv: "age" has words in 1 row, so that its numbers are read as words too; empty' in outcome.out
     assert '"sex"' not in outcome.out
-    assert sum(note.startswith("warning") for note in check(path).notes) == 2
+    assert '"stage"' not in outcome.out
+    assert sum(note.startswith("warning") for note in check(path).notes) == 3

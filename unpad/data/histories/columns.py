@@ -32,7 +32,7 @@ _NUMBER, _POINT, _COMMA = (
 )
 _NUMBERS = {None: _NUMBER, ".": _POINT, ",": _COMMA}
 _LIMIT = r"([<>≤≥]=?\s?)"
-_ANY_NUMBER = rf"^\s*{_LIMIT}?({_POINT}|{_COMMA})\s*$"  # whether or not the settings read it
+ANY_NUMBER = rf"^\s*{_LIMIT}?({_POINT}|{_COMMA})\s*$"  # whether or not the settings read it
 _NONFINITE = r"^[+-]?(?i:nan|inf|infinity)$"
 _ODD = "[\uff10-\uff19\uff0e\uff0d\u200b\u2060\ufeff]"  # full-width digits, point and minus; characters without width
 
@@ -252,7 +252,7 @@ class Column:
             return pa.nulls(len(self.values), pa.string())
         trimmed = pc.utf8_trim_whitespace(self.values)
         nothing = np.asarray(pc.is_in(trimmed, pa.array(NOTHING))) | ~self.valid
-        number = self.matches(_ANY_NUMBER) | _matches(trimmed, _NONFINITE)
+        number = self.matches(ANY_NUMBER) | _matches(trimmed, _NONFINITE)
         if self.faults.limits == "error":
             number &= ~_matches(trimmed, f"^{_LIMIT}")
         texts = pc.if_else(pa.array(nothing | number), None, trimmed)
@@ -265,7 +265,7 @@ class Column:
         """Read words or truth values as strings, null for empty rows; None for a column of numbers."""
         if pa.types.is_boolean(self.values.type):
             return self.values.cast(pa.string())
-        if not self.is_text or (self.matches(_ANY_NUMBER) | self.empty).all():  # CSV has numbers as texts
+        if not self.is_text or (self.matches(ANY_NUMBER) | self.empty).all():  # CSV has numbers as texts
             return None
         return pc.if_else(pa.array(self.empty), None, self.values)
 
@@ -323,7 +323,7 @@ class Column:
         decimal, limits = self.faults.decimal, self.faults.limits
         limit = "" if limits == "error" else f"{_LIMIT}?"
         good = _matches(texts, f"^{limit}{_NUMBERS[decimal]}$")
-        self.refuse(~(good | read), "E_TYPE", lambda row: _no_number(texts[row].as_py(), expected, decimal))
+        self.refuse(~(good | read), "E_TYPE", lambda row: _no_number(texts[row].as_py(), expected, decimal, limits))
         plain = pc.replace_substring_regex(pc.if_else(pa.array(good), texts, None), f"^{_LIMIT}", "")
         for sign, other in {",": ((".", ""), (",", ".")), ".": ((",", ""),), None: ()}[decimal]:
             plain = pc.replace_substring(plain, sign, other)
@@ -464,15 +464,17 @@ def _matches(texts: pa.Array, pattern: str) -> np.ndarray:
     return np.asarray(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
 
 
-def _no_number(text: str, expected: str, decimal: Decimal | None) -> tuple[str, str]:
+def _no_number(text: str, expected: str, decimal: Decimal | None, limits: Limits) -> tuple[str, str]:
     """Describe why a text is not a number, and the fix; show only texts that cannot identify a patient."""
     if re.search(_ODD, text):
         return "is written with full-width digits or characters without width", "write it in plain digits"
     if text != text.strip():
         return "has white space around it", "remove the white space"
     if expected == "a number" and re.fullmatch(rf"{_LIMIT}[\d.,]{{1,12}}", text):
-        fix = f"set limits: half {_BESIDE}, which reads <5 as 2.5, or limits: bound, as 5; >5 is then 5 in both"
-        return f'is the limit "{text}"', fix
+        if limits == "error":
+            fix = f"set limits: half {_BESIDE}, which reads <5 as 2.5, or limits: bound, as 5; >5 is then 5 in both"
+            return f'is the limit "{text}"', fix
+        text = re.sub(_LIMIT, "", text)
     if expected == "a number" and re.fullmatch(RESULTS, text):
         fix = "set words: code on this item of data.events, which makes the word a part of the code, or write a number"
         return f'is the word "{text}", expected {expected}', fix
