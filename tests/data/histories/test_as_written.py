@@ -129,6 +129,7 @@ def test_times_with_a_zone_are_not_compared_with_times_without(
         ("1.250,5", "has a decimal comma", {'decimal: ","': 1250.5}),
         ("1,250", 'is "1,250", 1250 or 1.25', {'decimal: "."': 1250, 'decimal: ","': 1.25}),
         ("1,250.5", "has commas between thousands", {'decimal: "."': 1250.5}),
+        ("1.250.000", "has points between thousands", {'decimal: ","': 1250000}),
         ("12,345,678", "has commas between thousands", {'decimal: "."': 12345678}),
         ("<5", 'is the limit "<5"', {"limits: half": 2.5, "limits: bound": 5}),
         ("≤ 0.5", "is the limit", {"limits: half": 0.25, "limits: bound": 0.5}),
@@ -151,6 +152,16 @@ def test_a_number_of_two_readings_is_refused_and_each_setting_reads_what_its_mes
         assert (read.bad, read.rows.values.tolist()) == ([], [value, 7])
         said = [number for number in (f"{value:g}", f"{value:.15g}") if number in worst.fix]
         assert said or "limits" in setting
+
+
+@pytest.mark.parametrize(
+    ("texts", "warns"),
+    [(("950", "1.250"), True), (("950", "1.250", "0.5"), False), (("1.250", "2.125"), False), (("95", "1.250"), False)],
+)
+def test_a_point_that_may_be_between_thousands_is_named(tmp_path: Path, texts: tuple[str, ...], warns: bool) -> None:
+    rows = "".join(f"{n},01.12.2023,Na,{text}\n" for n, text in enumerate(texts))
+    notes = tables(tmp_path, rows, format="%d.%m.%Y").notes
+    assert [note.startswith('e.csv: "result" has 1.250 beside whole numbers') for note in notes] == [True] * warns
 
 
 @pytest.mark.promise("patients.long-table")

@@ -71,6 +71,7 @@ class Faults:
         good: (num_rows,) bool, rows without a fault so far.
         ids: id of the patient of every row, once they are known.
         zones: column of timestamps that was read -> whether its times have a zone.
+        notes: remarks with their remedy.
     """
 
     def __init__(self, table: Table, decimal: Decimal | None = None, limits: Limits = "error") -> None:
@@ -80,6 +81,7 @@ class Faults:
         self.table = table
         self.decimal, self.limits = decimal, limits
         self.zones: dict[str, bool] = {}
+        self.notes: list[str] = []
         self.good = np.ones(len(table), np.bool_)
         self.ids: pa.Array | None = None
         self._rows: list[tuple[int, BadRow]] = []
@@ -324,11 +326,22 @@ class Column:
         limit = "" if limits == "error" else f"{_LIMIT}?"
         good = _matches(texts, f"^{limit}{_NUMBERS[decimal]}$")
         self.refuse(~(good | read), "E_TYPE", lambda row: _no_number(texts[row].as_py(), expected, decimal, limits))
+        if decimal is None:
+            self._note_thousands()
         plain = pc.replace_substring_regex(pc.if_else(pa.array(good), texts, None), f"^{_LIMIT}", "")
         for sign, other in {",": ((".", ""), (",", ".")), ".": ((",", ""),), None: ()}[decimal]:
             plain = pc.replace_substring(plain, sign, other)
         numbers = np.asarray(plain.cast(pa.float64()).fill_null(np.nan))
         return np.where(_matches(texts, "^[<≤]"), numbers / 2, numbers) if limits == "half" else numbers
+
+    def _note_thousands(self) -> None:
+        """Remark on points that may be between thousands: 1.250 beside 950, and no other decimals."""
+        pointed, thousands = self.matches(r"^\d+\."), self.matches(r"^[1-9]\d{0,2}\.\d{3}$")
+        if thousands.any() and not (pointed & ~thousands).any() and self.matches(r"^\d{3}$").any():
+            text = self.values[int(thousands.argmax())]
+            what = f'"{self.name}" has {text} beside whole numbers, and no other decimals'
+            fix = f'if its point is between thousands, set decimal: "," {_BESIDE}'
+            self.faults.notes.append(f"{what}; {fix}")
 
     def _refuse_nonfinite(self, wrong: np.ndarray) -> None:
         self.refuse(wrong, "E_NONFINITE", "is not finite", "leave it empty where there is no number")
@@ -484,7 +497,7 @@ def _no_number(text: str, expected: str, decimal: Decimal | None, limits: Limits
         if re.fullmatch(_POINT, text):
             both = float(text.replace(",", ""))
             return f'is "{text}", {both:.15g} or {comma:.15g}', f'{fix}, or decimal: ".", which reads {both:.15g}'
-        return f'has a decimal comma: "{text}"', fix
+        return f'has {"a decimal comma" if "," in text else "points between thousands"}: "{text}"', fix
     if decimal != "." and re.fullmatch(_POINT, text):
         both = float(text.replace(",", ""))
         if decimal is None:

@@ -142,6 +142,7 @@ def _read_timed(
         bad=faults.bad,
         notes=(
             *notes,
+            *(f"{source.path}: {note}" for note in faults.notes),
             *(
                 f'{source.path}: "{table.names["id"]}" is the id of the patient, and also the {name} of the events'
                 for name in ("code", "value")
@@ -338,7 +339,7 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         declared=Sides.joined(declared),
         unsorted=0,
         bad=faults.bad,
-        notes=tuple(_doubtful(source, table, read)),
+        notes=(*(f"{source.path}: {note}" for note in faults.notes), *_doubtful(source, table, read)),
     )
 
 
