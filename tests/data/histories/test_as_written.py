@@ -197,6 +197,27 @@ def test_a_code_in_two_units_is_named_and_may_be_two_codes(
 
 
 @pytest.mark.promise("patients.long-table")
+@pytest.mark.parametrize(
+    ("header", "row", "says"),
+    [
+        ("Patient No;Taken at;Test;Result", "P{n};01.03.2024;Na;13{n},5", 'format: "%d.%m.%Y", decimal: ","}'),
+        ("Patient No;Taken at;Test;Result", "P{n};01.03.2024;Na;1,25{n}", 'format: "%d.%m.%Y"}'),
+        ("Patient No;Admission;Status", "P{n};01.03.2024;Nursing home {m}", "id: Patient No, label: Status}"),
+        ("id;Date;stars", "P{n};01.03.2024;{m}", ""),
+        ("Patient No;Date;Note", "P{n};01.03.2024;note {n} of many words", 'if "Note" is the text'),
+    ],
+)
+def test_a_table_of_a_hospital_says_what_it_may_be(
+    tmp_path: Path, unpad: Shell, header: str, row: str, says: str
+) -> None:
+    lines = [row.format(n=n, m=n % 3) for n in range(9)]
+    (tmp_path / "t.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    said = unpad("data", "check", "t.csv", code=3).err
+    assert says in said
+    assert ("of patients" in said) == says.endswith("}")
+
+
+@pytest.mark.promise("patients.long-table")
 def test_a_table_with_a_column_for_each_measurement_says_how_to_make_it_long(
     tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
