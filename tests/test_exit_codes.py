@@ -144,10 +144,7 @@ def test_every_code_of_an_error_is_on_the_page_and_of_one_kind_alone() -> None:
 @pytest.mark.promise("cli.exit-codes")
 def test_the_page_lists_the_codes_of_verdicts() -> None:
     verdicts = [
-        errors.UNFORESEEN,
-        errors.NOT_PROVED,
-        errors.DOCTOR_FOUND_TROUBLE,
-        errors.REPLAY_DIFFERS,
-    ]
+        errors.UNFORESEEN, errors.NOT_PROVED, errors.DOCTOR_FOUND_TROUBLE, errors.REPLAY_DIFFERS,
+    ]  # fmt: skip
     assert len(set(verdicts)) == len(verdicts)
     assert set(verdicts) <= documented().keys()

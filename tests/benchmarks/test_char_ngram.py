@@ -18,14 +18,9 @@ from unpad.evaluation.metrics import EQUAL_GROUPS
 from unpad.recipes.file import parse_recipe
 
 TEXTS = [
-    "春天来了，花开了。",
-    "春天的花开得很好。",
-    "天来了",
-    "秋天来了，叶落了。",
-    "花",
-    "花开花落，春去秋来。",
+    "春天来了，花开了。", "春天的花开得很好。", "天来了", "秋天来了，叶落了。", "花", "花开花落，春去秋来。",
     "abab" * 9,
-]
+]  # fmt: skip
 
 
 def _load() -> ModuleType:

@@ -512,13 +512,8 @@ def test_a_value_that_never_changes_does_not_divide_by_zero(tmp_path: Path) -> N
 @pytest.mark.parametrize("policy", ["unknown", "skip"])
 def test_codes_that_training_does_not_have_are_one_code_or_left_out(policy: str, tmp_path: Path) -> None:
     rows: list[Row] = [
-        (A, 0, "a", 5.0),
-        (A, 0, "b", None),
-        (A, 9, "a", 7.0),
-        (B, 0, "new", 3.0),
-        (B, 9, "a", 6.0),
-        (B, 9, "b", 1.0),
-    ]
+        (A, 0, "a", 5.0), (A, 0, "b", None), (A, 9, "a", 7.0), (B, 0, "new", 3.0), (B, 9, "a", 6.0), (B, 9, "b", 1.0),
+    ]  # fmt: skip
     sides = split_file(tmp_path / "s.parquet", {A: "train", B: "holdout"})
     data = opened(long(tmp_path, rows), events={**sides, "unknown_codes": policy, "min_count": 1})
     assert data.codes == ("<unknown>", "a", "b")

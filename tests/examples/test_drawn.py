@@ -29,12 +29,9 @@ def test_a_picture_shows_its_shape_in_its_colour(shape: str, color: str) -> None
     y, x = (2 * (rows - top) + 1) / height - 1, (2 * (columns - left) + 1) / width - 1  # from -1 to 1
     radius = np.hypot(x, y)
     expected = {
-        "circle": radius <= 1,
-        "ring": (radius <= 1) & (radius >= 2 / 3),
-        "square": np.ones_like(x, np.bool_),
-        "triangle": np.abs(x) <= (y + 1) / 2,
-        "cross": (np.abs(x) <= 1 / 3) | (np.abs(y) <= 1 / 3),
-    }[shape]
+        "circle": radius <= 1, "ring": (radius <= 1) & (radius >= 2 / 3), "square": np.ones_like(x, np.bool_),
+        "triangle": np.abs(x) <= (y + 1) / 2, "cross": (np.abs(x) <= 1 / 3) | (np.abs(y) <= 1 / 3),
+    }[shape]  # fmt: skip
     assert (inside[rows, columns] == expected).mean() > 0.94
     assert height == pytest.approx(width * (3 / 4 / (3**0.5 / 2) if shape == "triangle" else 1), abs=2)
 

@@ -29,12 +29,9 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 LENGTHS = {
-    "mixed": [1, 2, 20, 0, 33, 48, 49, 7, 64, 17, 16, 31],
-    "one": [45],
-    "long": [3, 300, 5],
-    "longer than a block of keys": [517],
-    "ones": [1] * 30,
-}
+    "mixed": [1, 2, 20, 0, 33, 48, 49, 7, 64, 17, 16, 31], "one": [45], "long": [3, 300, 5],
+    "longer than a block of keys": [517], "ones": [1] * 30,
+}  # fmt: skip
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 DOUBLE, FLOAT = (1e-12, 1e-11), (2e-6, 4e-6)  # of the output and of gradients
 # Relative norm of the error; rounding the inputs alone costs 0.0017, and torch's path rounds scores or weights too.

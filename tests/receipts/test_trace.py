@@ -122,11 +122,8 @@ def test_patients_are_found_by_event_label_and_id_which_is_not_repeated(tmp_path
     model = [f"model.{size}" for size in ("width=16", "blocks=1", "heads=2", "hidden=24", "levels=1", "inducing=2")]
     data = [f"data.events.0.path={tmp_path}/events.parquet", f"data.events.1.path={tmp_path}/patients.parquet"]
     short = [
-        "train.max_steps=3",
-        "model.latent=4",
-        "collapse.policy=off",
-        f"events.labels.path={tmp_path}/patients.parquet",
-    ]
+        "train.max_steps=3", "model.latent=4", "collapse.policy=off", f"events.labels.path={tmp_path}/patients.parquet",
+    ]  # fmt: skip
     train("events", tmp_path / "run", [*model, *data, *short, "train.threads=1", "precision=fp32"], console=quiet())
     events, patients = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("events", "patients"))
     owner, ids = events.column(0).to_pylist(), patients.column(0).to_pylist()

@@ -188,14 +188,8 @@ WRONG = [
     {"path": 3}, [{"path": 3}], {"end": "x"}, [{"parameters": 3}],
 ]  # fmt: skip
 PYDANTIC = (
-    "Input should",
-    "unable to parse",
-    "valid dictionary",
-    "valid list",
-    "validation error",
-    "type=",
-    "Value error",
-)
+    "Input should", "unable to parse", "valid dictionary", "valid list", "validation error", "type=", "Value error",
+)  # fmt: skip
 
 
 @pytest.mark.promise("cli.values")

@@ -145,13 +145,8 @@ def test_plain_line_holds_recomputable_numbers(tmp_path: Path) -> None:
         run.stage("tune", 400)
         for step in range(116, 121):
             changes = {
-                "loss": 2.345,
-                "lr": 9.1e-4,
-                "grad_norm": 0.83,
-                "tokens": 1234,
-                "padded_tokens": 1234,
-                "sequences": 61,
-            }
+                "loss": 2.345, "lr": 9.1e-4, "grad_norm": 0.83, "tokens": 1234, "padded_tokens": 1234, "sequences": 61,
+            }  # fmt: skip
             now = record(step, stage="tune", epoch=3, **changes)
             run.step(now, seconds=0.1, waited=0.002, processor=0.1, memory_bytes=610_000_000)
         run.evaluation(120, "tune", {"loss": math.log(8)}, 10, best=True)

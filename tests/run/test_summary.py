@@ -77,20 +77,16 @@ MADE = {"recipe": "runs/qwen/recipe.yaml", "overrides": [], "family": "Qwen3ForC
     ("log", "made_by", "state", "started"),
     [
         (
-            '{"time": "2026-01-02T03:04:05+00:00", "kind": "finished", "step": 0}',
-            "unpad import x",
-            "imported",
+            '{"time": "2026-01-02T03:04:05+00:00", "kind": "finished", "step": 0}', "unpad import x", "imported",
             "2026-01-02",
         ),
         (f"{{{END}, 'step': 0}}", "unpad import x", "imported", "2001-09-09"),
         (
-            '{"time": "2026-01-02T03:04:05+00:00", "kind": "finished", "step": 9}',
-            "unpad merge y",
-            "merged",
+            '{"time": "2026-01-02T03:04:05+00:00", "kind": "finished", "step": 9}', "unpad merge y", "merged",
             "2026-01-02",
         ),
     ],
-)
+)  # fmt: skip
 def test_a_run_that_was_made_says_from_what(log: str, made_by: str, state: str, started: str, tmp_path: Path) -> None:
     (tmp_path / COMMAND).write_text(json.dumps({**MADE, "made_by": made_by}))
     os.utime(tmp_path / COMMAND, (10**9, 10**9))  # in the place of a time that logs of imports lacked at first

@@ -190,14 +190,9 @@ def test_cleaning_touches_only_what_dead_processes_of_ours_left(tmp_path):
     place = ".tmp-" + "-".join(disk._place())
     ours = [f"{place}-{dead}-0123abcd-0", f"{place}-{os.getpid()}-00000000-7"]  # a pid that came round again
     others = [
-        f"{place}-{os.getppid()}-0123abcd-0",
-        f"{place}-{os.getpid()}-{disk.PROCESS}-0",
-        ".tmp-notes",
-        f".tmp-{dead}",
-        f"{place}-{dead}-0123abcd-0.txt",
-        ".old-best",
-        "step-00000001",
-    ]
+        f"{place}-{os.getppid()}-0123abcd-0", f"{place}-{os.getpid()}-{disk.PROCESS}-0", ".tmp-notes", f".tmp-{dead}",
+        f"{place}-{dead}-0123abcd-0.txt", ".old-best", "step-00000001",
+    ]  # fmt: skip
     for name in (*ours, *others):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")

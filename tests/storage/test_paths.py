@@ -15,13 +15,9 @@ from unpad.storage import cache_folder
 from unpad.storage.paths import is_special, new_path, path_fault, refuse_format, user_path
 
 IMPOSSIBLE = {
-    "": "is empty",
-    "a\0b": "NUL",
-    "\udcd6.txt": "not UTF-8",
-    "a" * 256: "256 bytes, more than 255",
-    "data/" + "中" * 86 + ".txt": "262 bytes",
-    "a/" * 2100: "4,200 bytes, more than 4,095",
-}
+    "": "is empty", "a\0b": "NUL", "\udcd6.txt": "not UTF-8", "a" * 256: "256 bytes, more than 255",
+    "data/" + "中" * 86 + ".txt": "262 bytes", "a/" * 2100: "4,200 bytes, more than 4,095",
+}  # fmt: skip
 PATH_FIELDS = (
     *("data.text", "data.chat", "data.images", "data.vqa", "data.pairs", "data.events", "data.root"),
     *("events.labels.path", "events.split", "events.code_embeddings", "augment.synonyms_file", "train.init_from"),

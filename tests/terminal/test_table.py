@@ -140,15 +140,10 @@ def test_a_narrow_terminal_gets_narrow_tables_and_a_wide_one_80_columns(monkeypa
 @pytest.mark.parametrize(
     ("number", "plural", "said"),
     [
-        (1, "files", "1 file"),
-        (0, "files", "0 files"),
-        (2000, "rows", "2,000 rows"),
-        (1, "queries", "1 query"),
-        (1, "classes", "1 class"),
-        (1, "patches", "1 patch"),
-        (1, "micro-batches", "1 micro-batch"),
+        (1, "files", "1 file"), (0, "files", "0 files"), (2000, "rows", "2,000 rows"), (1, "queries", "1 query"),
+        (1, "classes", "1 class"), (1, "patches", "1 patch"), (1, "micro-batches", "1 micro-batch"),
     ],
-)
+)  # fmt: skip
 def test_one_of_a_thing_is_singular(number: int, plural: str, said: str) -> None:
     assert number_of(number, plural) == said
 

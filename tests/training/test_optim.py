@@ -91,12 +91,9 @@ def test_cycles_that_grow_restart_where_sgdr_does() -> None:
 @pytest.mark.promise("train.restarts")
 @settings(deadline=None)
 @given(
-    schedule=st.sampled_from(["cosine", "restarts"]),
-    total=st.integers(2, 400),
-    restarts=st.integers(0, 20),
-    warmup=st.floats(0, 0.5),
-    floor=st.floats(0, 1),
-)
+    schedule=st.sampled_from(["cosine", "restarts"]), total=st.integers(2, 400), restarts=st.integers(0, 20),
+    warmup=st.floats(0, 0.5), floor=st.floats(0, 1),
+)  # fmt: skip
 def test_the_last_step_is_at_the_floor_for_any_total(
     schedule: str, total: int, restarts: int, warmup: float, floor: float
 ) -> None:

@@ -137,11 +137,8 @@ def many(num: int) -> tuple[list[Row], dict[str, list[Any]]]:
 def big(folder: Path, **sections: Any) -> EventData:
     rows, ends = many(60)
     labels = {
-        "path": str(put(folder / "ends.parquet", pa.table(ends))),
-        "event": "died",
-        "duration": "end",
-        "horizon": 720,
-    }
+        "path": str(put(folder / "ends.parquet", pa.table(ends))), "event": "died", "duration": "end", "horizon": 720,
+    }  # fmt: skip
     source = {"path": str(put(folder / "many.parquet", table(rows))), "unit": "hours"}
     events = {"landmark": TIMES, "labels": labels, "censored": "keep", **sections.pop("events", {})}
     events["labels"]["censored"] = events.pop("censored")

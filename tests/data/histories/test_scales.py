@@ -108,12 +108,8 @@ def test_only_training_patients_count(kind: Kind) -> None:
 
 def test_the_scale_of_standard_deviations_is_kept_as_before() -> None:
     assert set(json.loads(codes_of("standard", x=[1.0, 2.0]).to_bytes())) == {
-        "codes",
-        "counts",
-        "mean",
-        "std",
-        "quantiles",
-    }
+        "codes", "counts", "mean", "std", "quantiles",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("part", ["values", "scores"])

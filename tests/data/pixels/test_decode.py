@@ -290,16 +290,8 @@ def test_the_largest_images_and_the_bombs_fit_into_half_a_gigabyte(tmp_path: Pat
     assert (output.returncode, output.stderr) == (0, "")
     largest = [side, side, 3]
     expected = [
-        "E_PIXELS",
-        "E_PIXELS",
-        "E_PIXELS",
-        [16, 24, 3],
-        "E_METADATA",
-        largest,
-        largest,
-        largest,
-        [5_000, 5_000, 3],
-    ]
+        "E_PIXELS", "E_PIXELS", "E_PIXELS", [16, 24, 3], "E_METADATA", largest, largest, largest, [5_000, 5_000, 3],
+    ]  # fmt: skip
     assert json.loads(output.stdout) == expected
 
 

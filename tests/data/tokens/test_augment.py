@@ -118,12 +118,9 @@ def test_markers_inside_a_text_stay_in_their_places() -> None:
 
 def conversation() -> Example:
     turns = (
-        Turn("system", "你是老师，喜欢读书。"),
-        Turn("user", "老师喜欢公园，学生高兴地散步。"),
-        Turn("assistant", "老师喜欢，学生高兴。"),
-        Turn("user", "高兴，散步。"),
-        Turn("assistant", "好。"),
-    )
+        Turn("system", "你是老师，喜欢读书。"), Turn("user", "老师喜欢公园，学生高兴地散步。"),
+        Turn("assistant", "老师喜欢，学生高兴。"), Turn("user", "高兴，散步。"), Turn("assistant", "好。"),
+    )  # fmt: skip
     return Example("chat.jsonl:7", turns, split="train", group="g", keywords=("高兴",))
 
 
@@ -143,11 +140,8 @@ def test_a_copy_depends_on_seed_and_number_and_content_alone() -> None:
     copy = partial(augment, settings=ALL_ON, words=segment, synonyms=SYNONYMS)
     assert copy(one, seed=3, copy=1) == copy(one, seed=3, copy=1)
     versions = [
-        copy(one, seed=3, copy=1),
-        copy(one, seed=4, copy=1),
-        copy(one, seed=3, copy=2),
-        copy(two, seed=3, copy=1),
-    ]
+        copy(one, seed=3, copy=1), copy(one, seed=4, copy=1), copy(one, seed=3, copy=2), copy(two, seed=3, copy=1),
+    ]  # fmt: skip
     assert len({version.turns[0].content for version in versions}) == 4
     moved = Example("elsewhere:9", one.turns)
     assert copy(moved, seed=3, copy=1).turns == versions[0].turns

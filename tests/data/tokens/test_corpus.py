@@ -114,15 +114,9 @@ def test_separators_systems_and_every_reply_of_a_long_conversation(folder: Path)
         return tokenizer.encode_batch([text])[0]
 
     context = [
-        tokenizer.bos_id,
-        *ids("系统："),
-        *ids("简短"),
-        *ids("\n"),
-        *ids("用户："),
-        *ids("一"),
-        *ids("\n"),
+        tokenizer.bos_id, *ids("系统："), *ids("简短"), *ids("\n"), *ids("用户："), *ids("一"), *ids("\n"),
         *ids("助手："),
-    ]
+    ]  # fmt: skip
     first = [*ids("二"), tokenizer.eos_id]
     between = [*ids("\n"), *ids("用户："), *ids("三"), *ids("\n"), *ids("助手：")]
     second = [*ids("四"), tokenizer.eos_id]

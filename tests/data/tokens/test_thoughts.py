@@ -17,12 +17,9 @@ transformers = pytest.importorskip("transformers")
 THOUGHT = "<think>\nhm\n</think>\n\nyes"
 ONE = [("user", "q"), ("assistant", THOUGHT)]
 TWO = [
-    ("system", "你好"),
-    ("user", "q"),
-    ("assistant", "<think>\nfirst\n</think>\n\nno"),
-    ("user", "r"),
+    ("system", "你好"), ("user", "q"), ("assistant", "<think>\nfirst\n</think>\n\nno"), ("user", "r"),
     ("assistant", THOUGHT),
-]
+]  # fmt: skip
 PLAIN = [("user", "q"), ("assistant", "no"), ("user", "r"), ("assistant", "yes")]
 NAMES = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
 

@@ -88,13 +88,9 @@ def load(library: Library) -> LibraryTokenizer:
 
 
 ALL = {
-    "words": words(),
-    "small words": words(vocab_size=300),
-    "bpe": bpe(),
-    "bert": load(foreign_bert()),
-    "gpt": load(foreign_gpt()),
-    "llama": load(foreign_llama()),
-}
+    "words": words(), "small words": words(vocab_size=300), "bpe": bpe(), "bert": load(foreign_bert()),
+    "gpt": load(foreign_gpt()), "llama": load(foreign_llama()),
+}  # fmt: skip
 OWN = ["words", "small words", "bpe", "gpt"]  # those that can spell every string
 WITH_BYTES = [*OWN, "llama"]  # whose decoder drops a space at the beginning
 

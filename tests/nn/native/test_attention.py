@@ -62,13 +62,9 @@ def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(
     def attend(*inputs: torch.Tensor) -> list[torch.Tensor]:
         leaves = [x.detach().clone().requires_grad_() for x in inputs]
         how = Attend(
-            case.causal,
-            dropout=case.dropout,
-            qkv_bias=leaves[1] if len(leaves) > 1 else None,
-            rotary=case.rotary,
-            key_bias=case.key_bias,
-            seed=SEED,
-        )
+            case.causal, dropout=case.dropout, qkv_bias=leaves[1] if len(leaves) > 1 else None, rotary=case.rotary,
+            key_bias=case.key_bias, seed=SEED,
+        )  # fmt: skip
         out = native_attention(leaves[0], Layout(case.cu_seqlens, 300), case.heads, how)
         return [out, *torch.autograd.grad(out, leaves, case.grad)]
 

@@ -104,11 +104,8 @@ def test_a_confusion_matrix_has_every_count_in_its_row_and_column() -> None:
         assert title == f"{escaped[row]} taken for {escaped[column]}: {counts[row, column]}"
     numbers = re.findall(r'<text class="mid( on)?" x=([\d.]+) y=([\d.]+)>(\d+)</text>', drawn)
     assert [(number, bool(on)) for on, _, _, number in numbers] == [
-        ("8", True),
-        ("2", False),
-        ("1", False),
-        ("3", True),
-    ]
+        ("8", True), ("2", False), ("1", False), ("3", True),
+    ]  # fmt: skip
     middles = [
         (float(cells[0][1]) + (c + 0.5) * step, 24 + (r + 0.5) * step) for r, c in ((0, 0), (0, 1), (1, 0), (1, 2))
     ]

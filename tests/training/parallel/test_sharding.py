@@ -205,13 +205,10 @@ REFUSED: list[tuple[Callable[[], Model], Recipe, int, str, str]] = [
     (decoder, recipe_of(lora={"r": 2}), 2, "adapters", "train.shard=none"),
     (tiny_patients_model, recipe_of(), 2, "posterior collapse", "collapse.policy=off"),
     (
-        lambda: tiny(prune={"method": "random", "layers": [0], "keep": 0.5}),
-        recipe_of(),
-        2,
-        "model.prune",
+        lambda: tiny(prune={"method": "random", "layers": [0], "keep": 0.5}), recipe_of(), 2, "model.prune",
         "train.shard=none",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "recipe", "size", "what", "fix"), REFUSED, ids=[case[3] for case in REFUSED])

@@ -69,12 +69,8 @@ def updates() -> dict[str, list[RaggedBatch]]:
     """Micro-batches of an update, by what is special about them."""
     silent, empty = random_batch([9, 4], share=0.0), random_batch([3]).select([])
     several = [
-        random_batch([12, 3, 30], 1),
-        empty,
-        random_batch([1, 20], 2),
-        silent,
-        random_batch([7, 7, 7, 2, 40, 5], 3),
-    ]
+        random_batch([12, 3, 30], 1), empty, random_batch([1, 20], 2), silent, random_batch([7, 7, 7, 2, 40, 5], 3),
+    ]  # fmt: skip
     return {
         "several, one empty and one without targets": several,
         "fewer than processes": [random_batch([12, 3, 30], 1), random_batch([25], 2)],

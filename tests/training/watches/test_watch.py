@@ -124,11 +124,8 @@ def test_save_recover_and_stop_are_done(tmp_path: Path, started: list[Pulse]) ->
     assert saved[0] == "healthy"
     assert saved[-1] == "step-00000006"
     assert [event["message"] for event in events(tmp_path / "run", "heart")] == [
-        "beat 1",
-        "beat 2",
-        "shocked",
-        "beat 3",
-    ]
+        "beat 1", "beat 2", "shocked", "beat 3",
+    ]  # fmt: skip
     assert [row["best"] for row in rows(tmp_path / "run", "eval")] == [True]  # at step 3; forgotten with the recovery
     state, _ = checkpoint.load_newest(tmp_path / "run/checkpoints")
     assert (state.step, state.values["progress"]["best"]) == (6, None)

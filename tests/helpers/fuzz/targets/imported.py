@@ -200,8 +200,5 @@ def _spoil(path: Path, kind: str, other: str, rng: random.Random) -> None:
 
 
 BUILDERS: dict[str, Callable[[Path], Target]] = {
-    "hf_config": hf_config,
-    "hf_index": hf_index,
-    "hf_weights": hf_weights,
-    "hf_files": hf_files,
-}
+    "hf_config": hf_config, "hf_index": hf_index, "hf_weights": hf_weights, "hf_files": hf_files,
+}  # fmt: skip
