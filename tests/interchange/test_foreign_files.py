@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.interchange.theirs import tiny_folder
 from unpad.errors import UnpadError
@@ -56,6 +57,16 @@ def test_what_is_no_file_of_a_bounded_size_is_refused_or_left_alone(
     assert caught.value.exit_code in (3, 4)
     assert name in str(caught.value)
     assert not (tmp_path / "run" / "recipe.yaml").exists()
+
+
+def test_names_of_a_compiled_model_are_read_as_those_of_the_model(theirs: Path, tmp_path: Path) -> None:
+    tensors = load_file(theirs / WEIGHTS)
+    import_folder(str(theirs), tmp_path / "plain")
+    save_file({f"_orig_mod.{name}".replace("layers.0.", "layers.0._orig_mod."): v for name, v in tensors.items()},
+              theirs / WEIGHTS)  # fmt: skip
+    import_folder(str(theirs), tmp_path / "compiled")
+    files = [tmp_path / run / "checkpoints" / "best" / "model.safetensors" for run in ("plain", "compiled")]
+    assert files[0].read_bytes() == files[1].read_bytes()
 
 
 ABSURD = {

@@ -50,6 +50,20 @@ def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(
     assert their_reply(Path("out"), "what is 2 and 2?") == their_reply(theirs, "what is 2 and 2?")
 
 
+def test_templates_without_a_default_and_a_base_models_end_are_named(theirs: Path, talks: Path, unpad: Shell) -> None:
+    config, template = theirs / "tokenizer_config.json", (theirs / "chat_template.jinja").read_text()
+    (theirs / "chat_template.jinja").unlink()
+    about = json.loads(config.read_text())
+    for changed, message in (
+        ({"chat_template": [{"name": "tool_use", "template": template}]}, "names its templates tool_use, and none"),
+        ({"chat_template": template.replace("<|im_end|>", "<|eot|>")}, "set eos_token to <|eot|>"),
+    ):
+        config.write_text(json.dumps(about | changed))
+        assert message in unpad("import", str(theirs), "--out", f"runs/{len(message)}").out
+        refused = unpad("train", f"runs/{len(message)}/recipe.yaml", f"data.chat={talks}")
+        assert (refused.code, message in refused.err) == (3, True), refused.err
+
+
 @pytest.mark.promise("models.imported")
 def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Path, talks: Path, unpad: Shell) -> None:
     Path("tune.yaml").write_text(yaml.safe_dump({

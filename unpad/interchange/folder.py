@@ -33,6 +33,7 @@ JSON_FILES = (
 )  # fmt: skip
 OTHERS = (CHAT_TEMPLATE, "tokenizer.model", "merges.txt")  # small files besides those in JSON
 BUFFERS = (".position_ids", ".inv_freq", ".attn.bias", ".attn.masked_bias")  # of older versions; not parameters
+COMPILED = "_orig_mod."  # in names of models that were saved as torch.compile wraps them
 SPARE_HEAD = "lm_head.weight"  # may be stored beside the embedding that it is tied to
 FLOATS = ("F16", "BF16", "F32", "F64")
 SHARD_BYTES = 5 << 30  # of a weight file; larger models are written as several with an index
@@ -289,9 +290,10 @@ def _open_tensors(folder: Path, family: Architecture, stack: ExitStack) -> dict[
             with needs_memory(f"the map of {path.name}", "use a machine with more memory"):
                 file = stack.enter_context(safe_open(path, framework="pt"))
             for name in (name for name in file.keys() if not name.endswith(BUFFERS)):  # noqa: SIM118 - it is no dict
-                if family.canonical(name) in found:
+                canonical = family.canonical(name.replace(COMPILED, ""))
+                if canonical in found:
                     raise CheckpointError(f"there are two of {name}", where=str(path), fix=ANOTHER_COPY)
-                found[family.canonical(name)] = stored = file.get_slice(name)
+                found[canonical] = stored = file.get_slice(name)
                 if stored.get_dtype() not in FLOATS:
                     what = f"{name} is of dtype {stored.get_dtype()}, which is not covered"
                     what += f"; expected {' or '.join(FLOATS)}"

@@ -161,6 +161,9 @@ def test_a_message_that_spells_a_special_token_stays_text() -> None:
 REFUSED = {
     "changed": (CHATML.replace("message.content", "message.content | upper"), "changes a message of role user"),
     "without end": (CHATML.replace("+ '<|im_end|>'", ""), "ends a reply with no token that ends one"),
+    "of a base model": (
+        CHATML.replace("<|im_end|>", "<|eot|>"), r"ends a reply with <\|eot\|>, and eos_token is <\|im_end\|>",
+    ),
     "other beginning": (
         CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant: '"), "otherwise than the prompt for it",
     ),

@@ -22,11 +22,13 @@ THINKING = "enable_thinking"  # the name by which templates ask whether the mode
 _OPENED = re.compile(r"<think>\s*(?:</think>\s*)?\Z")  # where a prompt ends: the model is to think, or not to
 _NO_THOUGHTS = re.compile(r"(?:\s*<think>\s*</think>)?")
 _BEFORE_STOP = re.compile(r"\s*(?:</think>\s*)?")
+_TOKEN = re.compile(r"<[^<>\s]{1,60}>")  # a special token, as its text shows
 MOST_SOURCE = 1 << 17  # characters of a template; those of released models have up to 30,000
 # Most characters of a conversation's text: a constant, and a multiple of the characters of its messages.
 MOST_TEXT, MOST_GROWTH = 1 << 18, 10
 OTHER_TEMPLATE = "correct the chat template in its file, or take chat_template out of the folder and import it again"
 AMBIGUOUS = "mark replies with {% generation %} in the chat template, or leave such conversations out"
+REFUSED = "leave such conversations out, or correct the chat template"
 NO_THOUGHTS = (
     "begin the reply with its thoughts between <think> and </think>, which may be empty, or tell the template that the"
     " model does not think, by data.template.thinking=false where it can"
@@ -158,7 +160,7 @@ class ChatTemplate:
         except UnusableTemplateError:
             raise
         except SourceError as error:
-            return error.what
+            return f"{error.what}; {error.fix}"
         return ""
 
     def _places(self, turns: Sequence[Turn], text: str, *, prompt: bool) -> list[_Placed]:
@@ -218,6 +220,9 @@ class ChatTemplate:
         assert between is not None, "it matches nothing as well"
         end = between.end()
         stop = next((stop for stop in self.stops if text.startswith(stop, end)), None)
+        if stop is None and (token := _TOKEN.match(text, end)):
+            what = f"the chat template ends a reply with {token[0]}, and eos_token is {' and '.join(self.stops)}"
+            raise SourceError(what, fix=f"set eos_token to {token[0]} in tokenizer_config.json, and import it again")
         if stop is None:
             raise SourceError("the chat template ends a reply with no token that ends one", fix=AMBIGUOUS)
         return end + len(stop)
@@ -280,7 +285,7 @@ class ChatTemplate:
                 raise UnusableTemplateError(f"the chat template is not usable: {text}", fix=OTHER_TEMPLATE)
             if kind != jinja_process.TEXT:
                 verb = "refuses" if kind == jinja_process.REFUSED else "fails on"
-                raise SourceError(f"the chat template {verb} a conversation: {text}", fix=AMBIGUOUS)
+                raise SourceError(f"the chat template {verb} a conversation: {text}", fix=REFUSED)
             return text
 
         return run

@@ -122,11 +122,12 @@ def _stop_ids(folder: Path) -> list[int]:
 
 
 def _chat_template(folder: Path) -> str | None:
-    """The chat template; the one called "default" of several."""
+    """The chat template; the one called "default" of several, or one that refuses conversations where none is."""
     for template in _templates(folder):
-        if isinstance(template, list):
+        if isinstance(template, list) and template:
             named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            template = named.get("default")
+            what = f"the folder names its templates {', '.join(map(str, named))}, and none of them default"
+            template = named.get("default", f"{{{{ raise_exception({json.dumps(what)}) }}}}")
         if isinstance(template, str):
             return template
     return None
