@@ -186,6 +186,7 @@ class VqaData(RowData[VqaExample]):
             f"{int(self.num_patches.sum()):,} of them patches of "
             f"{self.album.patch} x {self.album.patch} pixels"
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
+            *(self.album.remarks() if self.chosen.wanted is Wanted.LEARNING else []),
             *(self.rows.lost.lines() if self.rows.lost.lost or self.tokenizer.kind == "file" else []),
         ]
         return lines + fault_lines(self.bad_rows, "  quarantined: ")
@@ -379,7 +380,7 @@ def choose_questions(
     shown = np.array([image for example in examples for image in example.images], np.int64)
     links = [(rows, same[shown]), (rows, things[shown])]
     if listed.recipe.data.near_duplicates == "together" and wanted is not Wanted.NEW:
-        links.append((rows, tie_alike(images)[shown]))
+        links.append((rows, tie_alike(images, listed.recipe.images.grey_bits)[shown]))
     keys = [_content_key(example, images) for example in examples]
     return choose_rows(listed, wanted, keys, groups=[example.group for example in examples], links=links)
 
@@ -390,7 +391,8 @@ def pictures_of(chosen: ChosenRows[VqaExample], images: list[ImageExample]) -> P
     first = {image: example.where for example in reversed(examples) for image in example.images}
     places = [f"{first[index]}: {image.where}" if index in first else image.where for index, image in enumerate(images)]
     parts = {part: shown_by(examples, images, np.flatnonzero(rows)) for part, rows in chosen.sides().items()}
-    return Pictures(images, places, parts, chosen.listed.recipe.data.near_duplicates)
+    recipe = chosen.listed.recipe
+    return Pictures(images, places, parts, recipe.data.near_duplicates, recipe.images.grey_bits)
 
 
 def shown_by(examples: list[VqaExample], images: list[ImageExample], rows: np.ndarray) -> np.ndarray:

@@ -236,7 +236,7 @@ def answer_questions(run: LoadedRun, path: Path, out: Path) -> Written:
 def _ask_question(run: LoadedRun, folder: Path, paths: Sequence[Path], question: str) -> tuple[Request, Report]:
     """Look at the images of a question in a folder, which must contain them."""
     images: list[ImageExample] = []
-    for image in (examine_image(path, root=os.path.realpath(folder)) for path in paths):
+    for image in (examine_image(run, path, root=os.path.realpath(folder)) for path in paths):
         if isinstance(image, BadRow):
             raise RowFault(image.code, image.what, image.fix)
         images.append(image)

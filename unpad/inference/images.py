@@ -194,7 +194,7 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
     model = check_asks(run)
     if show:
         refuse_unshowable(model.modes, model.config.merge is not None, str(run.folder))
-    looked = {path: examine_image(path) for path in paths}
+    looked = {path: examine_image(run, path) for path in paths}
     images = [image for image in looked.values() if isinstance(image, ImageExample)]
     lost = lost_of(run.tokenizer, [question]).lost
     texts: list[str] = []
@@ -236,7 +236,7 @@ def question_about(
     Raises:
         ImageError: the image cannot be used.
     """
-    image = examine_image(path, content)
+    image = examine_image(run, path, content)
     if isinstance(image, BadRow):
         raise ImageError(image.code, image.what, image.fix)
     data = questions_about(run.recipe, run.tokenizer, [image], question)
@@ -279,7 +279,7 @@ def read_image(run: LoadedRun, content: bytes, path: Path) -> ReadImage:
     """
     settings, config = run.recipe.images, run.model.config
     assert isinstance(config, PixelConfig), "checked by the caller"
-    decoded = decode(content, config.channels == WITH_OPACITY)
+    decoded = decode(content, config.channels == WITH_OPACITY, settings.grey_bits)
     _refuse_blank(decoded.pixels)
     height, width = decoded.pixels.shape[:2]
     shown = detail(decoded.pixels) if settings.size == "adaptive" else None
@@ -288,8 +288,10 @@ def read_image(run: LoadedRun, content: bytes, path: Path) -> ReadImage:
     return ReadImage(path, patches, grid, (height, width), decoded.notes, decoded.mode)
 
 
-def examine_image(path: Path, content: bytes | None = None, root: str | None = None) -> ImageExample | BadRow:
-    """Check one image file for a question; a blank image is a bad row too.
+def examine_image(
+    run: LoadedRun, path: Path, content: bytes | None = None, root: str | None = None
+) -> ImageExample | BadRow:
+    """Check one image file for a question to a run; a blank image is a bad row too.
 
     Args:
         root: the real folder that must contain it; None for its own.
@@ -298,7 +300,7 @@ def examine_image(path: Path, content: bytes | None = None, root: str | None = N
     if isinstance(image, BadRow):
         return image
     try:
-        _refuse_blank(pixels_of(image))
+        _refuse_blank(pixels_of(image, grey_bits=run.recipe.images.grey_bits))
     except ImageError as error:
         return BadRow(str(path), error.code, error.what, error.fix, "")
     return image

@@ -26,6 +26,8 @@ class Source(Section):
     """auto: by the file's ending."""
     field: str | None = None
     """Field or column that holds the text; default `text` or `messages`."""
+    ignore: list[str] = Field([])
+    """Fields of rows and of their messages that are left out knowingly."""
 
 
 # Paths of data that comes with the package or is drawn by it; other paths are the user's.
@@ -467,6 +469,8 @@ class ImageSettings(Section):
     """Subtracted from the colours (RGB, 0 to 1)."""
     std: tuple[float, float, float] = (0.5, 0.5, 0.5)
     """Divisor after the subtraction."""
+    grey_bits: int = Field(16, ge=8, le=16)
+    """Bits that the samples of grey pictures of 16 bits use, such as 12."""
     cache_mib: int = Field(1024, ge=0)
     """Memory for decoded images, in MiB."""
     flip: float = Field(0.0, ge=0, le=1)

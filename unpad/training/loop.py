@@ -17,7 +17,7 @@ from unpad.run.checkpoint import State
 from unpad.run.monitor import Monitor, silent_monitor
 from unpad.run.screen import open_console
 from unpad.run.timers import StepShare, Timers, Timing, covered_steps
-from unpad.training.context import AfterEvaluation, RunContext, Signals
+from unpad.training.context import AfterEvaluation, Deadline, RunContext, Signals
 from unpad.training.progress import save_best
 from unpad.training.setup import Setup, describe
 from unpad.training.stage import StageSetup, run_length
@@ -86,7 +86,8 @@ def train(
         last = length.last(progress.stage, start - progress.stage_step).step
         with _open_monitor(setup, console, last, verbose=verbose) as monitor:
             place.describe(monitor, progress)
-            run = RunContext(setup, progress, monitor, timers, Signals(group), length, after_evaluation)
+            deadline = Deadline(setup.recipe.train.max_minutes)
+            run = RunContext(setup, progress, monitor, timers, Signals(group), length, after_evaluation, deadline)
             _describe_run(run)
             epochs, heldout, trained = _run_stages(run, state)
             if trained is not None:
@@ -179,6 +180,8 @@ def _has_work(run: RunContext, stage: StageSetup) -> bool:
         reason = "max_epochs is 0"
     elif train.max_steps is not None and progress.step >= train.max_steps and progress.stage_step == 0:
         reason = f"the run's steps are done, {train.max_steps}"
+    elif run.deadline.reached:
+        reason = f"the minutes of train.max_minutes={run.deadline.minutes:g} are over"
     else:
         return True
     run.monitor.log("stage_skipped", message=f"{stage.name}: {reason}", name=stage.name)

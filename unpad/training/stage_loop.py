@@ -87,6 +87,10 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
         if run.signals.stops is not None:  # it came after the last step of the epoch
             _save(stage)
             run.signals.raise_if_received(run.setup.folder)
+    if run.deadline.reached:
+        message = f"{name}: train.max_minutes={run.deadline.minutes:g} are over at step {progress.step} of {end.step}"
+        message += f"; {resume_run(run.setup.folder)} goes on"
+        run.monitor.notice("time_limit", message=message, step=progress.step)
     end_stage(run.setup, setup, progress)
     return progress.epoch + (progress.epoch_step > 0), progress.best
 
@@ -239,10 +243,12 @@ def _consult(stage: StageRun, watch: Watch) -> None:
 
 
 def _is_over(stage: StageRun) -> bool:
-    """Return whether the stage has run its epochs, the run its steps, or evaluations have exhausted the patience."""
+    """Return whether the stage has run its epochs, the run its steps or its time, or evaluations have exhausted the
+    patience."""
     train, progress = stage.setup.recipe.train, stage.run.progress
     return (
-        (stage.max_epochs is not None and progress.epoch >= stage.max_epochs)
+        stage.run.deadline.reached
+        or (stage.max_epochs is not None and progress.epoch >= stage.max_epochs)
         or (train.max_steps is not None and progress.step >= train.max_steps)
         or (train.patience is not None and progress.checks_without_progress >= train.patience)
     )

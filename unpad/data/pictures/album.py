@@ -17,6 +17,7 @@ import torch
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.data.family import PICTURES
 from unpad.data.pictures.alike import Pictures
+from unpad.data.pictures.remarks import pixel_remarks, shrunk
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.formats import ImageError
@@ -32,14 +33,14 @@ from unpad.terminal.progress import counted
 DECODERS = 4  # threads: decoding and resizing release the interpreter's lock
 
 
-def pixels_of(example: ImageExample, opacity: bool = False) -> np.ndarray:
+def pixels_of(example: ImageExample, opacity: bool = False, grey_bits: int = 16) -> np.ndarray:
     """Decode a listed image, (height, width, 3) uint8, or 4 channels with opacity.
 
     Raises:
         ImageError: the coded pixels are damaged, which only decoding reveals; names the file.
     """
     try:
-        return decode(read_bytes(example), opacity).pixels
+        return decode(read_bytes(example), opacity, grey_bits).pixels
     except ImageError as error:
         raise ImageError(error.code, error.what, error.fix, error.where or example.where) from None
 
@@ -50,7 +51,7 @@ def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) 
     details: Iterable[float | None] = [None] * len(examples)
     with ThreadPoolExecutor(DECODERS) as pool:
         if settings.size == "adaptive":
-            contents = pool.map(lambda example: detail(pixels_of(example)), examples)
+            contents = pool.map(lambda example: detail(pixels_of(example, grey_bits=settings.grey_bits)), examples)
             details = counted(contents, "measuring images", len(examples), "images")
         grids = [
             grid_of(example.width, example.height, patch, settings, content)
@@ -173,6 +174,11 @@ class Album:
         factor = 1 + self.settings.scale if self.resized.any() else 1.0
         return {PICTURES: summarise(examples, factor).to_bytes()} if examples else {}
 
+    def remarks(self) -> list[str]:
+        """Lines on how far the images are shrunk, and warnings about dark and blank ones."""
+        size = shrunk(self.images, self.grids, self.patch, self.settings)
+        return [*size, *pixel_remarks(self.images, self.settings, self.channels)]
+
     def unlike_training(self) -> tuple[list[str], dict[str, object]]:
         """Lines and values by name on images of a mode or size that training did not have; none if the run did not
         record its modes and sizes."""
@@ -180,7 +186,7 @@ class Album:
         return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
 
     def _pixels(self, image: int) -> np.ndarray:
-        return pixels_of(self.images[image], self.channels == WITH_OPACITY)
+        return pixels_of(self.images[image], self.channels == WITH_OPACITY, self.settings.grey_bits)
 
     def _patches(self, image: int, grid: Grid) -> np.ndarray:
         if self.resized[image]:

@@ -180,9 +180,13 @@ def spelling(present: tuple[str, ...], known: tuple[str, ...]) -> dict[str, str]
     return spelled
 
 
-def setting(kind: str, path: Path, field: str) -> str:
-    """Override that names the field of a file, quoted for a shell: 'data.text={path: a.csv, field: body}'."""
-    return shlex.quote(f"data.{kind}={{path: {in_yaml(str(path))}, field: {in_yaml(field)}}}")
+def setting(kind: str, path: Path | str, **fields: str | Sequence[str]) -> str:
+    """Override that names fields of a source, quoted for a shell: 'data.text={path: a.csv, field: body}'."""
+    values = {
+        name: in_yaml(value) if isinstance(value, str) else f"[{', '.join(map(in_yaml, value))}]"
+        for name, value in {"path": str(path), **fields}.items()
+    }
+    return shlex.quote(f"data.{kind}={{{', '.join(f'{name}: {value}' for name, value in values.items())}}}")
 
 
 def in_yaml(text: str) -> str:
@@ -215,13 +219,13 @@ def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: str | None = 
     present = list(dict.fromkeys(name for row in rows for name in row))
     if asked is not None and nearest(asked, present).startswith("did you mean"):
         close = nearest(asked, present).removeprefix("did you mean ").rstrip("?").split(" or ")[0]
-        return f'did you mean "{close}"? {setting(kind or "text", path, close)}'
+        return f'did you mean "{close}"? {setting(kind or "text", path, field=close)}'
     if looks_like_data(present):
         return "begin the file with a line of names for its columns, such as text,label"
     for other, is_it, what in (("images", is_picture, "pictures"), ("chat", _is_conversation, "conversations")):
         field = _field_of(rows, is_it) if kind in (other, "text", "") else None
         if field is not None:
-            return f'if "{field}" holds the {what}: {setting(other, path, field)}'
+            return f'if "{field}" holds the {what}: {setting(other, path, field=field)}'
     if kind == "chat":
         return "call the request prompt and the reply completion, or put the turns into messages"
     if kind not in ("text", ""):
@@ -233,7 +237,7 @@ def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: str | None = 
         return as_events
     field = likely_text(rows)
     command = "" if kind else "unpad train small "
-    return f'if "{field}" is the text: {command}{setting("text", path, field)}' if field else ""
+    return f'if "{field}" is the text: {command}{setting("text", path, field=field)}' if field else ""
 
 
 def likely_text(rows: Sequence[Cells]) -> str | None:

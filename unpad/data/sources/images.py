@@ -126,8 +126,7 @@ def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
         if isinstance(item, BadRow):
             yield item
         else:
-            seen = (item.label, item.width, item.height, item.mode)
-            yield Usable(key=content_key(item), where=item.where, picture=seen)
+            yield Usable(key=content_key(item), where=item.where, picture=item)
 
 
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[ImageExample], list[BadRow]]:
