@@ -191,8 +191,7 @@ def test_nothing_to_plan_is_said(sequences: list[list[int]]) -> None:
 
 
 def test_training_a_recipe_gives_a_run_that_opens_again(tmp_path: Path) -> None:
-    recipe = str(write_toy(tmp_path))
-    run = unpad.train(recipe, "train.max_steps=6", "optim.lr=3e-3", out=tmp_path / "run")
+    run = unpad.train(str(write_toy(tmp_path)), "train.max_steps=6", "optim.lr=3e-3", out=tmp_path / "run")
     again = unpad.load(tmp_path / "run")
     assert run.recipe.optim.lr == again.recipe.optim.lr == 3e-3
     assert same_tensors(dict(run.model.state_dict()), dict(again.model.state_dict()))

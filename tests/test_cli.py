@@ -76,8 +76,7 @@ def test_a_value_that_cannot_be_is_refused_before_any_work(unpad: Shell, overrid
 
 @pytest.mark.promise("llm.your-data")
 def test_a_directory_with_a_run_is_not_overwritten(unpad: Shell, tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    arguments = ["train", recipe, "train.max_steps=1", "--out", tmp_path / "run"]
+    arguments = ["train", write_toy(tmp_path / "toy"), "train.max_steps=1", "--out", tmp_path / "run"]
     assert unpad(*arguments).code == 0
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     outcome = unpad(*arguments)
@@ -208,8 +207,7 @@ def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
     assert len(chatted.out.splitlines()) == 2
 
     assert "toy-1" in unpad("runs").out
-    reported = unpad("runs", "toy-1")
-    assert Path(reported.out.strip()).read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert Path(unpad("runs", "toy-1").out.strip()).read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 @pytest.mark.promise("llm.tokenizer", "llm.your-data")
@@ -277,8 +275,7 @@ def test_plan_and_prove_speak_json(unpad: Shell, tmp_path: Path) -> None:
     assert {"strategies", "ledger"} <= set(values)
     assert all({"name", "pad_share"} <= set(row) for row in values["strategies"])
     assert (tmp_path / "plan.svg").read_text("utf-8").startswith("<svg")
-    proved = unpad("prove", recipe, "--json", code=0)
-    certificate = json.loads(proved.out)
+    certificate = json.loads(unpad("prove", recipe, "--json", code=0).out)
     assert certificate["passed"] is True
     assert all({"name", "kernel", "measured", "bound", "passed"} <= set(line) for line in certificate["lines"])
     assert not list(tmp_path.glob("runs*")), "neither command leaves a run behind"
@@ -312,8 +309,7 @@ def _in_bash(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_command_ends_quietly_when_its_reader_has_left(tmp_path: Path) -> None:
-    done = _in_bash("unpad recipes | true", tmp_path)
-    assert done.stderr == ""
+    assert _in_bash("unpad recipes | true", tmp_path).stderr == ""
 
 
 def _in_child(folder: Path, command: Sequence[object]) -> tuple[int, str]:

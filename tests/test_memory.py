@@ -60,8 +60,7 @@ def with_room(folder: Path, *commands: list[object]) -> list[tuple[int, str]]:
 @pytest.mark.promise("memory.sequence")
 @pytest.mark.parametrize("verb", ["train", "plan", "prove"])
 def test_a_model_that_no_memory_holds_names_its_sizes(unpad: Shell, tmp_path: Path, verb: str) -> None:
-    outcome = unpad(verb, write_toy(tmp_path / "toy"), *HUGE, code=8)
-    what, do = outcome.err.strip().splitlines()
+    what, do = unpad(verb, write_toy(tmp_path / "toy"), *HUGE, code=8).err.strip().splitlines()
     assert what.startswith("OutOfMemoryError: a model of kind decoder with")
     assert do == "  do: lower model.width or model.blocks or model.hidden"
     assert not list(tmp_path.glob("runs/*"))

@@ -21,8 +21,7 @@ def guesses(source: str) -> Iterator[tuple[int, str]]:
     """Lines of a module that hold for some places of the checkout alone, with what each of them does."""
     if not SIGNS.search(source):
         return
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Constant(value=str(text)) if re.search(r"(?<![\w.*])/unpad(/|$)", text) and "\n" not in text:
                 yield node.lineno, "takes every folder called unpad for the package"

@@ -39,8 +39,7 @@ def test_first_cases_of_slow_tests_and_a_test_of_every_promise_are_quick_and_the
         Item("night", mark.nightly, shows("x")), Item("only[1]", mark.nightly, shows("y")),
         Item("only[2]", mark.nightly, shows("y")),
     ]  # fmt: skip
-    quick = ["plain[1]", "plain[2]", "slow[1]", "only[1]"]
-    assert chosen("quick", items) == quick
+    assert chosen("quick", items) == ["plain[1]", "plain[2]", "slow[1]", "only[1]"]
     assert chosen("rest", items) == ["slow[2]", "night", "only[2]"]
     assert chosen("all", items) == [item.nodeid for item in items]
 

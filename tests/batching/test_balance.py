@@ -118,8 +118,7 @@ def test_updates_of_the_size_that_fills_processes_keep_them_busy(num: int, strat
 
 
 def test_sequences_that_no_update_evens_out_have_no_size_that_fills() -> None:
-    lengths = np.append(np.ones(2000, np.int64), 10_000)
-    made = made_of(lengths, tokens_per_step=1 << 40, tokens_per_micro=64)
+    made = made_of(np.append(np.ones(2000, np.int64), 10_000), tokens_per_step=1 << 40, tokens_per_micro=64)
     assert Costs(made, 1.0).fill_tokens(64) is None
 
 

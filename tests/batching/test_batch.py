@@ -151,8 +151,7 @@ def test_the_mean_loss_is_that_of_the_sequences_one_by_one(
 ) -> None:
     model = tiny_model().eval()
     batch = random_batch([n + 1 for n in lengths], share=1.0)
-    alone = [batch.select([i]) for i in range(batch.num_seqs)]
-    expected = mean_nll(model, *alone)
+    expected = mean_nll(model, *[batch.select([i]) for i in range(batch.num_seqs)])
     assert mean_nll(model, batch) == pytest.approx(expected, rel=1e-10)
     assert mean_nll(model, batch.pad(side, pad_to, pad_id)) == pytest.approx(expected, rel=1e-10)
 

@@ -28,8 +28,7 @@ def test_every_tensor_is_named_with_its_shape_and_masks_with_their_sum() -> None
 
 
 def test_parts_of_a_family_are_named_too() -> None:
-    batch = random_patients([4, 2])
-    lines = describe_batch(batch)
+    lines = describe_batch(random_patients([4, 2]))
     assert any(re.fullmatch(r"EventSets.has_value \(6,\) bool, \d True", line) for line in lines), lines
     assert any("members.cu_seqlens" in line for line in lines)
 

@@ -140,8 +140,7 @@ def test_a_batch_is_asked_for_a_part_by_its_type() -> None:
     assert batch.part(EventSets) is None
     with pytest.raises(AssertionError, match="no EventSets"):
         batch.require(EventSets)
-    patients = random_patients([4, 0, 9])
-    both = patients.with_part(with_days().require(Days))
+    both = random_patients([4, 0, 9]).with_part(with_days().require(Days))
     other = replace(both.require(EventSets), durations=None)
     assert both.with_part(other).part(EventSets) is other
     assert len(both.with_part(other).parts) == 2

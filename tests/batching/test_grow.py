@@ -44,8 +44,7 @@ def test_an_epoch_is_that_of_the_size_that_holds_in_it(strategy: str) -> None:
 @pytest.mark.parametrize("strategy", ["pack", "rows", "budget", "bucket", "dynamic", "fixed"])
 def test_steps_grow_within_an_epoch_and_every_sequence_is_planned_once(strategy: str) -> None:
     base = {"strategy": strategy, "tokens_per_step": 200, "tokens_per_micro": 80, "row_tokens": 64, "batch_size": 2}
-    growing = PlanSettings(**base, grow={4: 400, 8: 800}, grow_per="step")
-    made = plan(LENGTHS, growing, seed=0, epoch=0)
+    made = plan(LENGTHS, PlanSettings(**base, grow={4: 400, 8: 800}, grow_per="step"), seed=0, epoch=0)
     steps = [made.step(index) for index in range(made.num_steps)]
     assert sorted(i for step in steps for micro in step for i in micro.seq_ids.tolist()) == list(range(len(LENGTHS)))
     tokens = [sum(int((micro.stops - micro.starts).sum()) for micro in step) for step in steps]
@@ -62,8 +61,7 @@ def test_steps_grow_within_an_epoch_and_every_sequence_is_planned_once(strategy:
 def test_an_epoch_begins_with_the_size_of_its_first_step() -> None:
     growing = PlanSettings(tokens_per_step=200, grow={4: 400, 8: 800}, grow_per="step")
     for first_step, tokens in ((3, 400), (7, 800), (100, 800)):
-        parts = growing.parts(5, first_step)
-        assert parts[0][1].tokens_per_step == tokens
+        assert growing.parts(5, first_step)[0][1].tokens_per_step == tokens
     assert [(count, part.tokens_per_step) for count, part in growing.parts(0, 2)] == [(1, 200), (4, 400), (None, 800)]
     late = contents(plan(LENGTHS, growing, seed=0, epoch=1, first_step=7))
     assert late == contents(plan(LENGTHS, PlanSettings(tokens_per_step=800), seed=0, epoch=1))
@@ -101,8 +99,7 @@ def test_rates_by_epoch_and_by_decay_follow_epochs_of_any_length() -> None:
 
     by_epoch = OptimSettings(lr=1.0, schedule="exponential", decay=0.5, decay_epochs=1, per="epoch")
     assert rates(by_epoch) == [1] * 4 + [0.5] * 2 + [0.25] * 2
-    by_update = by_epoch.model_copy(update={"per": "update"})
-    found = rates(by_update)
+    found = rates(by_epoch.model_copy(update={"per": "update"}))
     assert found == pytest.approx(
         [0.5 ** (step / 4) for step in range(4)] + [0.5 ** (1 + step / 2) for step in range(4)]
     )

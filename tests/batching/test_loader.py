@@ -38,8 +38,7 @@ def steps_of(tokens: TokenSource, planned: Plan, first: int = 0) -> Generator[li
 def whole(tokens: TokenSet, ids: list[int], pad_to: int = 0, fill_to: int = 0) -> Micro:
     seq_ids = np.array(ids, np.int64)
     starts = np.zeros(len(ids), np.int32)
-    stops = (tokens.lengths[seq_ids] - 1).astype(np.int32)
-    return Micro(seq_ids, starts, stops, starts, pad_to, fill_to)
+    return Micro(seq_ids, starts, (tokens.lengths[seq_ids] - 1).astype(np.int32), starts, pad_to, fill_to)
 
 
 def pieces(batch: RaggedBatch) -> list[tuple[list[int], list[int], list[bool], list[int]]]:
@@ -65,11 +64,9 @@ def test_labels_are_shifted_within_each_sequence(tokens: TokenSet) -> None:
 
 @pytest.mark.promise("train.replies-only")
 def test_conversations_count_replies_only(tokens: TokenSet) -> None:
-    chats = np.flatnonzero(tokens.kind == 1)[:5].tolist()
-    batch = load_micro(tokens, whole(tokens, chats), PAD)
+    batch = load_micro(tokens, whole(tokens, np.flatnonzero(tokens.kind == 1)[:5].tolist()), PAD)
     assert 0 < batch.num_targets < batch.total_tokens
-    texts = np.flatnonzero(tokens.kind == 0)[:5].tolist()
-    batch = load_micro(tokens, whole(tokens, texts), PAD)
+    batch = load_micro(tokens, whole(tokens, np.flatnonzero(tokens.kind == 0)[:5].tolist()), PAD)
     assert batch.num_targets == batch.total_tokens
 
 

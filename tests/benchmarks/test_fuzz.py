@@ -212,8 +212,7 @@ def test_a_reader_that_fails_hangs_dies_or_takes_too_much_memory_is_found_and_it
 
 @pytest.mark.promise("input.fuzz")
 def test_runs_add_up_and_a_killed_one_loses_only_its_last_seconds(tmp_path: Path) -> None:
-    first = fuzz_toys(tmp_path, 300, "sound", "key_error")
-    first.communicate(timeout=300)
+    fuzz_toys(tmp_path, 300, "sound", "key_error").communicate(timeout=300)
     before = Totals.read(tmp_path / "state.json")
     assert before.num_cases >= 300
     second = fuzz_toys(tmp_path, 10**9, "sound", "key_error")
@@ -250,5 +249,4 @@ def test_the_table_names_every_target_and_what_was_done(tmp_path: Path) -> None:
 
 
 def test_the_page_has_the_figures_of_all_runs() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page.split(BEGIN)[1].split(END)[0] == table(Totals.read(STATE), [])
+    assert PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0] == table(Totals.read(STATE), [])

@@ -39,8 +39,7 @@ def test_a_gate_takes_the_lower_quartile_and_the_fastest_peer(gates: Any) -> Non
     assert judged["met"]
     assert judged["of_goal"] == 0.5
     assert not gates.judge(gates.Gate("x", "ours", ("b",), 4.1), result)["met"]
-    share = gates.judge(gates.Gate("x", "ours", (), 0.4), result)
-    assert share["values"] == [0.4, 0.4, 0.4, 0.2, 0.4]
+    assert gates.judge(gates.Gate("x", "ours", (), 0.4), result)["values"] == [0.4, 0.4, 0.4, 0.2, 0.4]
     assert gates.judge(gates.Gate("x", "ours", ("missing",), 1.0), result) is None
     assert gates.judge(gates.Gate("x", "ours", ("missing", "b"), 1.0), result)["other"] == "b"
 

@@ -73,8 +73,7 @@ READ = [case for case in CASES if case.reads in (*TEXT_KINDS, "images", "vqa")]
 @pytest.mark.promise("input.kinds")
 @pytest.mark.parametrize("case", READ, ids=[case.kind for case in READ])
 def test_training_reads_what_the_check_has_read(case: Bad, tmp_path: Path) -> None:
-    path = case.write(tmp_path)
-    used, bad = _read(case.reads, path)
+    used, bad = _read(case.reads, case.write(tmp_path))
     assert (used, count_bad(bad)) == (case.used, 1 if case.bad == UNKNOWN else case.bad)
     if case.bad:
         assert bad[0].code == case.code

@@ -52,9 +52,7 @@ def test_rows_are_those_that_are_wanted_and_the_others_are_counted(tmp_path: Pat
 
 
 def test_the_table_has_a_row_for_each_with_its_source_part_and_unit(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path)
-    groups = ["one", "", "", "", "", "", "", "", "one", ""]
-    chosen = chosen_of(recipe, Wanted.LEARNING, groups)
+    chosen = chosen_of(recipe_of(tmp_path), Wanted.LEARNING, ["one", "", "", "", "", "", "", "", "one", ""])
     positions = np.arange(8) + 1
     table = chosen.table(positions, chosen.file_hashes(), num_targets=positions * 2)
     assert table.source.tolist() == [0] * 4 + [1] * 4

@@ -80,8 +80,7 @@ def test_an_unknown_option_or_verb_of_the_page_is_answered_with_the_page() -> No
 
 @pytest.mark.parametrize("words", [("train", "events", "--batch_size", "4"), ("train", "events", "--devices=2")])
 def test_a_command_of_another_program_is_refused_with_the_page(words: tuple[str, ...], unpad: Shell) -> None:
-    refused = unpad(*words, code=2)
-    assert refused.err.endswith("  do: docs/migrating.md names what is in its place here\n")
+    assert unpad(*words, code=2).err.endswith("  do: docs/migrating.md names what is in its place here\n")
     assert "docs/migrating" not in unpad("train", "events", "--batchsize").err + unpad("trian").err
 
 
@@ -93,8 +92,7 @@ def test_an_old_or_guessed_name_of_a_verb_is_answered_with_ours_in_one_line(unpa
         assert (refused.code, refused.out) == (2, "")
         assert refused.err == f"unpad {name} is no verb; use: unpad {now}\n"
         words = now.split()
-        command = root.commands[words[0]]
-        options = {option for parameter in command.params for option in parameter.opts}
+        options = {option for parameter in root.commands[words[0]].params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options
         assert f"| `{name}` |" in TEXT or f"| `{name} " in TEXT
         assert name not in root.commands

@@ -177,8 +177,7 @@ def test_the_verb_tells_writes_and_leaves_nothing_behind(
     monkeypatch.setattr(machine, "mount_of", lambda place: ("tmpfs", []))
     recipe, at = text(tmp_path / "toy"), tmp_path_factory.mktemp("disk")
     words = ["--machine", "--at", at / "runs", "--lang", "zh", "--json", "found.json"]
-    result = unpad("doctor", recipe, *words, code=DOCTOR_FOUND_TROUBLE)
-    assert "文件系统是 tmpfs" in result.out
+    assert "文件系统是 tmpfs" in unpad("doctor", recipe, *words, code=DOCTOR_FOUND_TROUBLE).out
     written = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert written["findings"][0]["code"] == "file_system"
     assert written["needs"]["memory"] > written["needs"]["disk"] > 0

@@ -70,8 +70,7 @@ def some_ill_have_it(rows: list[Fields]) -> list[Fields]:
 
 def many_have_it(rows: list[Fields]) -> list[Fields]:
     """A code is three times as common among the ill: a finding of medicine, not of the doctor."""
-    everyone = sorted({row["id"] for row in rows})
-    having = [one for one in everyone if (one % 9 if one % 3 == 0 else one % 5 == 0)]
+    having = [one for one in sorted({row["id"] for row in rows}) if (one % 9 if one % 3 == 0 else one % 5 == 0)]
     return rows + [{"id": one, "days": -1, "test": "ward", "value": None} for one in having]
 
 

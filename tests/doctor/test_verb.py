@@ -34,8 +34,7 @@ def test_a_trouble_is_told_in_both_languages_drawn_and_written_and_is_the_exit_c
     assert [one["code"] for one in found["findings"]] == ["threads"]
     assert found["by_heart"]["learnt"]
     assert len(found["sweep"]["rates"]) == len(found["sweep"]["losses"])
-    drawn = ElementTree.parse(tmp_path / "rates.svg").getroot()
-    assert drawn.tag.endswith("svg")
+    assert ElementTree.parse(tmp_path / "rates.svg").getroot().tag.endswith("svg")
     assert "本配方" in (tmp_path / "rates.svg").read_text(encoding="utf-8")
     assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == before
 

@@ -231,8 +231,7 @@ def test_the_bootstrap_draws_patients_as_the_others_do_and_does_not_depend_on_it
     labels, p = sample(40, ties=True)
     samples = bootstrap(lambda w: auroc(labels, p, w), 40)
     assert samples.shape == (NUM_RESAMPLES,)
-    one_by_one = np.array([auroc(labels, p, times) for times in draws(40)])
-    assert np.array_equal(samples, one_by_one, equal_nan=True)
+    assert np.array_equal(samples, np.array([auroc(labels, p, times) for times in draws(40)]), equal_nan=True)
     monkeypatch.setattr("unpad.evaluation.metrics.BLOCK_CELLS", 7 * 40)
     assert np.array_equal(bootstrap(lambda w: auroc(labels, p, w), 40), samples, equal_nan=True)
 

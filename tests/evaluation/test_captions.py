@@ -139,8 +139,7 @@ def test_candidates_are_different_texts_of_other_pictures(finished: Finished, tm
         assert len(set(texts)) == NUM_CHOICES
         mine = {data.examples[i].answer for i in with_picture if data.table.group[i] == data.table.group[caption]}
         assert not mine & set(texts[1:]), "what another caption of the picture says may be right"
-    again = draw_candidates(data, captions, MANY)
-    assert np.array_equal(drawn.told, again.told)
+    assert np.array_equal(drawn.told, draw_candidates(data, captions, MANY).told)
     others = {tuple(sorted(texts_of(data, told[1:]))) for told in drawn.told}
     assert len(others) > NUM_PICTURES / 2, "a draw of its own to each"
 

@@ -78,10 +78,8 @@ def test_values_and_intervals_equal_those_of_plain_loops() -> None:
 def test_each_image_is_a_group_by_default_and_five_classes_have_no_top_five() -> None:
     found, _ = predictions(11)
     assert summarise(found, CLASSES) == summarise(found, CLASSES, np.arange(11))
-    few = ClassPredictions(found.log_p[:, :5], found.labels)
-    assert "top5_accuracy" not in summarise(few, CLASSES[:5])
-    six = ClassPredictions(found.log_p[:, :6], found.labels)
-    assert "top5_accuracy" in summarise(six, CLASSES[:6])
+    assert "top5_accuracy" not in summarise(ClassPredictions(found.log_p[:, :5], found.labels), CLASSES[:5])
+    assert "top5_accuracy" in summarise(ClassPredictions(found.log_p[:, :6], found.labels), CLASSES[:6])
 
 
 def test_perfect_balance_is_as_sure_as_its_rarest_class() -> None:

@@ -144,8 +144,7 @@ def rows_of(ids: list[int], landmarks: list[float], loss: list[float], **columns
 
 def test_rows_of_two_runs_are_paired_by_id_and_landmark() -> None:
     a = rows_of([7, 7, 7, 8], [24, 48, 72, 24], [1.0, 2.0, 3.0, 4.0])
-    b = rows_of([8, 7, 7], [24, 72, 24], [4.5, 3.5, 1.5])
-    found = paired("a", "b", a, b)
+    found = paired("a", "b", a, rows_of([8, 7, 7], [24, 72, 24], [4.5, 3.5, 1.5]))
     assert (found.common, found.only_first, found.only_second) == (3, 1, 0)
     assert found.differences["loss"].value == pytest.approx(0.5)
     assert found.differences["loss"].num_groups == 2

@@ -104,8 +104,7 @@ def test_new_text_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_pat
     assert f"at: {new}" in refused.err
     assert "tokenizer.kind" not in refused.err, "the run has its tokenizer"
     new.write_text('{"text": "龘靐齉齾爩喜欢"}\n', encoding="utf-8")
-    some = unpad("eval", tmp_path / "run", "--data", new, code=0)
-    assert "warning: 5 of 7 characters" in some.out
+    assert "warning: 5 of 7 characters" in unpad("eval", tmp_path / "run", "--data", new, code=0).out
 
 
 @pytest.mark.promise("llm.unknown")

@@ -101,8 +101,7 @@ def test_new_data_is_read_as_the_run_reads_its_own(texts: Path, tmp_path: Path, 
         evaluate_run(str(texts / "run"), data=_without_split(new, tmp_path / "bare.jsonl"), part="valid")
     with pytest.raises(RecipeError, match="no such file"):
         evaluate_run(str(texts / "run"), data=tmp_path / "nowhere.jsonl")
-    told = unpad("eval", texts / "run", "--split", "valid", "--json")
-    metrics = json.loads(told.out)
+    metrics = json.loads(unpad("eval", texts / "run", "--split", "valid", "--json").out)
     assert {"value", "low", "high", "num", "part", "best_of", "num_groups"} <= set(metrics["loss"])
     assert metrics["loss"]["part"] == "valid"
     assert unpad("eval", texts / "run", "--data", new).out.startswith("1 file: 5 rows read = 5 used")
@@ -170,8 +169,7 @@ def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path: Path) 
     held = np.flatnonzero(old.table.split == Split.HOLDOUT)
     now = open_data(load_recipe(str(recipe)), None).table.split
     assert not np.array_equal(np.flatnonzero(now == Split.HOLDOUT), held), "the rules differ on this data"
-    data = load(tmp_path / "run").data()
-    assert np.array_equal(np.flatnonzero(data.table.split == Split.HOLDOUT), held)
+    assert np.array_equal(np.flatnonzero(load(tmp_path / "run").data().table.split == Split.HOLDOUT), held)
     assert evaluate_run(str(tmp_path / "run"))[0]["loss"].num == len(held)
     train(str(recipe), tmp_path / "run", ["train.max_steps=4"], resume=True, console=quiet())
     assert len(rows(tmp_path / "run", "train")) == 4

@@ -203,8 +203,7 @@ def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient(
                 values.append(len(set(order[:k]) & set(came)) / len(came))
             nats += (-scores[at].log_softmax(-1)[came]).tolist()
             if len(came) < len(CODES):
-                is_there = np.isin(np.arange(len(CODES)), came)
-                areas.append(float(binary.auroc(is_there, scores[at].numpy())))
+                areas.append(float(binary.auroc(np.isin(np.arange(len(CODES)), came), scores[at].numpy())))
     assert metrics["next_set_recall@5"].value == pytest.approx(np.mean(recalls[5]), abs=1e-6)
     assert "next_set_recall@10" not in metrics  # there are seven codes
     assert metrics["next_set_auroc"].value == pytest.approx(np.mean(areas), abs=1e-6)

@@ -49,8 +49,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedRun, TokenS
         "precision": "fp32",
         "generate": {"max_new_tokens": 30, "temperature": 5.0},
     }
-    name = str(write_recipe(folder / "replies.yaml", recipe))
-    train(name, folder / "run", console=quiet())
+    train(str(write_recipe(folder / "replies.yaml", recipe)), folder / "run", console=quiet())
     run = load(folder / "run")
     tokens, _, _ = prepare(run.recipe, tokenizer=run.tokenizer)
     return run, tokens, folder
@@ -85,8 +84,7 @@ def test_only_questions_with_keywords_are_asked(trained: tuple[LoadedRun, TokenS
 def test_evaluation_of_the_run_scores_both_sides_and_shows_replies(
     trained: tuple[LoadedRun, TokenSet, Path], tmp_path: Path
 ) -> None:
-    folder = trained[2]
-    metrics, lines = evaluate_run(str(folder / "run"), num_shown=1, rows=tmp_path / "rows.jsonl")
+    metrics, lines = evaluate_run(str(trained[2] / "run"), num_shown=1, rows=tmp_path / "rows.jsonl")
     assert metrics["keywords_trained"].value == pytest.approx(2 / 3)
     assert metrics["keywords_trained"].num == 3
     assert metrics["keywords_heldout"].value == 1

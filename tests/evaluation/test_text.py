@@ -28,8 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[TextData, int]:
-    folder = tmp_path_factory.mktemp("toy")
-    data = open_data(load_recipe(str(write_toy(folder))), None)
+    data = open_data(load_recipe(str(write_toy(tmp_path_factory.mktemp("toy")))), None)
     return data, data.num_outputs
 
 
@@ -59,8 +58,7 @@ def numbers(metric: Metric) -> list[float]:
 @pytest.mark.promise("train.perplexity")
 def test_no_batching_changes_a_number(corpus: tuple[TextData, int]) -> None:
     data, vocab_size = corpus
-    tokens = data.tokens
-    model, ids = model_of(vocab_size), np.arange(len(tokens))
+    model, ids = model_of(vocab_size), np.arange(len(data.tokens))
     expected = summarise(measure(model, data, ids))
     assert set(expected) == {"loss", "perplexity", "bits_per_char", "bits_per_byte"}
     for size in (1, 7, 64, 1000, 1 << 20):

@@ -151,8 +151,7 @@ def refusal(tmp_path: Path, kind: str, fields: dict[str, Any]) -> CheckpointErro
     """The error for a folder whose config.json has these fields besides."""
     if not (tmp_path / CONFIG).exists():
         make_theirs(kind).save_pretrained(tmp_path)
-    given = {**json.loads((tmp_path / CONFIG).read_text()), **fields}
-    (tmp_path / CONFIG).write_text(json.dumps(given))
+    (tmp_path / CONFIG).write_text(json.dumps({**json.loads((tmp_path / CONFIG).read_text()), **fields}))
     with pytest.raises(CheckpointError) as caught:
         load(tmp_path)
     return caught.value

@@ -85,7 +85,6 @@ def test_sizes_beyond_reason_are_refused_before_anything_is_made_of_them(
     name: str, theirs: Path, tmp_path: Path
 ) -> None:
     changed, message = ABSURD[name]
-    config = json.loads((theirs / CONFIG).read_text())
-    (theirs / CONFIG).write_text(json.dumps({**config, **changed}))
+    (theirs / CONFIG).write_text(json.dumps({**json.loads((theirs / CONFIG).read_text()), **changed}))
     with pytest.raises(UnpadError, match=message):
         import_folder(str(theirs), tmp_path / "run")

@@ -118,8 +118,7 @@ def error_of_file(model: Decoder, path: Path) -> float:
     for ids in random_sequences([1, 23, 40]):
         with torch.no_grad():
             expected = model.logits(model(from_sequences([[*ids, 0]])))
-        got = llama_cpp.logits(path, ids)
-        worst = max(worst, float((got - expected).norm() / expected.norm()))
+        worst = max(worst, float((llama_cpp.logits(path, ids) - expected).norm() / expected.norm()))
     return worst
 
 
@@ -179,8 +178,7 @@ READ_BACK = ("llama", "llama 3", "mistral", "qwen2", "qwen3")
 def test_logits_and_ids_read_back_are_equal(name: str, precision: str, tmp_path: Path) -> None:
     architecture, fields = MODELS[name]
     model, library = make(**fields), byte_level()
-    said = saved(model, tmp_path / "m.gguf", precision)
-    assert f", {precision}: " in said[0]
+    assert f", {precision}: " in saved(model, tmp_path / "m.gguf", precision)[0]
     back = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="m.gguf", dtype=torch.float32).eval()
     assert back.config.model_type == architecture
     if "rope_scaling" not in fields:  # that reader leaves the divisors out

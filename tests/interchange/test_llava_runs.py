@@ -99,8 +99,7 @@ def test_the_packaged_recipe_prunes_an_imported_run_and_names_it_where_it_is_mis
     assert unpad("import", str(theirs), "--out", "runs/llava").code == 0
     write_tuning(tmp_path, "llava")
     questions = f"data.vqa={tmp_path}/pictures/questions.jsonl"
-    alone = unpad("train", "llava_prune", questions, code=2)
-    assert "train.init_from=RUN" in alone.err
+    assert "train.init_from=RUN" in unpad("train", "llava_prune", questions, code=2).err
     small = ["model.prune.layers=[0]", "model.prune.inner=8", "model.prune.heads=2", "precision=fp32"]
     unpad("train", "llava_prune", "train.init_from=llava", questions, *small, "--out", "runs/pruned", code=0)
     before, after = load("llava").model.state_dict(), load("pruned").model.state_dict()

@@ -78,8 +78,7 @@ def trainer_of(theirs: Any, reference: Any, folder: Path, rows: Any = None, word
 def ours(theirs: Any, folder: Path) -> tuple[Decoder, dict[str, Any]]:
     theirs.save_pretrained(folder)
     given = json.loads((folder / CONFIG).read_text())
-    model = load_model(folder, FAMILIES["llama"], given)
-    return model, given
+    return load_model(folder, FAMILIES["llama"], given), given
 
 
 def flat(batch: dict[str, Tensor], reference: Decoder) -> RaggedBatch:

@@ -116,8 +116,7 @@ def test_what_packaged_recipes_train_is_written_for_a_family_that_holds_it(
     assert unpad("export", "own", "x.onnx").code == 2
     assert not Path("x.onnx").exists()
     said = unpad("export", "own", "out").out
-    config = json.loads((Path("out") / "config.json").read_text())
-    assert config["model_type"] == kind
+    assert json.loads((Path("out") / "config.json").read_text())["model_type"] == kind
     assert ("no tokenizer: kind words is unpad's own" in said) == (recipe == "zh_chat")
     ours, theirs = load("own"), transformers.AutoModelForCausalLM.from_pretrained("out").eval()
     ids = ours.prompt_ids("李白写了什么？")
@@ -151,8 +150,7 @@ def test_a_chat_recipe_is_written_for_llama_cpp_with_the_template_that_it_traine
     ids = run.prompt_ids("When are you open?")
     with torch.no_grad():
         expected = run.generator.logits(run.model(from_sequences([[*ids, 0]])))
-    got = llama_cpp.logits(Path("own.gguf"), ids)
-    assert float((got - expected).norm() / expected.norm()) < 1e-3
+    assert float((llama_cpp.logits(Path("own.gguf"), ids) - expected).norm() / expected.norm()) < 1e-3
     refused = unpad("export", "own", "again.gguf", "--family", "llama")
     assert (refused.code, Path("again.gguf").exists()) == (2, False)
     assert "a GGUF file has no family" in refused.err

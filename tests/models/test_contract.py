@@ -193,8 +193,7 @@ def assert_same(
     assert set(terms) == {"cross_entropy", "nll"}
     assert other_terms == pytest.approx(terms, rel=1e-10)
     for name, grad in grads.items():
-        error = (other_grads[name] - grad).norm()
-        assert error <= 1e-10 * max(float(grad.norm()), 1e-3), name
+        assert (other_grads[name] - grad).norm() <= 1e-10 * max(float(grad.norm()), 1e-3), name
 
 
 @pytest.mark.promise("images.own-size")

@@ -344,8 +344,7 @@ def test_every_default_can_be_overridden(field: str) -> None:
 
 
 def test_the_vocabulary_decides_the_embedding_and_the_head() -> None:
-    config = model_config({**SIZES, "tied": False, "bias": True})
-    model = build_model(config, 123)
+    model = build_model(model_config({**SIZES, "tied": False, "bias": True}), 123)
     assert model.embed.weight.shape == (123, 8)
     assert model.head.weight.shape == (123, 8)
     assert model.logits(torch.zeros(3, 8)).shape == (3, 123)

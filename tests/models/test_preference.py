@@ -36,8 +36,7 @@ def by_definition(model: Decoder, batch: RaggedBatch, smoothing: float = 0.0) ->
 
 def gradient_of(model: Decoder, micros: list[RaggedBatch]) -> tuple[Tensor, dict[str, float]]:
     model.zero_grad()
-    weights = Objective.of(model).final(model)
-    sums, counts = accumulate(model, micros, weights, "fp32")
+    sums, counts = accumulate(model, micros, Objective.of(model).final(model), "fp32")
     flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     return flat, {name: float(sums[name]) / counts[name] for name in sums}
 
@@ -166,6 +165,5 @@ def test_a_frozen_head_gets_no_gradient() -> None:
 
 def test_terms_in_low_precision_are_summed_in_double() -> None:
     batch = example()
-    nll = torch.full((batch.num_targets,), 1e-3, dtype=torch.float32)
-    terms = pair_terms(nll, batch, BETA, 0.0)
+    terms = pair_terms(torch.full((batch.num_targets,), 1e-3, dtype=torch.float32), batch, BETA, 0.0)
     assert {total.dtype for total, _ in terms.values()} == {torch.float64}

@@ -71,8 +71,7 @@ def test_the_stem_is_the_convolution_of_every_whole_image_outputs_and_gradients(
     expected = torch.cat([on_whole_image(module, image) for image in images if image.numel()])
     weight = torch.randn_like(expected)
     truth = torch.autograd.grad((expected * weight).sum(), list(module.parameters()))
-    pixels = torch.cat([cut_patches(image, PATCH) for image in images])
-    for run in _ways(pixels):
+    for run in _ways(torch.cat([cut_patches(image, PATCH) for image in images])):
         flat, (ids, grid, layout) = run
         got = module(flat, neighbours(ids, grid, layout))
         if isinstance(layout, PaddedLayout):

@@ -41,8 +41,7 @@ def test_blocks_that_read_fewer_tokens_equal_a_count_by_hand() -> None:
     attention = (2 * 8 + 2 * 8) * (29 + 29 + 13) // 2
     head = 2 * 8 * 20 * 2
     assert reading_operations(sizes, lengths, 2) == products + attention + head
-    everywhere = reading_operations(sizes, [[5, 2]] * 3, 7)
-    assert 3 * everywhere == training_operations(sizes, [5, 2], 7)
+    assert 3 * reading_operations(sizes, [[5, 2]] * 3, 7) == training_operations(sizes, [5, 2], 7)
 
 
 @pytest.mark.promise("vqa.cost")

@@ -46,8 +46,7 @@ def by_definition(name: str, x: Tensor) -> Tensor:
         return x.mean(0)
     pool = attention_pool()
     weights = (x @ pool.query.weight.T / math.sqrt(WIDTH)).softmax(0)  # (length, heads)
-    values = (x @ pool.to_value.weight.T).unflatten(1, (2, 4))
-    return torch.einsum("lh,lhd->hd", weights, values).flatten()
+    return torch.einsum("lh,lhd->hd", weights, (x @ pool.to_value.weight.T).unflatten(1, (2, 4))).flatten()
 
 
 @pytest.mark.parametrize("name", pools())

@@ -32,8 +32,7 @@ def definition(
                 scores = k[first : place + 1, head // serves] @ q[place, head] * scale
                 scores = softcap * torch.tanh(scores / softcap) if softcap else scores
                 scores = scores if sinks is None else torch.cat([scores, sinks[head, None]])
-                weights = scores.softmax(0)[: place + 1 - first]
-                out[place, head] = weights @ v[first : place + 1, head // serves]
+                out[place, head] = scores.softmax(0)[: place + 1 - first] @ v[first : place + 1, head // serves]
     return out
 
 

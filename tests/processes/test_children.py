@@ -91,8 +91,7 @@ if __name__ == "__main__":
 def test_processes_end_without_a_word_when_their_parent_is_stopped_or_killed(
     tmp_path: Path, number: signal.Signals
 ) -> None:
-    root = Path(__file__).parents[2]
-    variables = {**os.environ, "PYTHONPATH": str(root), "OF_THE_PARENT": "yes"}
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OF_THE_PARENT": "yes"}
     command = [sys.executable, "-c", PARENT, str(tmp_path / "told")]
     parent = subprocess.Popen(
         command, env=variables, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True

@@ -59,8 +59,7 @@ def test_attention_without_effect_hides_leaks() -> None:
     model = small()
     for part in model.blocks:
         part.attention.to_out.weight.data.zero_()
-    found = lines_of(model, random_batch([5, 7, 6]))
-    assert "no token acts on a later one" in found[ISOLATED].note
+    assert "no token acts on a later one" in lines_of(model, random_batch([5, 7, 6]))[ISOLATED].note
 
 
 @pytest.mark.promise("certificate.not-proven")

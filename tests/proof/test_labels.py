@@ -36,16 +36,14 @@ def test_what_is_right_is_right_however_it_is_batched(make: Callable[[], RaggedB
 
 
 def test_each_fault_counts() -> None:
-    label = int(BATCH.labels[6]) + 1
-    assert wrong(replace(BATCH, labels=at(BATCH.labels, 6, label))) == 1
+    assert wrong(replace(BATCH, labels=at(BATCH.labels, 6, int(BATCH.labels[6]) + 1))) == 1
     assert wrong(replace(BATCH, position_ids=BATCH.position_ids + 1)) == BATCH.total_tokens
     unmasked = at(BATCH.loss_mask, 6, 0)
     assert wrong(replace(BATCH, loss_mask=unmasked, target_index=unmasked.nonzero().flatten())) == 1
     assert wrong(replace(BATCH, seq_labels=torch.tensor([1, 1, 0]))) == 2
     assert wrong(BATCH, [1, 0, 2]) >= 2, "sequences of other lengths"
     padded = BATCH.pad("right")
-    in_padding = torch.cat([padded.target_index, torch.tensor([4])])
-    assert wrong(replace(padded, target_index=in_padding)) == 1
+    assert wrong(replace(padded, target_index=torch.cat([padded.target_index, torch.tensor([4])]))) == 1
 
 
 def test_filler_may_have_no_label() -> None:
@@ -96,8 +94,7 @@ def test_images_belong_to_the_sequence_in_which_their_patches_lie(side: str) -> 
     assert batch.media_seqs is not None
     line = _images_line([random_batch([3]), batch])
     assert line == Line("images stay within their sequence", "", 0.0, 0.0, True)
-    of_another = replace(batch, media_seqs=torch.tensor([0, 0, 2]))
-    line = _images_line([batch, of_another])
+    line = _images_line([batch, replace(batch, media_seqs=torch.tensor([0, 0, 2]))])
     assert (line.measured, line.passed) == (2, False), "the two patches of its image"
     lost = replace(batch, media_index=batch.media_index[1:])
     assert _images_line([lost]).measured == 3, "patches without a place: all sequences"

@@ -51,8 +51,7 @@ def test_errors_are_the_largest_of_outputs_and_terms_and_one_of_all_gradients() 
 
 def test_what_cannot_be_compared_is_infinitely_far() -> None:
     inf, nan = math.inf, math.nan
-    shorter = replace(TRUTH, outputs=[OUTPUTS[0][:1], OUTPUTS[1]])
-    assert errors(shorter, TRUTH) == (inf, 0, 0)
+    assert errors(replace(TRUTH, outputs=[OUTPUTS[0][:1], OUTPUTS[1]]), TRUTH) == (inf, 0, 0)
     assert errors(replace(TRUTH, outputs=[torch.tensor([nan, 4.0]), OUTPUTS[1]]), TRUTH)[0] == inf
     assert errors(replace(TRUTH, counts={"a": 3, "b": 3}), TRUTH) == (0, inf, inf)
     assert errors(replace(TRUTH, terms={"a": nan, "b": nan}), TRUTH)[1] == inf
@@ -150,8 +149,7 @@ def test_other_batches_hold_every_sequence_once() -> None:
     assert {name: shapes(one) for name, one in made.items() if "pad" in name} == {
         "padded right": [(2, 6), (2, 1)], "padded left": [(2, 6), (2, 1)], "padded further": [(4, 13)],
     }  # fmt: skip
-    left = made["padded left"].micros[0].layout.attention_mask
-    assert left[0].tolist() == [False] * 2 + [True] * 4
+    assert made["padded left"].micros[0].layout.attention_mask[0].tolist() == [False] * 2 + [True] * 4
 
 
 def shapes(variant: Variant) -> list[tuple[int, ...]]:

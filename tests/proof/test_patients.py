@@ -94,8 +94,7 @@ def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypat
         return read(code, value, has_value, longer)
 
     monkeypatch.setattr(linear_path, "last_values", fault)
-    found = failed()
-    assert {"plan pack = alone", "no gradient crosses between sequences"} <= found
+    assert {"plan pack = alone", "no gradient crosses between sequences"} <= failed()
 
 
 @pytest.mark.nightly

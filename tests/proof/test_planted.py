@@ -55,8 +55,7 @@ def certified(
     """Certificate of a decoder on seven sequences in micro-batches of three and four, like that of a recipe."""
     model = tiny_model(torch.float32, **{"blocks": 1, **fields})
     batch = random_batch(SHAPES[shape], share=1.0)
-    alone = claims_of(model).alone(batch)
-    return certify(model, alone, [change(plan_pack(batch))], precision=precision)
+    return certify(model, claims_of(model).alone(batch), [change(plan_pack(batch))], precision=precision)
 
 
 # --------------------------------------------------------------------------- faults

@@ -16,8 +16,7 @@ from unpad.proof.processes import prove_processes
 
 @pytest.mark.promise("processes.prove")
 def test_an_update_by_several_processes_has_the_bits_of_one(unpad: Shell, tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    done = unpad("prove", str(recipe), "--processes", "2", "--json", code=0)
+    done = unpad("prove", str(write_toy(tmp_path / "toy")), "--processes", "2", "--json", code=0)
     certificate = json.loads(done.out)
     assert certificate["passed"]
     names = [line["name"] for line in certificate["lines"]]

@@ -45,8 +45,7 @@ def test_a_run_is_proved_by_its_name_with_what_it_kept(
     run(recipe, tmp_path / "runs" / "mine", "train.max_steps=1", "train.init_from=runs/first", "model.dropout=0.2")
     shutil.rmtree(tmp_path / "runs" / "first")
     for name in ("mine", "runs/mine", tmp_path / "runs" / "mine"):
-        proved = unpad("prove", name, "--json", code=0)
-        assert json.loads(proved.out)["passed"] is True
+        assert json.loads(unpad("prove", name, "--json", code=0).out)["passed"] is True
     told = unpad("prove", "mnie")
     assert (told.code, "did you mean mine?" in told.err) == (2, True)
     told = unpad("prove", "mine", "model.dropuot=0")
@@ -172,5 +171,4 @@ def test_a_user_turn_that_counts_in_the_loss_is_caught(tmp_path: Path, monkeypat
         return replace(batch, loss_mask=everywhere, target_index=everywhere.nonzero().flatten())
 
     with_fault(monkeypatch, all_targets)
-    certificate = prove_recipe(str(write_toy(tmp_path / "toy")), [])
-    assert "labels stay within their sequence" in failed(certificate)
+    assert "labels stay within their sequence" in failed(prove_recipe(str(write_toy(tmp_path / "toy")), []))

@@ -57,8 +57,7 @@ def contents(setup: Setup, strategy: str, sample: ProofSample) -> list[set[bytes
 def test_the_sample_has_two_of_one_length_where_the_data_has_them(tmp_path: Path) -> None:
     setup = setup_of(write_texts(tmp_path / "toy", texts_of("ragged")))
     pieces = [[Piece(seq, 0, int(n), 0)] for seq, n in enumerate(setup.data.table.positions)]
-    by_size = {unit[0].stop: unit for unit in pieces}
-    unlike = list(by_size.values())
+    unlike = list({unit[0].stop: unit for unit in pieces}.values())
     assert len(unlike) >= 8
     first = unlike[3][0]
     twin = [Piece(unlike[-1][0].seq_id, 0, first.stop, 0)]

@@ -199,8 +199,7 @@ def test_questions_about_images_are_proved_and_a_fault_makes_every_line_fail(
 
 def test_what_compares_nothing_is_not_proven() -> None:
     one = subject()
-    short = Answering(one.make, one.requests[1:2], "fp32", CONTEXT)
-    lines = proved(short)
+    lines = proved(Answering(one.make, one.requests[1:2], "fp32", CONTEXT))
     assert lines["all at once = alone"].passed is None
     assert lines["all at once = alone"].note == "fewer than two prompts"
     assert lines["prompts in pieces of 7 tokens = whole"].note == "no prompt is longer"

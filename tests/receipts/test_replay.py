@@ -65,8 +65,7 @@ def alter_checkpoint(path: Path, factor: float = 1 + 1e-6) -> None:
 def test_a_step_of_every_start_is_equal_and_the_run_stays_as_it_is(place: Path) -> None:
     """By default the step after a checkpoint; a later one of the same; after the first stage; from the seed."""
     before = state_of(place / "run")
-    stages = [row["stage"] for row in rows(place / "run", "train")]
-    first = stages.index("tune") + 1
+    first = [row["stage"] for row in rows(place / "run", "train")].index("tune") + 1
     found = {step: replay(place / "run", step) for step in (None, 18, first, 1, 3)}
     for step, receipt in found.items():
         assert receipt.equal, receipt.lines()
@@ -100,8 +99,7 @@ def test_the_rows_are_those_that_the_loader_gave_to_training(tmp_path: Path, mon
 
 @pytest.mark.promise("receipts.rows")
 def test_joined_documents_are_named_one_by_one(tmp_path: Path) -> None:
-    plan = {**PLAN, "cross_documents": True}
-    recipe = write_toy(tmp_path, plan=plan, model={"context": 40}, stages=[])
+    recipe = write_toy(tmp_path, plan={**PLAN, "cross_documents": True}, model={"context": 40}, stages=[])
     run(recipe, tmp_path / "run", "train.max_steps=2")
     receipt = replay(tmp_path / "run", 2)
     row = rows(tmp_path / "run", "train")[1]
@@ -138,8 +136,7 @@ def test_steps_on_both_sides_of_a_resume_that_changed_the_rate_are_equal(tmp_pat
 
 @pytest.mark.promise("receipts.changed", "receipts.moved")
 def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_path: Path, unpad: Shell) -> None:
-    recipe = write_toy(tmp_path)
-    run(recipe, tmp_path / "run", "train.max_steps=2")
+    run(write_toy(tmp_path), tmp_path / "run", "train.max_steps=2")
     path, moved = tmp_path / "texts.jsonl", tmp_path / "elsewhere/moved.jsonl"
     moved.parent.mkdir()
     path.rename(moved)
@@ -210,8 +207,7 @@ def test_another_machine_is_named_as_the_reason(place: Path, tmp_path: Path) -> 
 
 @pytest.mark.promise("receipts.resume")
 def test_a_run_is_replayed_with_its_own_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = write_toy(tmp_path, train={"threads": None})
-    run(recipe, tmp_path / "run", "train.max_steps=1")
+    run(write_toy(tmp_path, train={"threads": None}), tmp_path / "run", "train.max_steps=1")
     used, take = list[int](), replaying.repeat_steps
 
     def noting(*given: Any, **options: Any) -> State:
@@ -278,8 +274,7 @@ def test_a_skipped_step_is_skipped_again(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(LOOP, "train_step", failing)
     run(write_toy(tmp_path, train={"on_nonfinite": "skip"}), tmp_path / "run", "train.max_steps=2")
-    row = rows(tmp_path / "run", "train")[1]
-    assert row["skipped"]
+    assert rows(tmp_path / "run", "train")[1]["skipped"]
     assert replay(tmp_path / "run", 2).equal
 
 
@@ -332,8 +327,7 @@ def test_the_step_in_which_memory_ended_may_differ_for_several_processes(
     processes: int, after: int, most: int, says: str | None
 ) -> None:
     recipe: Any = "any"
-    session = Session(0, recipe, {"processes": processes})
-    found = of_memory(session, [Cut(5, 80)], after, most, None)
+    found = of_memory(Session(0, recipe, {"processes": processes}), [Cut(5, 80)], after, most, None)
     assert [says in one for one in found] == [True] if says else found == []
 
 

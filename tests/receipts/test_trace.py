@@ -150,6 +150,5 @@ def test_a_row_is_traced_without_a_model_and_without_a_change(tmp_path: Path, un
     shutil.rmtree(tmp_path / "run/checkpoints")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     outcome = unpad("trace", tmp_path / "run", "texts.jsonl:2", "--json", code=0)
-    shown = json.loads(outcome.out)
-    assert shown["steps"] == 2
+    assert json.loads(outcome.out)["steps"] == 2
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before

@@ -66,8 +66,7 @@ def refusal(name: str, *overrides: str) -> RecipeError:
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_line(write: object, text: str, what: str, line: str) -> None:
     path = write(text)
-    error = refusal(path)
-    assert error.where == f"{path}:{line}"
+    assert refusal(path).where == f"{path}:{line}"
     with pytest.raises(RecipeError, match=what):
         load_recipe(path)
 

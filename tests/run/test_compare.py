@@ -84,8 +84,7 @@ def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad: Shell
     assert lines["eval loss (valid)"][1] == "-"
     assert max(cell_len(line) for line in shown.out.splitlines()) <= 80
     page = Path("both.html").read_text(encoding="utf-8")
-    words = Checker(page).words
-    assert {"Held-out loss", "Training loss", "optim.lr", "0.002", *best} <= set(words)
+    assert {"Held-out loss", "Training loss", "optim.lr", "0.002", *best} <= set(Checker(page).words)
     assert page.count('class="run0"') >= 3
     assert page.count('class="run1"') >= 3
     assert "<script" not in page

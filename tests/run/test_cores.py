@@ -50,5 +50,4 @@ def test_first_steps_and_short_times_are_not_judged_and_one_thread_gets_no_advic
     assert lines_of(share, 100.0, 30.0, 24) == []
     (line,) = lines_of(share, 100.0, 30.0, 1)
     assert line.endswith("1 thread got 0.3 of 2 cores, other processes use 1.7 of them")
-    short = StepShare(2, meter, 2)
-    assert lines_of(short, 0.001, 0.0001, 1000) == []
+    assert lines_of(StepShare(2, meter, 2), 0.001, 0.0001, 1000) == []

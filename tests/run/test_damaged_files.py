@@ -132,8 +132,7 @@ def test_the_file_the_field_and_the_place_are_named(
 def test_a_damaged_line_is_named_with_its_field(copy: Callable[[str], Path]) -> None:
     folder = copy("text")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    row = json.loads(lines[1])
-    lines[1] = json.dumps({**row, "loss": [1]})
+    lines[1] = json.dumps({**json.loads(lines[1]), "loss": [1]})
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(SourceError) as caught:
         write_report(folder)
@@ -208,8 +207,7 @@ def test_files_that_training_can_do_without_do_not_end_it(text: Family, copy: Ca
     for name in ("samples.jsonl", "attention.json", "evaluations.jsonl"):
         (folder / name).write_text("[")
     (folder / "report.html").unlink()
-    result = run(text.recipe, folder, "train.max_steps=4", resume=True)
-    assert result.step == 4
+    assert run(text.recipe, folder, "train.max_steps=4", resume=True).step == 4
     entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines() if line.endswith("}")]
     messages = [entry["message"] for entry in entries if entry.get("kind") in ("warning", "report_skipped")]
     assert "timing.jsonl was damaged in line 2, which is left out" in messages

@@ -50,8 +50,7 @@ def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], u
     assert " finished " in listed
     assert f"unpad train {family}.yaml optim.lr=1e-2\n" in listed
 
-    resumed = unpad("train", "--resume", "run", LONGER[family], code=0)
-    assert "other random draws" in resumed.out
+    assert "other random draws" in unpad("train", "--resume", "run", LONGER[family], code=0).out
     assert (run / "metrics.jsonl").read_bytes().startswith(metrics)
     assert log_file(run).name == ("events.jsonl" if commit == "364a4b5" else "log.jsonl")
     entries = read_log(run)

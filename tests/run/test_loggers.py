@@ -91,8 +91,7 @@ def watched(folder: Path, first: int, last: int, *, log: LogSettings = ALL, fini
     """A run's monitor from one step to another, without TensorBoard."""
     folder.mkdir(exist_ok=True)
     config = {"optim": {"lr": 1e-3}, "data": {"chat": [{"path": "my.jsonl"}]}}
-    quiet = Console(quiet=True)
-    run = Monitor(folder, log_every=5, grad_norm_warning=9.0, console=quiet, total_steps=None)
+    run = Monitor(folder, log_every=5, grad_norm_warning=9.0, console=Console(quiet=True), total_steps=None)
     run.send_to(log, config)
     if first > 1:
         run.resume(first - 1)

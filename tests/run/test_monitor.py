@@ -193,8 +193,7 @@ def test_time_left_counts_what_evaluations_add(tmp_path: Path, monkeypatch: pyte
         run.step(record(1), seconds=0.05, waited=0, processor=0.05, memory_bytes=1)
         run.close()
     line = (tmp_path / "out").read_text()
-    left = line.split("left ")[1].split()[0]
-    minutes, seconds = left.rstrip("s").split("m")
+    minutes, seconds = line.split("left ")[1].split()[0].rstrip("s").split("m")
     assert int(minutes) * 60 + int(seconds) >= 500  # 1000 steps of 0.5 s, though a step itself takes 0.05 s
     assert "40,020 tok/s" in line  # speed leaves it out
 
@@ -215,8 +214,7 @@ def test_large_gradient_norm_is_marked_and_warned_of_once_in_100_steps(tmp_path:
 
 def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path: Path) -> None:
     with (tmp_path / "out").open("w") as out:
-        console = Console(file=out, force_terminal=True, width=100)
-        run = monitor(tmp_path, console)
+        run = monitor(tmp_path, Console(file=out, force_terminal=True, width=100))
         run.start([])
         train(run, 1, 20)
         run.log("checkpoint", step=20)
@@ -277,8 +275,7 @@ def test_full_screen_device_does_not_stop_training(tmp_path: Path) -> None:
 def test_tensorboard_hides_what_a_kill_lost(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    lost = monitor(tmp_path)
-    train(lost, 1, 14)
+    train(monitor(tmp_path), 1, 14)
     again = monitor(tmp_path)
     again.resume(8)
     train(again, 9, 20)

@@ -125,8 +125,7 @@ def test_files_are_plain_safetensors_and_json(saved: tuple[Path, list[Any]]) -> 
 
 
 def test_one_process_reads_what_two_wrote_to_the_bit(saved: tuple[Path, list[Any]]) -> None:
-    found = checkpoint.load_newest(saved[0])
-    state, messages = found
+    state, messages = checkpoint.load_newest(saved[0])
     assert messages == []
     assert (state.step, state.values) == (1, VALUES)
     assert {digest(state.tensors)} == {told[1] for told in saved[1]}

@@ -256,8 +256,7 @@ def test_what_is_not_http_gets_an_error_of_the_protocol(strict: Running) -> None
 def test_more_than_may_wait_are_told_when_to_come_back(strict: Running) -> None:
     error(strict.post(CHAT, {**ASK, "n": 4}, headers=BEARER), 400)
     with strict.held(), strict.connect(b"") as waiting:
-        body = {**ASK, "n": 3, "max_tokens": 2}
-        head, _, content = strict.request(CHAT, body).partition(b"\r\n\r\n")
+        head, _, content = strict.request(CHAT, {**ASK, "n": 3, "max_tokens": 2}).partition(b"\r\n\r\n")
         waiting.sendall(head + b"\r\nAuthorization: Bearer secret-1\r\nConnection: close\r\n\r\n" + content)
         wait_for(lambda: strict.service.num_open == 3)
         answer = strict.post(CHAT, ASK, headers=BEARER)
@@ -378,8 +377,7 @@ def test_a_fault_of_the_program_is_500_with_an_id_that_the_log_has_and_the_next_
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "_step", breaks)
         answer = chats.post(CHAT, ASK)
-    found = error(answer, 500)
-    assert "ValueError" not in found["message"]
+    assert "ValueError" not in error(answer, 500)["message"]
     log = heard(capfd, answer.headers["x-request-id"])
     assert "ValueError" in log
     assert "breaks" in log

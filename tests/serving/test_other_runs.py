@@ -295,8 +295,7 @@ def test_explanations_are_the_course_of_the_probability_and_end_with_it(patients
     ],
 )  # fmt: skip
 def test_patients_are_refused_where_embed_refuses_them(patients: Running, events: Any, said: str) -> None:
-    body = {"instances": [{"id": "secret-7", "events": events}]}
-    answer = patients.post("/v1/models/events:predict", body)
+    answer = patients.post("/v1/models/events:predict", {"instances": [{"id": "secret-7", "events": events}]})
     found = refused(answer, 400, None)
     assert said in found["message"], found
     assert found["param"].startswith("instances")

@@ -70,8 +70,7 @@ def test_questions_about_several_images_are_said_not_to_be_asked(finished: Finis
     loaded = load(finished("questions").run)
     data = loaded.data()
     rows = [row for row, example in enumerate(data.examples) if len(example.images) != 1][:3]
-    subject = Answering.of(loaded, [data.prompts([row]) for row in rows])
-    line = streams(loaded, subject.requests, [])
+    line = streams(loaded, Answering.of(loaded, [data.prompts([row]) for row in rows]).requests, [])
     assert (line.passed, line.applies, "about one image" in line.note) == (None, True, True)
 
 
@@ -134,7 +133,6 @@ def test_dates_are_texts_in_requests(tmp_path: Path) -> None:
     path = tmp_path / "events.parquet"
     days = pa.array([86_400, 90_061], pa.timestamp("s"))
     pq.write_table(pa.table({"id": ["1", "1"], "time": days, "code": ["a", "b"]}), path)
-    names = {name: (name,) for name in ("id", "time", "code")}
-    table = open_table([TableFile(path, str(path))], names)
+    table = open_table([TableFile(path, str(path))], {name: (name,) for name in ("id", "time", "code")})
     form = Form(EventSource(path=str(path)), "events", ("time", "code"), ("time", "code"), ())
     assert _named(form, table)["time"].to_pylist() == ["1970-01-02 00:00:00.000", "1970-01-02 01:01:01.000"]

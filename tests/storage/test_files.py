@@ -221,8 +221,7 @@ def test_what_another_host_writes_is_left_until_it_has_not_changed_for_a_day(tmp
         os.utime(tmp_path / name / "shard", (clock - age, clock - age))  # what changes is inside
     monkeypatch.setattr(time, "time", lambda: clock + 10**7)  # the clock of this host is not that of the disk
     storage.clean_leftovers(tmp_path)
-    kept = [name for name in names if name[-1] not in "146"]
-    assert names_in(tmp_path) == sorted(kept)
+    assert names_in(tmp_path) == sorted([name for name in names if name[-1] not in "146"])
     mine = disk.temporary_name(tmp_path)
     mine.touch()
     storage.clean_leftovers(tmp_path, alone=True)  # who holds the lock of a folder knows that nobody writes there

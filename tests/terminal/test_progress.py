@@ -264,8 +264,7 @@ def on_terminal(
                 os.kill(child, signal.SIGINT)
         out.seek(0)
         os.close(ours)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return code, out.read().decode(), shown.decode()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), out.read().decode(), shown.decode()
 
 
 def _start(

@@ -50,8 +50,7 @@ END = "train.max_steps=7"
 
 
 def tuning(folder: Path, *more: str) -> list[str]:
-    start = f"train.init_from={folder / 'base'}"
-    return [start, "lora.r=3", "lora.dropout=0.1", "train.weights=last", *more]
+    return [f"train.init_from={folder / 'base'}", "lora.r=3", "lora.dropout=0.1", "train.weights=last", *more]
 
 
 def change_weights(folder: Path) -> None:
@@ -67,8 +66,7 @@ def answers(folder: Path) -> torch.Tensor:
 
     loaded = load(folder)
     with torch.no_grad():
-        batch = from_prompts([loaded.prompt_ids(TEXT)])
-        return loaded.generator.logits(loaded.generator.last_hidden(batch))[0]
+        return loaded.generator.logits(loaded.generator.last_hidden(from_prompts([loaded.prompt_ids(TEXT)])))[0]
 
 
 @pytest.mark.promise("adapters.run")

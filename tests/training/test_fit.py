@@ -23,8 +23,7 @@ OWN = [{**stage, "plan": {"tokens_per_micro": size}} for stage, size in zip(TWO_
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fit")
-    return write_toy(folder, plan={"tokens_per_step": 400, "tokens_per_micro": 4096})
+    return write_toy(tmp_path_factory.mktemp("fit"), plan={"tokens_per_step": 400, "tokens_per_micro": 4096})
 
 
 def setup_of(recipe: Path, *overrides: str, processes: int = 2) -> Setup:

@@ -143,8 +143,7 @@ def test_each_limit_holds_for_the_norm_of_its_own_gradients() -> None:
 def test_gradients_within_the_limit_are_not_multiplied(norm: float, touched: bool) -> None:
     part = torch.nn.Parameter(torch.zeros(2))
     part.grad = gradient = torch.tensor([0.6, 0.8]) * norm
-    before = gradient.clone()
-    expected = before * (5 / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)
+    expected = gradient.clone() * (5 / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)
     version = gradient._version
     update(torch.optim.SGD([part], lr=0.0), torch.tensor(norm), clip=5.0)
     assert torch.equal(gradient, expected)

@@ -92,8 +92,7 @@ def shown(found: dict[str, Metric]) -> dict[str, float]:
 @pytest.mark.promise("pairs.eval")
 def test_eval_has_accuracy_and_margin_with_intervals(place: Path) -> None:
     held, _ = evaluate_run(str(place / "tuned"), part="valid")
-    last = metrics_of(place / "tuned", "eval")
-    best = next(row for row in reversed(last) if row["best"])
+    best = next(row for row in reversed(metrics_of(place / "tuned", "eval")) if row["best"])
     assert shown(held) == pytest.approx(
         {"loss": best["loss"], "accuracy": best["values"]["accuracy"], "margin": best["values"]["margin"]}, rel=1e-6
     )

@@ -50,7 +50,6 @@ def test_what_a_run_of_patients_writes_is_for_its_owner(unpad: Shell, tmp_path: 
 
 
 def test_runs_of_other_data_stay_as_the_mask_says(unpad: Shell, tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    assert unpad("train", recipe, "train.max_steps=1", "--out", "runs/texts").code == 0
+    assert unpad("train", write_toy(tmp_path / "toy"), "train.max_steps=1", "--out", "runs/texts").code == 0
     assert (tmp_path / "runs/texts").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "runs/texts/metrics.jsonl").stat().st_mode & 0o777 == 0o644

@@ -66,8 +66,7 @@ def test_the_old_end_of_a_run_is_not_its_best_when_it_goes_on(tmp_path: Path, mo
     run(recipe, tmp_path / "run", "train.max_steps=6", resume=True)
     assert seen == [False] * len(seen)
     assert seen
-    final = weights(tmp_path / "run")
-    assert same_tensors(final, weights(tmp_path / "run", "step-00000006"))
+    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "run", "step-00000006"))
 
 
 def test_rows_are_on_the_device_before_the_checkpoint_that_counts_on_them(

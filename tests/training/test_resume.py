@@ -249,8 +249,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_this_is_said(tmp_path: P
 
 
 def test_a_new_run_starts_from_the_weights_and_the_tokenizer_of_another(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path)
-    run(recipe, tmp_path / "first")
+    run(write_toy(tmp_path), tmp_path / "first")
     other = write_toy(tmp_path / "other", data={"holdout": 0.5})  # another split would give another vocabulary
     start = f"train.init_from={tmp_path / 'first'}"
     run(other, tmp_path / "second", start, "stages.tune.train.max_epochs=1", "optim.lr=1e-9")

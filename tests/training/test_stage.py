@@ -158,8 +158,7 @@ def test_epochs_that_grow_by_steps_are_counted_as_they_are_planned(grow: dict[in
 def test_epochs_that_grow_by_epochs_are_planned_once_for_each_size() -> None:
     stage = stage_of(plan={**UNEVEN, "grow": {3: 200, 6: 400, 9: 800}}, train={"max_epochs": 6})
     counts = steps_of_every_epoch(stage, 6)
-    found = stage_epochs(stage, epoch_plan(stage, 0))
-    assert found == Epochs((0, 2, 5), (counts[0], counts[2], counts[5]))
+    assert stage_epochs(stage, epoch_plan(stage, 0)) == Epochs((0, 2, 5), (counts[0], counts[2], counts[5]))
     endless = stage_of(plan={**UNEVEN, "grow": {3: 200, 9: 800}}, train={"max_epochs": None, "max_steps": 5})
     assert stage_epochs(endless, epoch_plan(endless, 0)).first == (0, 2, 8)
 

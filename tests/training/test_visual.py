@@ -54,8 +54,7 @@ def test_ranked_tokens_are_counted_by_block_over_the_samples_of_all_micro_batche
 def test_hidden_tokens_count_by_their_probability() -> None:
     model = tiny(prune={"layers": [0], "inner": 8, "method": "learned"}, dtype=torch.float32).train()
     assert model.mode == "soft"
-    batch = prepare(ROWS).batch
-    visual = step(model, batch).visual
+    visual = step(model, prepare(ROWS).batch).visual
     patches = patches_of(ROWS)
     assert visual["kept_block_0_mean"] == pytest.approx(np.mean(patches))
     assert 0 < visual["kept_block_1_mean"] < np.mean(patches)

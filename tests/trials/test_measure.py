@@ -56,8 +56,7 @@ def test_a_machine_that_is_slow_in_a_round_changes_no_ratio() -> None:
 @pytest.mark.promise("bench.strategies")
 @pytest.mark.parametrize("write", [images, questions, patients])
 def test_the_verb_times_every_family(write: Callable[..., Path], tmp_path: Path, unpad: Shell) -> None:
-    recipe = write(tmp_path / "data")
-    outcome = unpad("plan", recipe, "--measure", "--json", code=0)
+    outcome = unpad("plan", write(tmp_path / "data"), "--measure", "--json", code=0)
     stages: list[dict[str, Any]] = json.loads(outcome.out)["stages"]
     for stage in stages:
         assert {"fixed", "pack"} <= set(stage["measured"]["tokens_per_second"])

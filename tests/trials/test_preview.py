@@ -29,8 +29,7 @@ ROWS = ["plan.row_tokens=64"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Preview, str]:
-    folder = tmp_path_factory.mktemp("preview")
-    recipe = str(write_toy(folder))
+    recipe = str(write_toy(tmp_path_factory.mktemp("preview")))
     return preview(recipe, ROWS), recipe
 
 

@@ -46,6 +46,5 @@ def test_an_epoch_of_very_many_steps_is_cut_as_it_comes(monkeypatch: pytest.Monk
 
 
 def test_pieces_stay_within_a_few_steps_of_where_they_were_drawn() -> None:
-    lengths = lengths_like_chat(5000)
-    order, _ = filled_runs(lengths, np.arange(5000), 2048)
+    order, _ = filled_runs(lengths_like_chat(5000), np.arange(5000), 2048)
     assert np.abs(order - np.arange(5000)).max() <= 128 * 3 + pack.WINDOW

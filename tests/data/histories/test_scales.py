@@ -99,10 +99,8 @@ def test_no_value_stays_none_and_a_code_without_values_has_no_scale(kind: Kind) 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_training_patients_count(kind: Kind) -> None:
     zeros = np.zeros(4, np.int64)
-    values = np.array([1.0, 2.0, 3.0, 1e9])
-    events = Events(zeros, zeros * 1.0, zeros, zeros, values, zeros)
-    mine = np.array([True, True, True, False])
-    codes = learn_codes(events, ["x"], mine, EventSettings(scale=kind))
+    events = Events(zeros, zeros * 1.0, zeros, zeros, np.array([1.0, 2.0, 3.0, 1e9]), zeros)
+    codes = learn_codes(events, ["x"], np.array([True, True, True, False]), EventSettings(scale=kind))
     assert codes.to_bytes() == codes_of(kind, x=[1.0, 2.0, 3.0]).to_bytes()
 
 

@@ -23,8 +23,7 @@ ALL = {"flip": 0.5, "shift": 0.2, "scale": 1.0, "zoom": 0.5, "color": 0.3, "eras
 
 
 def picture(rows: int, columns: int, patch: int = 4) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (rows * patch, columns * patch, 3)).astype(np.uint8)
+    return np.random.default_rng(0).integers(0, 256, (rows * patch, columns * patch, 3)).astype(np.uint8)
 
 
 def test_a_mirrored_image_is_its_mirror_image() -> None:
@@ -50,8 +49,7 @@ def changed(pixels: np.ndarray, seed: int, **fields: Any) -> np.ndarray:
     """A picture of one channel thrice and of whole patches of 4, changed and put together again, (3, height, width)."""
     settings, grid = ImageSettings(**fields), (pixels.shape[0] // 4, pixels.shape[1] // 4)
     patches = augment(prepare(pixels, grid, 4, settings), grid, 4, settings, np.random.default_rng(seed))
-    cut = patches.reshape(*grid, 3, 4, 4).transpose(2, 0, 3, 1, 4)
-    return cut.reshape(3, *pixels.shape[:2])
+    return patches.reshape(*grid, 3, 4, 4).transpose(2, 0, 3, 1, 4).reshape(3, *pixels.shape[:2])
 
 
 def test_a_zoom_keeps_the_middle_and_changes_the_size_of_what_is_there() -> None:
@@ -71,8 +69,7 @@ def test_a_zoom_keeps_the_middle_and_changes_the_size_of_what_is_there() -> None
 
 
 def test_colours_change_and_greys_stay_without_colour() -> None:
-    levels = np.arange(0, 256, 17)
-    greys = np.repeat(levels, 4)[:, None, None].repeat(4, 1).repeat(3, 2).astype(np.uint8)
+    greys = np.repeat(np.arange(0, 256, 17), 4)[:, None, None].repeat(4, 1).repeat(3, 2).astype(np.uint8)
     red = np.zeros((4, 4, 3), np.uint8)
     red[..., 0] = 200
     seen = []
@@ -102,21 +99,18 @@ def test_one_rectangle_of_one_colour_is_erased() -> None:
 
 
 def test_opacity_moves_with_the_colours_and_keeps_its_values() -> None:
-    rng = np.random.default_rng(3)
-    patches = rng.uniform(-1, 1, (6, 4 * 64)).astype(np.float32)
+    patches = np.random.default_rng(3).uniform(-1, 1, (6, 4 * 64)).astype(np.float32)
     colours = np.ascontiguousarray(patches.reshape(6, 4, 64)[:, :3]).reshape(6, -1)
     settings = ImageSettings(flip=1.0, shift=0.3, zoom=0.5, color=0.5, erase=0.5)
     for seed in range(5):
         both = augment(patches, (2, 3), 8, settings, np.random.default_rng(seed)).reshape(6, 4, 64)
         alone = augment(colours, (2, 3), 8, settings, np.random.default_rng(seed)).reshape(6, 3, 64)
         np.testing.assert_array_equal(both[:, :3], alone)
-    moved = ImageSettings(flip=1.0, color=0.5)
-    both = augment(patches, (2, 3), 8, moved, np.random.default_rng(0))
+    both = augment(patches, (2, 3), 8, ImageSettings(flip=1.0, color=0.5), np.random.default_rng(0))
     mirrored = patches.reshape(2, 3, 4, 8, 8)[:, ::-1, 3, :, ::-1]
     np.testing.assert_array_equal(both.reshape(2, 3, 4, 8, 8)[:, :, 3], mirrored)
     erased = augment(np.full_like(patches, -1), (2, 3), 8, ImageSettings(erase=1.0), np.random.default_rng(1))
-    opacity = erased.reshape(6, 4, 64)[:, 3]
-    assert set(np.unique(opacity)) == {-1.0, 1.0}, "what hides is opaque"
+    assert set(np.unique(erased.reshape(6, 4, 64)[:, 3])) == {-1.0, 1.0}, "what hides is opaque"
 
 
 def test_an_epoch_draws_the_size_of_training_images_and_the_plan_knows(tmp_path: Path) -> None:

@@ -40,8 +40,7 @@ def test_resizing_averages_what_a_pixel_covers() -> None:
 
 
 def test_opacity_is_resized_on_its_own_and_goes_from_minus_one_to_one() -> None:
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (10, 12, 4), np.uint8)
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 12, 4), np.uint8)
     pixels[:, :6, 3] = 0
     settings = ImageSettings(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     both = prepare(pixels, (2, 3), 8, settings).reshape(6, 4, 64)

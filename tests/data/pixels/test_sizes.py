@@ -19,8 +19,7 @@ SIDES = st.integers(1, 16_384)
 @pytest.mark.parametrize(("side", "num_tokens"), [(224, 256), (336, 576), (448, 1024)])
 def test_a_square_of_patches_of_14_has_the_tokens_of_clip(side: int, num_tokens: int) -> None:
     for size in ("square", "letterbox", "native"):
-        settings = ImageSettings(size=size, square=side, max_tokens=1024)
-        rows, columns = grid_of(side, side, 14, settings)
+        rows, columns = grid_of(side, side, 14, ImageSettings(size=size, square=side, max_tokens=1024))
         assert (rows, columns) == (side // 14, side // 14)
         assert rows * columns == num_tokens
     assert grid_of(1000, 30, 14, ImageSettings(size="square", square=side)) == (side // 14, side // 14)

@@ -59,8 +59,7 @@ def test_synonyms_come_at_their_rate(rate: float) -> None:
 @pytest.mark.promise("chinese.deletion")
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.8])
 def test_words_are_deleted_at_their_rate_and_punctuation_stays(rate: float) -> None:
-    content = "老师喜欢公园，3天！" * 1000
-    result = changed(content, only(delete=rate))
+    result = changed("老师喜欢公园，3天！" * 1000, only(delete=rate))
     left = sum(result.count(word) for word in ("老师", "喜欢", "公园", "天"))
     assert abs(left / 4000 - (1 - rate)) < 5 * (rate * (1 - rate) / 4000) ** 0.5
     assert [result.count(mark) for mark in "，！3"] == [1000, 1000, 1000]
@@ -95,8 +94,7 @@ def test_function_words_are_inserted_at_word_ends_at_their_rate(rate: float) -> 
 @settings(deadline=None, max_examples=300)
 @given(chinese, st.integers(0, 2**31 - 1))
 def test_reordering_keeps_every_character(content: str, seed: int) -> None:
-    result = changed(content, only(reorder=1.0), seed)
-    assert Counter(result) == Counter(content)
+    assert Counter(changed(content, only(reorder=1.0), seed)) == Counter(content)
 
 
 @pytest.mark.promise("chinese.clauses")
@@ -143,8 +141,7 @@ def test_a_copy_depends_on_seed_and_number_and_content_alone() -> None:
         copy(one, seed=3, copy=1), copy(one, seed=4, copy=1), copy(one, seed=3, copy=2), copy(two, seed=3, copy=1),
     ]  # fmt: skip
     assert len({version.turns[0].content for version in versions}) == 4
-    moved = Example("elsewhere:9", one.turns)
-    assert copy(moved, seed=3, copy=1).turns == versions[0].turns
+    assert copy(Example("elsewhere:9", one.turns), seed=3, copy=1).turns == versions[0].turns
 
 
 @pytest.mark.nightly

@@ -55,8 +55,7 @@ def test_no_value_an_average_one_and_a_raw_zero_are_three_things() -> None:
     embed = moved(EventEmbedding(4, WIDTH, None))
     codes = torch.tensor([2, 2, 2, 2])
     values = torch.tensor([0.0, 0.0, -1.7, 3.3])  # a raw zero lies 1.7 deviations below this code's mean
-    has_value = torch.tensor([False, True, True, False])
-    out = embed(codes, values, has_value)
+    out = embed(codes, values, torch.tensor([False, True, True, False]))
     assert torch.equal(out[0], out[3])  # what stands where there is no value does not matter
     assert torch.equal(out[0], embed.table.weight[2])
     assert all((out[i] - out[j]).norm() > 0.1 for i, j in ((0, 1), (0, 2), (1, 2)))
@@ -180,8 +179,7 @@ def test_a_deeper_latent_rests_on_the_one_before() -> None:
     module, x = encoder(), events(9)
     before = module(x, members_of([4, 5]))
     module.heads[0].to_latent.bias.data += 1
-    after = module(x, members_of([4, 5]))
-    assert not torch.equal(before[1].mean, after[1].mean)
+    assert not torch.equal(before[1].mean, module(x, members_of([4, 5]))[1].mean)
     module.tell[0].weight.data.zero_()
     untold = module(x, members_of([4, 5]))[1].mean
     module.heads[0].to_latent.bias.data += 1

@@ -23,8 +23,7 @@ def course_of(sets: list[int] = SETS, times: list[float] = TIMES) -> SetLayout:
 
 
 def random_latents(num: int = len(TIMES)) -> Latent:
-    generator = torch.Generator().manual_seed(2)
-    mean, log_var = torch.randn(2, num, LATENT, generator=generator, dtype=torch.float64)
+    mean, log_var = torch.randn(2, num, LATENT, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     return Latent(mean, log_var, mean)
 
 

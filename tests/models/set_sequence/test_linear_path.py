@@ -110,8 +110,7 @@ def cohort(num: int, effect: float, seed: int = 0) -> RaggedBatch:
 def model_of(**fields: object) -> SetSequence:
     torch.manual_seed(0)
     config = model_config({"kind": "set_sequence", "width": 12, "hidden": 16, "latent": 8, "blocks": 1, **fields})
-    model = build_model(config, NUM_CODES)
-    return model.eval()
+    return build_model(config, NUM_CODES).eval()
 
 
 FIELDS: dict[str, dict[str, object]] = {
@@ -199,8 +198,7 @@ def test_a_weight_of_a_class_moves_where_a_model_begins_and_what_it_learns(known
         with torch.no_grad():
             shares.append(float(model.classify(batch).softmax(1)[:, 1].mean()))
             model.load_state_dict(model_of(last_values=True, **FIELDS[known]).state_dict())
-            terms = model.losses(batch)
-            losses.append(float(terms["hazard" if known == "a horizon" else "classification"][0]))
+            losses.append(float(model.losses(batch)["hazard" if known == "a horizon" else "classification"][0]))
     assert shares[1] > shares[0] + 0.1
     assert losses[1] > 1.5 * losses[0]
 

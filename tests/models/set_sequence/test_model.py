@@ -350,8 +350,7 @@ def test_reconstruction_is_of_all_levels_and_no_gradient_reaches_its_target() ->
     assert float(terms["reconstruction"][0].detach()) == pytest.approx((per_level[0] + 2 * per_level[1]) / 3)
     assert float(model.reconstruct(batch).sum()) == pytest.approx(per_level[1])
     assert float(terms["made_code"][0].detach()) == pytest.approx(float(model.code_nll(batch).sum()))
-    unlabelled = model.losses(replace(batch, seq_labels=None))
-    assert float(unlabelled["nll"][0]) == pytest.approx(per_level[1])
+    assert float(model.losses(replace(batch, seq_labels=None))["nll"][0]) == pytest.approx(per_level[1])
     # With the encoder out of the way nothing is left that could move the embedding.
     for parameter in model.encoder.parameters():
         parameter.data.zero_()
@@ -366,8 +365,7 @@ def test_other_latents_are_decoded_where_they_are_given() -> None:
         model, batch = model_of(kind), random_patients([22, 9, 1])
         own = model.vectors(batch, "set")
         assert torch.equal(model.reconstruct(batch, own), model.reconstruct(batch))
-        others = model.reconstruct(batch, own.roll(1, 0))
-        assert (others != model.reconstruct(batch)).all()
+        assert (model.reconstruct(batch, own.roll(1, 0)) != model.reconstruct(batch)).all()
 
 
 @pytest.mark.promise("patients.sets")

@@ -148,8 +148,7 @@ def test_the_incidence_of_a_cause_is_that_of_constant_rates_within_every_bin(hor
         left, wanted = 1.0, [0.0, 0.0, 0.0]
         for row, (start, end) in zip(rows, pairwise(EDGES), strict=True):
             nothing, *causes = softmax(row)
-            share = min(max((horizon - start) / (end - start), 0), 1)
-            came = left * (1 - nothing**share)
+            came = left * (1 - nothing ** min(max((horizon - start) / (end - start), 0), 1))
             wanted = [one + came * cause / sum(causes) for one, cause in zip(wanted, causes, strict=True)]
             left -= came
         assert found[person].tolist() == pytest.approx([left, *wanted], abs=1e-6)
@@ -160,8 +159,7 @@ def test_beside_competing_events_probability_and_risk_order_people_alike_and_a_s
     None
 ):
     logits = hazards(50, causes=3).detach()
-    edges = bin_edges(EDGES, "")
-    p = class_scores(logits, bins_until(EDGES[-1], edges))[:, 1]
+    p = class_scores(logits, bins_until(EDGES[-1], bin_edges(EDGES, "")))[:, 1]
     assert torch.equal(p.argsort(), risk(logits).argsort())
     assert not torch.equal(p.argsort(), cumulative_hazard(logits)[:, -1].argsort()), "the risk of any event is another"
     logits[:, 0, 1] = 60.0  # the first competing event comes in the first bin
@@ -203,8 +201,7 @@ def test_hazards_add_up_to_minus_the_logarithm_of_the_product_of_what_is_left() 
 def test_certain_hazards_stay_finite(dtype: torch.dtype) -> None:
     edges = bin_edges(EDGES, "")
     logits = torch.tensor([[[-500.0]] * BINS, [[500.0]] * BINS], dtype=dtype, requires_grad=True)
-    outcomes = people((50, True), (5000, False))
-    values = [hazard_nll(logits, *outcomes, edges), cumulative_hazard(logits)]
+    values = [hazard_nll(logits, *people((50, True), (5000, False)), edges), cumulative_hazard(logits)]
     for value in values:
         assert value.dtype == torch.float32
         assert value.isfinite().all()

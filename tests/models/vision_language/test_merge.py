@@ -122,8 +122,7 @@ def test_a_different_question_chooses_different_tokens(size: float, monkeypatch:
 
     monkeypatch.setattr(merge, "segment_top_k", top_k)
     for seed in range(2):
-        question = size * make_samples([40], [6], seed=seed).question.detach()
-        merger(replace(samples, question=question))
+        merger(replace(samples, question=size * make_samples([40], [6], seed=seed).question.detach()))
     assert [int(choice.sum()) for choice in chosen] == [16, 16]
     assert not torch.equal(chosen[0], chosen[1])
 

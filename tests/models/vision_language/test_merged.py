@@ -213,8 +213,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass(merge: str, prune: str, mod
 @torch.no_grad()
 def test_a_cache_grows_as_far_as_it_must_where_slots_are_more_than_patches() -> None:
     model, asked = merging("slots"), GenerateSettings(max_new_tokens=40, temperature=0)
-    prompts = prepare([ROWS[5]], answers=None).batch
-    (ids,) = generate(model, prompts, asked, eos_id=-1)
+    (ids,) = generate(model, prepare([ROWS[5]], answers=None).batch, asked, eos_id=-1)
     whole = prepare([(ROWS[5][0], ROWS[5][1], " ".join(map(str, ids)))]).batch
     assert model.logits(model(whole))[4:].argmax(1).tolist() == ids
 

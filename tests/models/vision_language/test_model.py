@@ -317,8 +317,7 @@ def test_images_that_do_not_fit_the_tower_are_refused() -> None:
     model = tiny(**TOWERS["clip"])
     with pytest.raises(SourceError, match="an image has 3 x 1 patches; learned positions know 2 x 2 alone"):
         model(prepare([("1 <image>", [(3, 1)], "2")]).batch)
-    images = [[picture((2, 2), 3, 0)]]
-    batch = preprocess(VOCABULARY, images, ["1 <image>"], ["2"]).batch
+    batch = preprocess(VOCABULARY, [[picture((2, 2), 3, 0)]], ["1 <image>"], ["2"]).batch
     with pytest.raises(SourceError, match="a patch has 27 values, expected 3 x 2 x 2"):
         model(batch)
 
@@ -338,7 +337,6 @@ def test_the_model_offers_what_training_and_generation_ask_for() -> None:
     assert nll.shape == (batch.num_targets,)
     torch.testing.assert_close(nll.sum(), model.losses(batch)["nll"][0].detach())
     assert TowerConfig().num_run == 1  # of two blocks
-    plain = from_sequences([[1, 2, 3]])
-    assert model.logits(model(plain)).shape == (2, VOCAB)
+    assert model.logits(model(from_sequences([[1, 2, 3]]))).shape == (2, VOCAB)
     model, settings, prompts = tiny(LEARNED), GenerateSettings(max_new_tokens=4, temperature=0), [[1, 2, 3], [4]]
     assert generate(model, prompts, settings, eos_id=-1) == generate(model.decoder, prompts, settings, eos_id=-1)

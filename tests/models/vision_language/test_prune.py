@@ -125,8 +125,7 @@ def run_of(lengths: list[int]) -> tuple[Tensor, Layout, Tensor]:
     layout = build_layout(np.array(lengths))
     qkv = torch.randn(sum(lengths), HEADS + 2 * KV_HEADS, HEAD_DIM, dtype=torch.float64)
     place = torch.cat([torch.arange(n) for n in lengths])
-    size = torch.cat([torch.full((n,), n) for n in lengths])
-    return qkv, layout, (place >= 2) & (place < size - 2)
+    return qkv, layout, (place >= 2) & (place < torch.cat([torch.full((n,), n) for n in lengths]) - 2)
 
 
 def rotary_of(layout: Layout) -> Rotary:

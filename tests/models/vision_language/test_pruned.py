@@ -446,8 +446,7 @@ def test_eight_prompts_are_continued_as_each_alone(settings: dict[str, Any], pat
         together = generate(model, prompts, asked, eos_id=7)
         assert int((model.kept[0] - model.kept[-1]).sum()) > 10, "visual tokens were removed"
         for sample, ids in enumerate(together):
-            one = prompts.select([sample])
-            assert generate(model, one, asked, eos_id=7) == [ids]
+            assert generate(model, prompts.select([sample]), asked, eos_id=7) == [ids]
 
 
 # --------------------------------------------------------------------------- settings
@@ -520,8 +519,7 @@ def test_the_patches_that_enter_each_block_are_named(prepared: Preprocessed, met
     for row in range(batch.num_seqs):
         model(batch.select([row]))
         for block, alone in enumerate(model.kept_tokens):
-            mine = together[block].split(counts[block].tolist())[row]
-            assert torch.equal(mine - first[row], alone)
+            assert torch.equal(together[block].split(counts[block].tolist())[row] - first[row], alone)
     model.mode = "origin"
     model(batch)
     assert model.kept_tokens == []

@@ -205,8 +205,7 @@ def test_the_term_is_the_cross_entropy_with_shares_of_what_falls() -> None:
     found, logits = torch.tensor([2.0, -5.0, 6.0, 1.0, 1.0, -1.0, 0.0]), torch.tensor([1.0, 0, 2, 300, 301, 1, 2])
     total, count = relevance(found, logits.requires_grad_(), layout)
     first, last = logits[:3].log_softmax(0), logits[3:5].log_softmax(0)
-    expected = -(0.25 * first[0] + 0.75 * first[2] + 0.5 * last.sum())
-    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(total, -(0.25 * first[0] + 0.75 * first[2] + 0.5 * last.sum()))
     assert count == 3, "a sample whose loss falls with no token costs nothing, and counts"
     [gradient] = torch.autograd.grad(total, logits)
     torch.testing.assert_close(gradient[:3], first.exp().detach() - torch.tensor([0.25, 0, 0.75]))
@@ -218,8 +217,7 @@ def test_heads_alone_learn_relevance_and_the_rest_its_own_loss(batch: RaggedBatc
     model = pruned(method="relevance", keep=0.5).train()
     assert model.mode == "relevance"
     assert model.weights == {"cross_entropy": 1.0, "relevance": 1.0}
-    names = {name for name, _ in model.named_parameters()}
-    heads = {name for name in names if name.startswith("pruners.")}
+    heads = {name for name in {name for name, _ in model.named_parameters()} if name.startswith("pruners.")}
     assert changed(model, batch, {"relevance": 1.0}) == heads
     assert not changed(model, batch, {"cross_entropy": 1.0}) & heads
     for name, parameter in model.named_parameters():

@@ -68,8 +68,7 @@ class Inputs:
             values = torch.cat([self.rows[row][1, :, :length], v[row][:, None]], 1).double()
             seen = slice(None if self.window is None else -self.window, None)
             keys, values = keys[:, seen], values[:, seen]
-            queries = q[row].double().unflatten(0, (kv_heads, -1))
-            weights = (queries @ keys.mT * q.shape[-1] ** -0.5).softmax(-1)
+            weights = (q[row].double().unflatten(0, (kv_heads, -1)) @ keys.mT * q.shape[-1] ** -0.5).softmax(-1)
             outputs.append((weights @ values).flatten(0, 1))
         return torch.stack(outputs), k
 

@@ -31,8 +31,7 @@ def expected(gradient: Tensor, total: Tensor, factor: float, shift: float, repla
 @pytest.mark.parametrize("target", library.TARGETS)
 @pytest.mark.parametrize("num_threads", [1, 2])
 def test_every_target_gives_the_bits_of_torch(target: str, num_threads: int) -> None:
-    loaded = library._load()[0]
-    table = loaded.library.unpad_kernels_for(target.encode())
+    table = library._load()[0].library.unpad_kernels_for(target.encode())
     if not table:
         pytest.skip(f"this processor has no {library.TARGETS[target]}")
     sizes = [ctypes.c_int64, ctypes.c_double, ctypes.c_double, ctypes.c_int, ctypes.c_int]

@@ -76,8 +76,7 @@ def test_int4_is_q4_0_of_gguf(sizes: tuple[int, int]) -> None:
     most = weight.unflatten(1, (-1, GROUP)).abs().amax(2, keepdim=True)
     away = (from_int4(numbers, scales).unflatten(1, (-1, GROUP)) - weight.unflatten(1, (-1, GROUP))).abs()
     assert (away <= most / 8 * 1.01 + 4e-6).all()  # 8 itself, beyond the range, is off by a whole scale
-    again = to_int4(from_int4(numbers, scales))
-    assert all(map(torch.equal, again, (numbers, scales)))
+    assert all(map(torch.equal, to_int4(from_int4(numbers, scales)), (numbers, scales)))
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)

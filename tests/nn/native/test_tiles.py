@@ -80,8 +80,7 @@ def compare(case: Case) -> None:
     with running("avx512_bf16"):
         wanted = attend(case, inputs.double(), case.lengths)
         present = attend(case, inputs, case.lengths)
-    tiled = attend_by(library.PLAIN_TILES, case)
-    for name, a, b, exact in zip(NAMES, tiled, present, wanted, strict=False):
+    for name, a, b, exact in zip(NAMES, attend_by(library.PLAIN_TILES, case), present, wanted, strict=False):
         ours, theirs = error(a, exact), error(b, exact)
         assert ours <= 1.1 * theirs + LEAST, (name, ours, theirs)
 
@@ -173,8 +172,7 @@ def test_a_large_bias_of_all_keys_changes_no_gradient() -> None:
 def test_products_of_tiles_are_summed_in_the_order_of_their_definition(body: str, tmp_path: Path) -> None:
     """Of one to three tiles in each direction, also where products and sums are denormal."""
     program, here = tmp_path / "tiles", Path(__file__)
-    include = f"-I{Path(library.__file__).parent}"
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", include]
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", f"-I{Path(library.__file__).parent}"]
     subprocess.run(["g++", *flags, str(here.with_name("tiles.cpp")), "-o", str(program)], check=True)
     done = subprocess.run([program, body], capture_output=True, text=True, check=False)
     assert done.stdout == "0 numbers differ\n", done

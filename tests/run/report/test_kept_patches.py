@@ -59,13 +59,11 @@ def test_a_png_has_a_panel_per_layer_and_says_what_was_asked(tmp_path: Path) -> 
         height, width = (one.scale * side for side in panel.shape[:2])
         part = page[GAP + LINE : GAP + LINE + height, x : x + width]
         assert np.array_equal(part[:: one.scale, :: one.scale], panel)
-    under = page[GAP + one.size[1] :]
-    assert (under < 128).any(), "question and answer stand under the panels"
+    assert (page[GAP + one.size[1] :] < 128).any(), "question and answer stand under the panels"
 
 
 def test_no_letter_is_drawn_that_the_font_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = find_font("plain?")
-    assert plain.getname() == show.builtin_font().getname()
+    assert find_font("plain?").getname() == show.builtin_font().getname()
     monkeypatch.setattr(show, "_system_fonts", list)
     assert find_font(QUESTION) is None, "the font that is always there has no Chinese"
     assert find_font("é") is None

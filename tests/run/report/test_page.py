@@ -233,8 +233,7 @@ def test_state_is_how_the_run_said_it_ended(tmp_path: Path, ending: str) -> None
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "log.jsonl"])
 def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
     folder = run_directory(tmp_path / "run")
-    good = (folder / name).read_text()
-    (folder / name).write_text(good.replace("}\n", "\n", 1))
+    (folder / name).write_text((folder / name).read_text().replace("}\n", "\n", 1))
     with pytest.raises(SourceError, match=rf"{name}:1\b"):
         write_report(folder)
     (folder / name).unlink()

@@ -73,8 +73,7 @@ def test_one_moment_alone_can_be_drawn() -> None:
 
 
 def test_rare_codes_beyond_the_rows_are_counted() -> None:
-    events = [[0, f"code {i}", None] for i in range(MAX_CODES + 3)]
-    drawn = course("p", one_patient(events=events))
+    drawn = course("p", one_patient(events=[[0, f"code {i}", None] for i in range(MAX_CODES + 3)]))
     assert drawn.count("<circle") == MAX_CODES
     assert "not shown: 3 rarer codes" in drawn
 

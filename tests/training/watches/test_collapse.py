@@ -185,8 +185,7 @@ class Run:
         checkpoint.save(self.folder, checkpoint.State(self.step, tensors, {"collapse": self.monitor.values()}), keep=2)
 
     def load(self) -> None:
-        loaded = checkpoint.load_newest(self.folder)
-        state = loaded[0]
+        state = checkpoint.load_newest(self.folder)[0]
         self.step = state.step
         self.model.load_state_dict({k[6:]: v for k, v in state.tensors.items() if k.startswith("model.")})
         load_optimizer_tensors(self.model, self.optimizer, state.tensors)
@@ -308,8 +307,7 @@ def test_a_decoder_that_ignores_its_latent_is_found_within_the_window(tmp_path: 
 @pytest.mark.promise("patients.monitor")
 def test_the_decoder_of_a_real_model_that_ignores_an_active_latent_is_found() -> None:
     model = tiny_patients_model(torch.float32)
-    batch = random_patients([30, 40, 50])
-    monitor = CollapseMonitor(FAST, model, LatentSample([batch], True), SavedWatches())
+    monitor = CollapseMonitor(FAST, model, LatentSample([random_patients([30, 40, 50])], True), SavedWatches())
     assert [monitor.check(step).light for step in (30, 40, 50)].count("red") == 0
     for parameter in model.decoder.from_latent.parameters():
         parameter.data.zero_()

@@ -129,8 +129,7 @@ def _sealed_checkpoint(lora: bool) -> Callable[[Path], Target]:
             name, body = _split(data, files)
             changed = {**files, name: body}
             _put(path, {**changed, MANIFEST: manifest_of(changed)})
-            loaded = checkpoint.load(path)
-            put_weights(model, model_weights(loaded.tensors), str(path))
+            put_weights(model, model_weights(checkpoint.load(path).tensors), str(path))
 
         return Target(make, run, (CheckpointError,))
 
