@@ -115,9 +115,7 @@ class Endings:
 
 @pytest.mark.promise("cli.exit-codes")
 @pytest.mark.parametrize("code", [code for code in documented() if code not in ELSEWHERE])
-def test_an_ending_has_the_code_that_the_page_says(
-    code: int, unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ending_has_the_code_that_the_page_says(code, unpad, tmp_path, monkeypatch):
     endings = Endings(unpad, monkeypatch, tmp_path)
     if code in OF_TRAINING:
         [ending] = [one for one in ENDINGS if one.name == OF_TRAINING[code]]
@@ -130,7 +128,7 @@ def test_an_ending_has_the_code_that_the_page_says(
 
 
 @pytest.mark.promise("cli.exit-codes")
-def test_every_code_of_an_error_is_on_the_page_and_of_one_kind_alone() -> None:
+def test_every_code_of_an_error_is_on_the_page_and_of_one_kind_alone():
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, UnpadError)]
     own = [kind for kind in kinds if "exit_code" in vars(kind)]
     own.remove(errors.RunFileError)  # what is damaged of a run, as CheckpointError
@@ -142,7 +140,7 @@ def test_every_code_of_an_error_is_on_the_page_and_of_one_kind_alone() -> None:
 
 
 @pytest.mark.promise("cli.exit-codes")
-def test_the_page_lists_the_codes_of_verdicts() -> None:
+def test_the_page_lists_the_codes_of_verdicts():
     verdicts = [
         errors.UNFORESEEN, errors.NOT_PROVED, errors.DOCTOR_FOUND_TROUBLE, errors.REPLAY_DIFFERS,
     ]  # fmt: skip

@@ -51,7 +51,7 @@ def _unquoted(line: ast.JoinedStr) -> bool:
 
 
 @pytest.mark.promise("install.any-place")
-def test_no_source_guesses_where_the_checkout_stands() -> None:
+def test_no_source_guesses_where_the_checkout_stands():
     found = []
     for path in SOURCES:
         lines = guesses(path.read_text(encoding="utf-8"))
@@ -70,5 +70,5 @@ def test_no_source_guesses_where_the_checkout_stands() -> None:
         "subprocess.run(command, shell=True)",
     ],
 )
-def test_each_kind_of_guess_is_found(line: str) -> None:
+def test_each_kind_of_guess_is_found(line):
     assert len(list(guesses(line))) == 1

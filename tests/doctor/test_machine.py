@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from tests.helpers.families import text
-from tests.helpers.shell import Shell
 from unpad.doctor import machine
 from unpad.doctor.finding import Finding
 from unpad.doctor.machine import (
@@ -41,7 +40,7 @@ def found_on(folder: Path, check: str) -> str:
     return said(DISK[check](folder, folder))
 
 
-def test_a_sound_disk_and_enough_room_have_no_finding(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_sound_disk_and_enough_room_have_no_finding(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 3 * GIB)
     places = [tmp_path / name for name in DISK]
     for place in places:
@@ -109,9 +108,7 @@ def lost_write(descriptor: int, path: Path, data: bytes) -> None:
         (os, "rename", replacing_rename, "rename", "a full folder was replaced"),
     ],
 )
-def test_a_disk_that_lies_is_a_fault(
-    tmp_path: Path, monkeypatch: Patch, module: Any, name: str, stand_in: Any, check: str, says: str
-) -> None:
+def test_a_disk_that_lies_is_a_fault(tmp_path, monkeypatch, module, name, stand_in, check, says):
     monkeypatch.setattr(machine, "FREED_WITHIN", 0.2)
     monkeypatch.setattr(module, name, stand_in)
     found = found_on(tmp_path, check)
@@ -121,9 +118,7 @@ def test_a_disk_that_lies_is_a_fault(
 
 @pytest.mark.promise("doctor.disk")
 @pytest.mark.parametrize(("seconds", "says"), [((1e-5, 4e-3), "dropped"), ((0.7, 0.7), "slow"), ((2e-3, 4e-3), "")])
-def test_flushes_that_are_dropped_or_slow_are_a_warning(
-    tmp_path: Path, monkeypatch: Patch, seconds: tuple[float, float], says: str
-) -> None:
+def test_flushes_that_are_dropped_or_slow_are_a_warning(tmp_path, monkeypatch, seconds, says):
     monkeypatch.setattr(machine, "flush_seconds", lambda place: seconds)
     monkeypatch.setattr(machine, "mount_of", lambda place: ("ext4", []))
     found = found_on(tmp_path, "flush")
@@ -147,9 +142,7 @@ TABLE = "22 1 0:21 / / rw,relatime - ext4 /dev/sda1 rw\n31 22 0:31 / /data\\040d
         ("fuse.s3fs", "", "note The file system of /data disk/runs is fuse.s3fs: another machine"),
     ],
 )
-def test_what_kinds_and_options_of_file_systems_mean(
-    tmp_path: Path, monkeypatch: Patch, kind: str, options: str, says: str
-) -> None:
+def test_what_kinds_and_options_of_file_systems_mean(tmp_path, monkeypatch, kind, options, says):
     monkeypatch.setattr(machine, "MOUNTS", tmp_path / "mountinfo")
     (tmp_path / "mountinfo").write_text(TABLE.format(kind=kind, options=options))
     place = Path("/data disk/runs")
@@ -158,7 +151,7 @@ def test_what_kinds_and_options_of_file_systems_mean(
 
 
 @pytest.mark.promise("doctor.disk")
-def test_a_disk_or_memory_that_is_too_small_is_found(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_disk_or_memory_that_is_too_small_is_found(tmp_path, monkeypatch):
     def room(free: int) -> str:
         monkeypatch.setattr(disk, "free_bytes", lambda folder: free)
         return said(check_room(tmp_path, tmp_path, "x", NEEDS))
@@ -171,9 +164,7 @@ def test_a_disk_or_memory_that_is_too_small_is_found(tmp_path: Path, monkeypatch
 
 @pytest.mark.slow
 @pytest.mark.promise("doctor.disk")
-def test_the_verb_tells_writes_and_leaves_nothing_behind(
-    unpad: Shell, tmp_path: Path, monkeypatch: Patch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_verb_tells_writes_and_leaves_nothing_behind(unpad, tmp_path, monkeypatch, tmp_path_factory):
     monkeypatch.setattr(machine, "mount_of", lambda place: ("tmpfs", []))
     recipe, at = text(tmp_path / "toy"), tmp_path_factory.mktemp("disk")
     words = ["--machine", "--at", at / "runs", "--lang", "zh", "--json", "found.json"]

@@ -2,7 +2,6 @@
 
 import json
 import math
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -40,7 +39,7 @@ KNOWN = json.loads(FILE.read_text(encoding="utf-8"))  # made by scikit-learn
 
 @pytest.mark.promise("patients.outcomes")
 @pytest.mark.parametrize("kind", ["plain", "ties"])
-def test_measures_equal_those_of_scikit_learn(kind: str) -> None:
+def test_measures_equal_those_of_scikit_learn(kind):
     known = KNOWN[kind]
     labels, p, times = (np.array(known[name]) for name in ("labels", "p", "times"))
     for ours in (auroc, average_precision, brier):
@@ -49,14 +48,14 @@ def test_measures_equal_those_of_scikit_learn(kind: str) -> None:
     assert accuracy(labels, p) == pytest.approx(known["accuracy"], abs=1e-12)
 
 
-def test_curves_equal_those_of_scikit_learn() -> None:
+def test_curves_equal_those_of_scikit_learn():
     known = KNOWN["ties"]
     labels, p = np.array(known["labels"]), np.array(known["p"])
     assert roc_points(labels, p) == pytest.approx(np.array(known["roc"]), abs=1e-12)
     assert precision_recall_points(labels, p)[::-1] == pytest.approx(np.array(known["precision_recall"]), abs=1e-12)
 
 
-def test_calibration_equals_that_of_scikit_learn() -> None:
+def test_calibration_equals_that_of_scikit_learn():
     known = KNOWN["plain"]
     labels, p = np.array(known["labels"]), np.array(known["p"])
     bins = calibration_bins(p)
@@ -68,19 +67,19 @@ def test_calibration_equals_that_of_scikit_learn() -> None:
     assert calibration_error(labels, p) == pytest.approx((share * np.abs(predicted - observed)).sum(), abs=1e-12)
 
 
-def test_a_probability_of_a_half_predicts_no_outcome() -> None:
+def test_a_probability_of_a_half_predicts_no_outcome():
     half = np.array([0.5])
     assert (accuracy(np.array([0]), half), accuracy(np.array([1]), half)) == (1, 0)
 
 
-def test_a_probability_on_an_edge_belongs_to_the_bin_below() -> None:
+def test_a_probability_on_an_edge_belongs_to_the_bin_below():
     assert calibration_bins(np.arange(11.0)).tolist() == [0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
     assert calibration_bins(np.array([0.1] * 9 + [0.9])).tolist() == [0] * 9 + [9]
 
 
 @pytest.mark.parametrize("measure", [*MEASURES, calibration_intercept, calibration_slope])
 @pytest.mark.parametrize("ties", [False, True])
-def test_a_weight_is_so_many_patients(measure: Callable[..., np.ndarray], ties: bool) -> None:
+def test_a_weight_is_so_many_patients(measure, ties):
     labels, p = sample(60, ties)
     blocks = np.stack([times for times, _ in zip(draws(60, 0), range(5), strict=False)]).astype(float)
     together = np.moveaxis(np.asarray(measure(labels, p, blocks)), -1, 0)
@@ -89,7 +88,7 @@ def test_a_weight_is_so_many_patients(measure: Callable[..., np.ndarray], ties: 
         assert found == pytest.approx(alone, abs=1e-12 if measure in MEASURES else 1e-9)
 
 
-def test_calibration_error_of_a_resample_uses_the_bins_of_all_patients() -> None:
+def test_calibration_error_of_a_resample_uses_the_bins_of_all_patients():
     labels, p = sample(200, ties=False)
     times = next(draws(200, 1)).astype(float)
     bins = calibration_bins(p)
@@ -97,7 +96,7 @@ def test_calibration_error_of_a_resample_uses_the_bins_of_all_patients() -> None
     assert calibration_error(labels, p, times) == pytest.approx(sum(gaps) / 200, abs=1e-12)
 
 
-def test_where_a_measure_does_not_exist_it_is_not_a_number() -> None:
+def test_where_a_measure_does_not_exist_it_is_not_a_number():
     p = np.array([0.1, 0.2, 0.3])
     for labels in (np.zeros(3), np.ones(3)):
         assert math.isnan(auroc(labels, p))
@@ -117,7 +116,7 @@ def test_where_a_measure_does_not_exist_it_is_not_a_number() -> None:
 @pytest.mark.parametrize(
     ("came", "others", "limit"), [(10, 90, 0.6915), (90, 10, 0.6915), (15, 15, 0.7820), (1, 9, 0.025)]
 )
-def test_an_auroc_of_1_or_0_has_the_exact_limit_of_its_independent_pairs(came: int, others: int, limit: float) -> None:
+def test_an_auroc_of_1_or_0_has_the_exact_limit_of_its_independent_pairs(came, others, limit):
     labels, p = np.repeat([0, 1], [others, came]), np.linspace(0, 1, others + came)
     right = exact_auroc(measured(lambda w: auroc(labels, p, w), len(p)), labels)
     assert (right.value, right.high) == (1, 1)
@@ -129,7 +128,7 @@ def test_an_auroc_of_1_or_0_has_the_exact_limit_of_its_independent_pairs(came: i
     assert exact_auroc(some, labels) is some
 
 
-def test_a_concordance_of_1_or_0_has_a_limit_by_half_of_the_patients_and_the_share_of_comparable_pairs() -> None:
+def test_a_concordance_of_1_or_0_has_a_limit_by_half_of_the_patients_and_the_share_of_comparable_pairs():
     num = 40
     durations, risk = np.arange(num) + 1.0, -np.arange(num) * 1.0
     limit = 0.025 ** (1 / (num // 2))
@@ -148,7 +147,7 @@ def test_a_concordance_of_1_or_0_has_a_limit_by_half_of_the_patients_and_the_sha
     assert measure(risk[:4], seen[:4]).low == 0, "of two pairs nothing follows"
 
 
-def test_an_average_precision_of_1_has_no_lower_limit() -> None:
+def test_an_average_precision_of_1_has_no_lower_limit():
     found = one_sided_precision(Metric(1.0, 1.0, 1.0, 9))
     assert found.to_json().items() >= {"value": 1.0, "low": None, "high": 1.0, "num": 9}.items()
     (line,) = [" ".join(" ".join(metric_lines({"average_precision": found})).split())]
@@ -159,7 +158,7 @@ def test_an_average_precision_of_1_has_no_lower_limit() -> None:
 
 @settings(deadline=None, max_examples=200)
 @given(some.lists(some.tuples(some.integers(0, 1), some.integers(1, 9)), min_size=2, max_size=12))
-def test_a_slope_is_missing_exactly_where_a_reason_says_why(rows: list[tuple[int, int]]) -> None:
+def test_a_slope_is_missing_exactly_where_a_reason_says_why(rows):
     labels, p = np.array([label for label, _ in rows]), np.array([tenth / 10 for _, tenth in rows])
     if labels.min() == labels.max():
         return
@@ -168,7 +167,7 @@ def test_a_slope_is_missing_exactly_where_a_reason_says_why(rows: list[tuple[int
     assert ("is infinite" in why) == (np.ptp(p) > 0 and p[labels == 1].min() >= p[labels == 0].max())
 
 
-def test_the_calibration_slope_finds_how_probabilities_were_bent() -> None:
+def test_the_calibration_slope_finds_how_probabilities_were_bent():
     rng = np.random.default_rng(0)
     x = rng.normal(size=200_000)
     labels = (rng.random(x.size) < 1 / (1 + np.exp(-x))).astype(float)
@@ -176,7 +175,7 @@ def test_the_calibration_slope_finds_how_probabilities_were_bent() -> None:
 
 
 @pytest.mark.parametrize("shift", [-6.0, 0.0, 1.0, 9.0])
-def test_the_calibration_intercept_is_the_shift_that_expects_as_many_events_as_came(shift: float) -> None:
+def test_the_calibration_intercept_is_the_shift_that_expects_as_many_events_as_came(shift):
     rng = np.random.default_rng(0)
     x = 4 * rng.normal(size=500)
     labels = (rng.random(x.size) < 1 / (1 + np.exp(-x))).astype(float)
@@ -185,7 +184,7 @@ def test_the_calibration_intercept_is_the_shift_that_expects_as_many_events_as_c
     assert found == pytest.approx(-shift, abs=0.5)
 
 
-def test_the_interval_of_the_calibration_error_holds_it_though_its_resamples_are_larger() -> None:
+def test_the_interval_of_the_calibration_error_holds_it_though_its_resamples_are_larger():
     labels, p = sample(60, ties=False)
     # As well calibrated as bins can be: each holds as many outcomes as it expects, within one.
     labels = np.zeros(60)
@@ -214,7 +213,7 @@ def by_pairs(risk: np.ndarray, durations: np.ndarray, observed: np.ndarray, weig
 @pytest.mark.promise("patients.outcomes")
 @settings(deadline=None, max_examples=60)
 @given(some.integers(0, 40), some.integers(1, 9), some.integers(1, 9), some.integers(0, 1000))
-def test_concordance_equals_that_of_all_pairs(num: int, risks: int, times: int, seed: int) -> None:
+def test_concordance_equals_that_of_all_pairs(num, risks, times, seed):
     rng = np.random.default_rng(seed)
     risk, durations = rng.integers(0, risks, num) / 3.0, rng.integers(0, times, num).astype(float)
     observed, weights = rng.random(num) < 0.6, rng.integers(0, 3, (2, num)).astype(float)
@@ -225,9 +224,7 @@ def test_concordance_equals_that_of_all_pairs(num: int, risks: int, times: int, 
         assert found == pytest.approx(by_pairs(risk, durations, observed, row), abs=1e-12, nan_ok=True)
 
 
-def test_the_bootstrap_draws_patients_as_the_others_do_and_does_not_depend_on_its_blocks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_bootstrap_draws_patients_as_the_others_do_and_does_not_depend_on_its_blocks(monkeypatch):
     labels, p = sample(40, ties=True)
     samples = bootstrap(lambda w: auroc(labels, p, w), 40)
     assert samples.shape == (NUM_RESAMPLES,)
@@ -236,7 +233,7 @@ def test_the_bootstrap_draws_patients_as_the_others_do_and_does_not_depend_on_it
     assert np.array_equal(bootstrap(lambda w: auroc(labels, p, w), 40), samples, equal_nan=True)
 
 
-def test_recall_counts_the_entries_among_the_highest_scores() -> None:
+def test_recall_counts_the_entries_among_the_highest_scores():
     rng = np.random.default_rng(0)
     scores = rng.normal(size=(6, 20))
     rows, columns = np.nonzero(rng.random((5, 20)) < 0.2)
@@ -247,7 +244,7 @@ def test_recall_counts_the_entries_among_the_highest_scores() -> None:
         assert found[row] == pytest.approx(len(wanted & top) / len(wanted) if wanted else math.nan, nan_ok=True)
 
 
-def test_equal_scores_share_the_places_left_for_them_whatever_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_equal_scores_share_the_places_left_for_them_whatever_the_block(monkeypatch):
     scores = np.array([[1.0, 2.0, 2.0, 0.0], [5.0, 5.0, 5.0, 5.0]])
     rows, columns = np.array([0, 0, 0, 1]), np.array([0, 1, 3, 2])
     above, equal = ranks(scores, rows, columns)

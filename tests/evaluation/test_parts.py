@@ -50,7 +50,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.promise("data.parts")
-def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_of_its_checks(texts: Path) -> None:
+def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_of_its_checks(texts):
     folder = str(texts / "run")
     found, _ = evaluate_run(folder)
     assert (found["loss"].num, found["loss"].part, found["loss"].best_of) == (5, "test", None)
@@ -70,7 +70,7 @@ def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_o
 
 
 @pytest.mark.promise("data.parts")
-def test_neither_the_tokenizer_nor_a_step_sees_the_test_part(texts: Path) -> None:
+def test_neither_the_tokenizer_nor_a_step_sees_the_test_part(texts):
     data = open_data(load_recipe(str(texts / "toy.yaml")), None)
     assert data.table.num_test == 5
     assert any("5 of the test part" in line for line in data.lines())
@@ -86,7 +86,7 @@ def test_neither_the_tokenizer_nor_a_step_sees_the_test_part(texts: Path) -> Non
 
 
 @pytest.mark.promise("data.parts")
-def test_new_data_is_read_as_the_run_reads_its_own(texts: Path, tmp_path: Path, unpad: Any) -> None:
+def test_new_data_is_read_as_the_run_reads_its_own(texts, tmp_path, unpad):
     lines = (texts / "texts.jsonl").read_text("utf-8").splitlines()
     new = tmp_path / "new.jsonl"
     chosen = [json.loads(lines[number]) for number in (3, 10, 11, 40, 41)]
@@ -110,9 +110,7 @@ def test_new_data_is_read_as_the_run_reads_its_own(texts: Path, tmp_path: Path, 
 
 @pytest.mark.promise("data.parts")
 @pytest.mark.parametrize("joined", [False, True])
-def test_new_texts_that_are_near_duplicates_of_training_ones_are_named(
-    texts: Path, tmp_path: Path, unpad: Any, monkeypatch: pytest.MonkeyPatch, joined: bool
-) -> None:
+def test_new_texts_that_are_near_duplicates_of_training_ones_are_named(texts, tmp_path, unpad, monkeypatch, joined):
     folder = texts / "run"
     if joined:
         run(texts / "toy.yaml", tmp_path / "run", "plan.cross_documents=true")
@@ -155,7 +153,7 @@ def _without_split(path: Path, out: Path) -> Path:
 
 
 @pytest.mark.promise("data.parts")
-def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path):
     recipe = write_toy(tmp_path, **ONE_STAGE)
     train(str(recipe), tmp_path / "run", ["data.split_version=1", "train.max_steps=2"], console=quiet())
     command = tmp_path / "run" / "run.json"
@@ -179,7 +177,7 @@ def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path: Path) 
 
 
 @pytest.mark.promise("data.parts")
-def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_are_named(tmp_path: Path) -> None:
+def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_are_named(tmp_path):
     folder = write_folder(tmp_path / "pictures", 32)
     listed = [
         {"image": str(path.relative_to(folder)), "label": path.parent.name, "split": ("train", "dev", "test")[n % 3]}
@@ -207,7 +205,7 @@ def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_a
 
 
 @pytest.mark.promise("data.parts")
-def test_what_is_measured_of_the_training_part_is_not_augmented(tmp_path: Path) -> None:
+def test_what_is_measured_of_the_training_part_is_not_augmented(tmp_path):
     folder = write_folder(tmp_path / "pictures", 32)
     changes = {"scale": 0.5, "flip": 0.5, "shift": 0.3}
     recipe = recipe_of(folder, images=changes, train={"max_epochs": None, "max_steps": 1})
@@ -229,7 +227,7 @@ def test_what_is_measured_of_the_training_part_is_not_augmented(tmp_path: Path) 
 
 
 @pytest.mark.promise("data.parts")
-def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path: Path) -> None:
+def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,7 +45,7 @@ def alone(data: Patients, seq: int) -> RaggedBatch:
     return data.load(Micro(np.array([seq]), 0 * stop, stop, 0 * stop, 0, 0))
 
 
-def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> None:
+def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong():
     data, model = draw(), Guess()
     ids = np.flatnonzero(data.table.split == Split.HOLDOUT)[::-1]
     many, one = predict(Measuring(model, data, ids, MANY)), predict(Measuring(model, data, ids, ONE))
@@ -62,14 +61,14 @@ def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> N
         assert many.num_sets[row] == len(data.set_sizes[seq])
 
 
-def test_risk_is_the_probability_where_there_are_no_hazards() -> None:
+def test_risk_is_the_probability_where_there_are_no_hazards():
     data = draw()
     found = predict(Measuring(Guess(hazards=False), data, np.arange(40), MANY))
     assert np.array_equal(np.argsort(found.risk), np.argsort(found.p))
 
 
 @pytest.mark.promise("patients.outcomes")
-def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
+def test_patients_of_unknown_outcome_are_left_out_and_counted():
     data, model = draw(), Guess()
     found = predict(Measuring(model, data, np.arange(40), MANY))
     known = np.flatnonzero(found.labels >= 0)
@@ -89,7 +88,7 @@ def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
     assert metrics["loss"].low < metrics["loss"].value < metrics["loss"].high
 
 
-def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None:
+def test_outcomes_that_a_probability_separates_have_limits_and_reasons():
     p, labels = np.linspace(0.1, 0.9, 40), np.repeat([0, 1], 20)
     log_p, durations, ones = np.log(np.stack([1 - p, p], 1)), np.where(labels == 1, 1.0, 2.0), np.ones(40, np.int64)
     found = PatientPredictions(log_p, log_p[:, 2:], labels, p, durations, labels, ones, np.arange(40))
@@ -107,7 +106,7 @@ def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None
     assert math.isnan(outcome_rows(never, True, True).metrics()["concordance"].value)
 
 
-def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_limits() -> None:
+def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_limits():
     labels = np.repeat([0, 1], 20)
     log_p = np.where(np.stack([1 - labels, labels], 1) > 0, 0.0, -1000.0)  # probabilities of exactly 0 and 1
     nothing = np.full(40, np.nan)
@@ -126,7 +125,7 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
     assert in_pairs.low == pytest.approx(0.025 ** (1 / 5)), "of five patients of two examples"
 
 
-def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
+def test_without_labels_or_times_there_is_nothing_to_say_of_them():
     untimed = outcome_rows(predict(Measuring(Guess(), draw(timed=False), np.arange(40), MANY)), True, True).metrics()
     assert "concordance" not in untimed
     unlabelled = outcome_rows(
@@ -150,7 +149,7 @@ def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
         ({"next_code": 1.0}, True, {"next_set_loss"}),
     ],
 )
-def test_only_what_was_trained_is_measured(weights: dict[str, float], labelled: bool, expected: set[str]) -> None:
+def test_only_what_was_trained_is_measured(weights, labelled, expected):
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY), model=Guess(**weights))
     data = draw(labelled=labelled)
     found = evaluate(
@@ -160,7 +159,7 @@ def test_only_what_was_trained_is_measured(weights: dict[str, float], labelled: 
     assert not found.keys() & ({"loss", "concordance", "reconstruction", "next_set_loss"} - expected)
 
 
-def test_training_is_judged_by_what_it_trains() -> None:
+def test_training_is_judged_by_what_it_trains():
     data, ids = draw(), np.arange(40)
     judged = held_out(Measuring(Guess(), data, ids, MANY))
     found = predict(Measuring(Guess(), data, ids, MANY))
@@ -175,13 +174,13 @@ def test_training_is_judged_by_what_it_trains() -> None:
         assert judged.values == {"loss": judged.loss, "reconstruction": judged.loss}
 
 
-def test_patients_with_nothing_to_judge_by_are_an_error() -> None:
+def test_patients_with_nothing_to_judge_by_are_an_error():
     with pytest.raises(SourceError, match="have no target"):
         held_out(Measuring(Guess(hazard=1.0), draw(timed=False), np.arange(40), MANY))
 
 
 @pytest.mark.promise("patients.next-set")
-def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient() -> None:
+def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient():
     data, model = draw(), Guess()
     found = score_sets(Measuring(model, data, np.arange(40), MANY), True, True)
     metrics = summarise_sets(found, CODES)
@@ -214,7 +213,7 @@ def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient(
     assert summarise_sets(one, CODES)["next_set_auroc"].value == pytest.approx(metrics["next_set_auroc"].value)
 
 
-def test_codes_that_were_rebuilt_are_told_apart() -> None:
+def test_codes_that_were_rebuilt_are_told_apart():
     data, model = draw(12), Guess()
     metrics = summarise_sets(score_sets(Measuring(model, data, np.arange(12), MANY), True, False), CODES)
     assert "next_set_loss" not in metrics
@@ -229,16 +228,14 @@ def test_codes_that_were_rebuilt_are_told_apart() -> None:
     assert "made_code: unknown" not in metrics
 
 
-def test_patients_of_one_set_have_no_next() -> None:
+def test_patients_of_one_set_have_no_next():
     data = Patients([[2], [1], [3]], np.array([0, 1, 0]))
     found = score_sets(Measuring(Guess(), data, np.arange(3), MANY), True, True)
     assert not (found.above >= 0).any()
     assert "next_set_loss" not in summarise_sets(found, CODES)
 
 
-def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_leaves_what_the_report_draws_and_names_nobody(tmp_path, monkeypatch):
     folder = run_directory(tmp_path / "run")
     (folder / "recipe.yaml").write_text("model: {kind: set_sequence}")
     data, recipe = draw(80), SimpleNamespace(plan=MANY, stages=[], train=SimpleNamespace(weights="last"))
@@ -267,7 +264,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
     assert "patient 1" in (folder / "report.html").read_text()
 
 
-def test_courses_are_those_of_readable_patients_of_both_outcomes() -> None:
+def test_courses_are_those_of_readable_patients_of_both_outcomes():
     data = draw(80)
     found = predict(Measuring(Guess(), data, np.arange(80), MANY))
     chosen = courses(Measuring(Guess(), data, np.arange(80), MANY), found)
@@ -286,7 +283,7 @@ def test_courses_are_those_of_readable_patients_of_both_outcomes() -> None:
         assert {at for at, _, _ in course["events"]} == set(range(len(course["days"])))
 
 
-def test_curves_are_thinned_to_what_a_picture_shows() -> None:
+def test_curves_are_thinned_to_what_a_picture_shows():
     few = np.stack([np.linspace(0, 1, 7), np.linspace(0, 1, 7) ** 2], 1)
     assert _thin(few) == few.round(6).tolist()
     many = np.stack([np.linspace(0, 1, 5000), np.linspace(0, 1, 5000)], 1)
@@ -296,7 +293,7 @@ def test_curves_are_thinned_to_what_a_picture_shows() -> None:
     assert np.diff(thin[:, 0]).max() < 1.1 / 199
 
 
-def test_what_is_drawn_of_calibration_has_the_intervals_of_wilson() -> None:
+def test_what_is_drawn_of_calibration_has_the_intervals_of_wilson():
     found = predict(Measuring(Guess(), draw(80), np.arange(80), MANY))
     drawn = describe(found)
     assert list(drawn) == ["calibration", "roc", "precision_recall"]
@@ -317,7 +314,7 @@ def test_what_is_drawn_of_calibration_has_the_intervals_of_wilson() -> None:
     assert [point for point in drawn["precision_recall"] if point not in points] == []
 
 
-def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown() -> None:
+def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown():
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY), model=Guess(classification=1.0))
     data, ids = draw(), np.arange(40)
     found = predict(Measuring(Guess(), data, ids, MANY))
@@ -335,7 +332,7 @@ def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown()
     assert evaluated.lines[0] == f"evaluated: {said_first}"
 
 
-def test_one_outcome_alone_has_no_curve() -> None:
+def test_one_outcome_alone_has_no_curve():
     data = Patients([[2, 1]] * 12, np.zeros(12, np.int64))
     found = predict(Measuring(Guess(), data, np.arange(12), MANY))
     assert list(describe(found)) == ["calibration"]
@@ -365,7 +362,7 @@ def of_classes(labels: np.ndarray, p: np.ndarray) -> PatientPredictions:
 
 @pytest.mark.promise("patients.ready-labels")
 @pytest.mark.parametrize(("kind", "absent"), [("classes", None), ("absent", 2)])
-def test_measures_of_several_classes_equal_those_of_scikit_learn(kind: str, absent: int | None) -> None:
+def test_measures_of_several_classes_equal_those_of_scikit_learn(kind, absent):
     known = KNOWN[kind]
     labels, p = sample_classes(300, absent)
     labels, p = np.append(labels, [UNKNOWN, UNKNOWN]), np.concatenate([p, p[:2]])  # whom no measure counts
@@ -400,7 +397,7 @@ def test_measures_of_several_classes_equal_those_of_scikit_learn(kind: str, abse
     assert columns.keys().isdisjoint({"risk", "duration", "observed", "probability"})
 
 
-def test_the_interval_of_a_mean_over_classes_is_that_of_patients_drawn_again() -> None:
+def test_the_interval_of_a_mean_over_classes_is_that_of_patients_drawn_again():
     labels, p = sample_classes(40, 2, seed=3)
     labels[labels == 4] = 0
     labels[7] = 4  # of a class that many resamples lack
@@ -415,7 +412,7 @@ def test_the_interval_of_a_mean_over_classes_is_that_of_patients_drawn_again() -
     assert binary.class_brier(labels, p, times) == pytest.approx(np.array(squares), abs=1e-12)
 
 
-def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rarest() -> None:
+def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rarest():
     p = np.full((12, 5), 0.1) + 0.5 * np.eye(5)[np.arange(12) % 5]
     alone = outcome_rows(of_classes(np.zeros(12, np.int64), p), True, True).metrics()
     assert {name: metric.note for name, metric in alone.items() if math.isnan(metric.value)} == {
@@ -432,7 +429,7 @@ def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rar
 
 
 @pytest.mark.promise("patients.ready-labels")
-def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
+def test_an_evaluation_of_several_classes_counts_draws_and_shows_each():
     rng, base = np.random.default_rng(2), draw(60, timed=False)
     labels = np.where(np.arange(60) % 7 == 3, -1, rng.integers(0, 3, 60))
     data = replace(base, labels=labels, classes=NAMES[:4])
@@ -490,7 +487,7 @@ def ranked(predictions: PatientPredictions) -> float:
 
 
 @pytest.mark.promise("patients.competing")
-def test_who_had_a_competing_event_stays_at_risk_for_ever() -> None:
+def test_who_had_a_competing_event_stays_at_risk_for_ever():
     """Wolbers et al. (2014): a pair counts if the outcome of one came before that of the other, which never comes after
     a competing event, however early that was."""
     rng = np.random.default_rng(5)
@@ -511,7 +508,7 @@ def test_who_had_a_competing_event_stays_at_risk_for_ever() -> None:
 
 
 @pytest.mark.promise("patients.competing")
-def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
+def test_every_competing_event_is_measured_as_the_outcome_is():
     rng = np.random.default_rng(7)
     num, horizon, names = 50, 9.1, ("moved", "died", "never")
     durations, cause = rng.integers(1, 15, num).astype(np.float32), rng.integers(0, 4, num)
@@ -543,7 +540,7 @@ def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
     assert found["auroc_never"].to_json()["reason"] == "no patient has never by the horizon"
 
 
-def test_competing_events_are_counted_and_told_in_rows_where_there_are_any() -> None:
+def test_competing_events_are_counted_and_told_in_rows_where_there_are_any():
     cause, days = np.array([0, 1, 2, 3, 2, 0]), np.array([5.0, 2.0, 3.0, 4.0, 5.0, np.nan])
     some = timed_only(np.zeros(6), days, cause)
     expected = {"observed_until_the_outcome": 1, "observed_until_a_competing_event": 3, "censored": 1}

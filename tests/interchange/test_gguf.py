@@ -125,7 +125,7 @@ def error_of_file(model: Decoder, path: Path) -> float:
 @pytest.mark.slow
 @pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", MODELS)
-def test_the_definition_of_the_architecture_gives_equal_logits(name: str, tmp_path: Path) -> None:
+def test_the_definition_of_the_architecture_gives_equal_logits(name, tmp_path):
     architecture, fields = MODELS[name]
     model, path = make(**fields), tmp_path / "m.gguf"
     assert saved(model, path) == [
@@ -137,7 +137,7 @@ def test_the_definition_of_the_architecture_gives_equal_logits(name: str, tmp_pa
 
 @pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", MODELS)
-def test_names_and_types_of_tensors_are_those_of_the_architecture(name: str, tmp_path: Path) -> None:
+def test_names_and_types_of_tensors_are_those_of_the_architecture(name, tmp_path):
     architecture, fields = MODELS[name]
     saved(make(**fields), tmp_path / "m.gguf", "f16")
     file = llama_cpp.File(tmp_path / "m.gguf")
@@ -153,7 +153,7 @@ def test_names_and_types_of_tensors_are_those_of_the_architecture(name: str, tmp
 
 @pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3", "gpt2"])
-def test_weights_of_int4_are_written_as_q4_0_without_loss(name: str, tmp_path: Path) -> None:
+def test_weights_of_int4_are_written_as_q4_0_without_loss(name, tmp_path):
     _, fields = MODELS[name]
     model = plain_copy(quantized(make(**fields), "int4"))
     saved(model, tmp_path / "4.gguf", "q4_0")
@@ -175,7 +175,7 @@ READ_BACK = ("llama", "llama 3", "mistral", "qwen2", "qwen3")
 @pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("name", READ_BACK)
-def test_logits_and_ids_read_back_are_equal(name: str, precision: str, tmp_path: Path) -> None:
+def test_logits_and_ids_read_back_are_equal(name, precision, tmp_path):
     architecture, fields = MODELS[name]
     model, library = make(**fields), byte_level()
     assert f", {precision}: " in saved(model, tmp_path / "m.gguf", precision)[0]
@@ -217,8 +217,8 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
 @pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize(("fields", "message", "instead"), REFUSED)
 def test_what_llama_cpp_computes_otherwise_is_refused_with_the_fields_that_it_computes(
-    fields: dict[str, Any], message: str, instead: dict[str, Any], tmp_path: Path
-) -> None:
+    fields, message, instead, tmp_path
+):
     with pytest.raises(CheckpointError) as caught:
         saved(make(**fields), tmp_path / "m.gguf")
     assert caught.value.what == f"llama.cpp has no architecture that computes this model: {message}"
@@ -235,12 +235,12 @@ def packaged(name: str) -> Config:
 
 @pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", ["llm", "small", "chat"])
-def test_a_packaged_recipe_trains_a_model_that_llama_cpp_computes(name: str) -> None:
+def test_a_packaged_recipe_trains_a_model_that_llama_cpp_computes(name):
     assert architecture_of(packaged(name), "m.gguf") == "gemma"
 
 
 @pytest.mark.promise("models.gguf")
-def test_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
+def test_other_tokenizers_are_refused_by_name(tmp_path):
     model, out = make(), tmp_path / "m.gguf"
     with pytest.raises(CheckpointError, match="a tokenizer of kind words is unpad's own"):
         save_gguf(model, train_words(["a"], 300, 1, []), out, "f16")

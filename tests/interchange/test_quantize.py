@@ -9,7 +9,6 @@ import torch
 import yaml
 
 from tests.helpers.families import FAMILIES, SHORT, STEPS
-from tests.helpers.shell import Shell
 from tests.helpers.toy import run
 from unpad.errors import CheckpointError
 from unpad.evaluation.run import evaluate_run
@@ -63,9 +62,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("family", WIDE)
-def test_every_family_is_quantized_and_evaluated(
-    family: str, kind: Kind, trained: Runs, tmp_path: Path, unpad: Shell
-) -> None:
+def test_every_family_is_quantized_and_evaluated(family, kind, trained, tmp_path, unpad):
     original = trained(family)
     unpad("export", original, "shrunk", f"--{kind}", code=0)
     weights = dict(load("shrunk").model.named_parameters())
@@ -89,7 +86,7 @@ def test_every_family_is_quantized_and_evaluated(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_quantized_run_is_used_and_trained_no_further(kind: Kind, trained: Runs, unpad: Shell) -> None:
+def test_a_quantized_run_is_used_and_trained_no_further(kind, trained, unpad):
     original = trained("conversations")
     quantize_run(str(original), Path("runs/shrunk"), kind)
     assert unpad("generate", "shrunk", "--prompt", "你好").code == 0
@@ -113,7 +110,7 @@ def test_a_quantized_run_is_used_and_trained_no_further(kind: Kind, trained: Run
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_damaged_scale_or_number_is_refused_by_name(kind: Kind, trained: Runs, tmp_path: Path) -> None:
+def test_a_damaged_scale_or_number_is_refused_by_name(kind, trained, tmp_path):
     folder = tmp_path / "shrunk"
     quantize_run(str(trained("images")), folder, kind)
     state = checkpoint.load(folder / "checkpoints/best")

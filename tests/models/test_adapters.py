@@ -2,7 +2,6 @@
 
 import copy
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -45,7 +44,7 @@ def backward(model: Model, batch: RaggedBatch) -> None:
 
 @pytest.mark.promise("adapters.lora")
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_every_kind_of_model_adapters_begin_without_effect_then_learn_alone_and_merge(kind: str) -> None:
+def test_in_every_kind_of_model_adapters_begin_without_effect_then_learn_alone_and_merge(kind):
     base, batch = EXAMPLES[kind][0]().double().eval(), EXAMPLES[kind][1]()
     model = copy.deepcopy(base)
     adapt(model, VARIANTS[0])
@@ -66,7 +65,7 @@ def test_in_every_kind_of_model_adapters_begin_without_effect_then_learn_alone_a
 
 @pytest.mark.promise("adapters.bf16")
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_model_learns_on_a_base_in_bf16(kind: str) -> None:
+def test_every_kind_of_model_learns_on_a_base_in_bf16(kind):
     base, batch = EXAMPLES[kind][0]().float().eval(), EXAMPLES[kind][1]()
     model = adapted(base, VARIANTS[0])
     lowered = lower_base(model, torch.bfloat16)
@@ -84,7 +83,7 @@ def test_every_kind_of_model_learns_on_a_base_in_bf16(kind: str) -> None:
 
 @pytest.mark.promise("adapters.merge")
 @pytest.mark.parametrize("settings", VARIANTS, ids=["plain", "rslora", "dora"])
-def test_merged_weights_and_the_folder_compute_what_peft_does(settings: LoraSettings, tmp_path: Path) -> None:
+def test_merged_weights_and_the_folder_compute_what_peft_does(settings, tmp_path):
     from peft import PeftModel
 
     base, batch = tiny_model(torch.float32, bias=True).eval(), random_batch([5, 1, 9])
@@ -103,7 +102,7 @@ def test_merged_weights_and_the_folder_compute_what_peft_does(settings: LoraSett
         torch.testing.assert_close(plain(batch), wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_targets_are_whole_names_or_last_parts() -> None:
+def test_targets_are_whole_names_or_last_parts():
     model = tiny_model(torch.float32)
     adapt(model, LoraSettings(targets=["to_qkv", "blocks.1.*.down"]))
     layers = {name.partition(ADAPTER)[0] for name in adapter_names(model)}
@@ -111,7 +110,7 @@ def test_targets_are_whole_names_or_last_parts() -> None:
 
 
 @pytest.mark.promise("adapters.lora")
-def test_a_target_that_is_no_linear_layer_is_refused_with_names() -> None:
+def test_a_target_that_is_no_linear_layer_is_refused_with_names():
     for target in ("q_proj", "embed", "norm"):
         with pytest.raises(RecipeError, match=f'"{target}" matches no linear layer') as caught:
             adapt(tiny_model(), LoraSettings(targets=[target]))
@@ -122,7 +121,7 @@ def test_a_target_that_is_no_linear_layer_is_refused_with_names() -> None:
 
 
 @pytest.mark.promise("adapters.lora")
-def test_without_peft_the_section_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_peft_the_section_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(RecipeError, match="need the package peft") as caught:
         adapt(tiny_model(), LoraSettings())
@@ -130,9 +129,7 @@ def test_without_peft_the_section_says_what_to_install(monkeypatch: pytest.Monke
 
 
 @pytest.mark.promise("adapters.bf16")
-def test_a_base_in_bf16_is_multiplied_without_copies_and_its_adapters_learn_in_fp32(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_base_in_bf16_is_multiplied_without_copies_and_its_adapters_learn_in_fp32(monkeypatch):
     batch = random_batch([9, 4, 12])
     model = adapted(tiny_model(torch.float32, tied=False), LoraSettings(r=2))
     names = lower_base(model, torch.bfloat16)
@@ -158,7 +155,7 @@ def test_a_base_in_bf16_is_multiplied_without_copies_and_its_adapters_learn_in_f
 
 @pytest.mark.promise("adapters.certificate")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_an_adapted_model_is_proved_and_an_adapter_that_mixes_tokens_is_not(precision: str) -> None:
+def test_an_adapted_model_is_proved_and_an_adapter_that_mixes_tokens_is_not(precision):
     model, batch = adapted(tiny_model(torch.float32), LoraSettings(r=2)), random_batch([9, 4, 12])
     lower_base(model, {"fp32": torch.float32, "bf16": torch.bfloat16}[precision])
     assert prove(model, batch, precision=precision).passed
@@ -168,7 +165,7 @@ def test_an_adapted_model_is_proved_and_an_adapter_that_mixes_tokens_is_not(prec
     assert not prove(model, batch, precision=precision).passed
 
 
-def test_kept_weights_are_loaded_back_and_leave_the_base() -> None:
+def test_kept_weights_are_loaded_back_and_leave_the_base():
     first, second = (adapted(tiny_model(torch.float32), LoraSettings(r=2)) for _ in range(2))
     for name, parameter in second.named_parameters():
         if name.endswith(UP):
@@ -179,7 +176,7 @@ def test_kept_weights_are_loaded_back_and_leave_the_base() -> None:
         load_kept(second, {"blocks.9.weight": torch.zeros(1)})
 
 
-def test_the_proof_in_the_own_precision_computes_on_the_base_as_it_is_held() -> None:
+def test_the_proof_in_the_own_precision_computes_on_the_base_as_it_is_held():
     model, batch = adapted(tiny_model(torch.float32), LoraSettings(r=2)), random_batch([9, 4])
     lowered = lower_base(model, torch.bfloat16)
     exact = copy.deepcopy(model).double()

@@ -48,7 +48,7 @@ def definition(q: Tensor, k: Tensor, bias: Tensor, hidden: Tensor | None = None)
 
 @settings(deadline=None, max_examples=40)
 @given(lengths=LENGTHS)
-def test_it_equals_the_definition(lengths: list[tuple[int, int]]) -> None:
+def test_it_equals_the_definition(lengths):
     queries, keys = layouts(lengths)
     q, k, v, bias = inputs(queries, keys)
     got = cross_attention(q, k, v, pair_sequences(queries, keys), key_bias=bias)
@@ -68,9 +68,7 @@ def test_it_equals_the_definition(lengths: list[tuple[int, int]]) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(lengths=LENGTHS, causal=st.booleans(), kv_heads=st.sampled_from([1, 2, 4]))
-def test_what_keys_receive_is_the_mean_of_the_weights(
-    lengths: list[tuple[int, int]], causal: bool, kv_heads: int
-) -> None:
+def test_what_keys_receive_is_the_mean_of_the_weights(lengths, causal, kv_heads):
     """With shared key heads and places, of which every query sees at least the first."""
     queries, keys = layouts(lengths)
     q, k, _, bias = inputs(queries, keys, kv_heads)
@@ -85,7 +83,7 @@ def test_what_keys_receive_is_the_mean_of_the_weights(
         torch.testing.assert_close(got[c:d], wanted, rtol=1e-11, atol=1e-12)
 
 
-def test_weights_add_up_to_one_and_their_mean_is_over_heads() -> None:
+def test_weights_add_up_to_one_and_their_mean_is_over_heads():
     samples = make_samples()
     q, k, v, _ = inputs(samples.vision_layout, samples.question_layout)
     weights = attention_weights(q, k, pair_sequences(samples.vision_layout, samples.question_layout))
@@ -97,7 +95,7 @@ def test_weights_add_up_to_one_and_their_mean_is_over_heads() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("MAX_CELLS", 1), ("MAX_GROUPS", 1), ("LENGTH_STEPS", (1e6,))])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_grouping_changes_nothing(name: str, value: object, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouping_changes_nothing(name, value, dropout, monkeypatch):
     """Not even what dropout drops."""
     samples = make_samples()
     q, k, v, _ = inputs(samples.vision_layout, samples.question_layout)
@@ -112,7 +110,7 @@ def test_grouping_changes_nothing(name: str, value: object, dropout: float, monk
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-12, atol=1e-12)
 
 
-def test_groups_are_few_and_tight() -> None:
+def test_groups_are_few_and_tight():
     rng = np.random.default_rng(0)
     lengths = [(576, int(n)) for n in rng.integers(10, 100, 300)]
     pairs = pair_sequences(*layouts(lengths))
@@ -125,7 +123,7 @@ def test_groups_are_few_and_tight() -> None:
     assert len(pair_sequences(*layouts(anything)).groups) <= module.MAX_GROUPS
 
 
-def test_without_gradient_no_tensor_holds_the_pairs_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gradient_no_tensor_holds_the_pairs_of_the_whole_batch(monkeypatch):
     monkeypatch.setattr(module, "MAX_CELLS", 2 * 60 * 60)
     layout = build_layout(np.array([60] * 20))
     q, k, _, _ = inputs(layout, layout)
@@ -134,7 +132,7 @@ def test_without_gradient_no_tensor_holds_the_pairs_of_the_whole_batch(monkeypat
     assert largest.numel <= 2 * HEADS * 60 * 60
 
 
-def test_a_layer_gives_every_sample_what_it_gives_it_alone() -> None:
+def test_a_layer_gives_every_sample_what_it_gives_it_alone():
     attention = moved(CrossAttention(WIDTH, 4, 0.0))
     check_alone(
         lambda s: (
@@ -147,7 +145,7 @@ def test_a_layer_gives_every_sample_what_it_gives_it_alone() -> None:
     check_alone(lambda s: (projection(s.vision), s.vision_layout), projection)
 
 
-def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone() -> None:
+def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone():
     lengths = [(4, 4), (1, 7), (10, 10), (11, 11), (9, 2), (4, 4), (1, 40), (36, 37), (40, 40), (3, 0), (10, 11)]
     torch.manual_seed(0)
     q = [torch.randn(num, 3, 32) for num, _ in lengths]
@@ -166,7 +164,7 @@ def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone() -> 
 
 
 @pytest.mark.parametrize("seq", [0, 2, 6])
-def test_other_samples_are_never_seen(seq: int) -> None:
+def test_other_samples_are_never_seen(seq):
     """Not even times zero, as the padding of a rectangle: one NaN would do."""
     attention, samples = moved(CrossAttention(WIDTH, 4, 0.0)), make_samples()
     pairs = pair_sequences(samples.vision_layout, samples.question_layout)
@@ -179,7 +177,7 @@ def test_other_samples_are_never_seen(seq: int) -> None:
     assert after[samples.vision_layout.tokens_of([seq])].isnan().all()
 
 
-def test_bf16_stays_near_fp64() -> None:
+def test_bf16_stays_near_fp64():
     attention = moved(CrossAttention(WIDTH, 4, 0.0), torch.float32)
     exact = moved(CrossAttention(WIDTH, 4, 0.0))
     exact.load_state_dict(attention.state_dict())

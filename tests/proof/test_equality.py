@@ -53,7 +53,7 @@ def assert_same(model: Decoder, expected: Sequence[RaggedBatch], micros: Sequenc
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=15)
 @given(lengths=LENGTHS, seed=st.integers(0, 100))
-def test_alone_padded_packed_and_split_are_equal(kind: str, lengths: list[int], seed: int) -> None:
+def test_alone_padded_packed_and_split_are_equal(kind, lengths, seed):
     model = tiny_model(**KINDS[kind]).eval()
     batch = random_batch(lengths, seed)
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
@@ -75,7 +75,7 @@ def test_alone_padded_packed_and_split_are_equal(kind: str, lengths: list[int], 
 
 @settings(deadline=None, max_examples=10)
 @given(lengths=st.lists(st.integers(2, 60), min_size=2, max_size=6), seed=st.integers(0, 50))
-def test_fp32_agrees_with_one_at_a_time_to_its_own_precision(lengths: list[int], seed: int) -> None:
+def test_fp32_agrees_with_one_at_a_time_to_its_own_precision(lengths, seed):
     model = tiny_model(torch.float32).eval()
     batch = random_batch(lengths, seed, share=1.0)
     grads, _ = gradients(model, [batch.select([i]) for i in range(batch.num_seqs)])
@@ -84,7 +84,7 @@ def test_fp32_agrees_with_one_at_a_time_to_its_own_precision(lengths: list[int],
         assert (grads[name] - packed[name]).norm() <= 1e-5 * grads[name].norm() + 1e-9
 
 
-def test_embeddings_in_place_of_tokens_are_equal_too() -> None:
+def test_embeddings_in_place_of_tokens_are_equal_too():
     model = tiny_model(causal=False).eval()
     batch = random_batch([9, 1, 14, 5])
     embeds = model.embed(batch.input_ids).detach()
@@ -97,7 +97,7 @@ def test_embeddings_in_place_of_tokens_are_equal_too() -> None:
 
 
 @pytest.mark.promise("batch.pad-contents", "batch.pad-gradient")
-def test_what_padding_holds_changes_nothing_and_receives_no_gradient() -> None:
+def test_what_padding_holds_changes_nothing_and_receives_no_gradient():
     model = tiny_model().eval()
     batch = random_batch([3, 9, 5])
     a, b = batch.pad(pad_id=0), batch.pad(pad_id=33)
@@ -111,7 +111,7 @@ def test_what_padding_holds_changes_nothing_and_receives_no_gradient() -> None:
     assert torch.isfinite(model(a)).all()
 
 
-def test_a_step_of_nothing_is_legal() -> None:
+def test_a_step_of_nothing_is_legal():
     model = tiny_model()
     grads, terms = gradients(model, [random_batch([]), random_batch([0, 1]), random_batch([5], share=0.0)])
     assert terms == {}

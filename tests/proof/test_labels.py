@@ -1,6 +1,5 @@
 """Labels, masks, positions, classes and images that are not those of the sequence are counted one by one."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -30,12 +29,12 @@ def at(values: torch.Tensor, place: int, value: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("make", [lambda: BATCH, lambda: BATCH.pad("right"), lambda: BATCH.pad("left", pad_to=9)])
-def test_what_is_right_is_right_however_it_is_batched(make: Callable[[], RaggedBatch]) -> None:
+def test_what_is_right_is_right_however_it_is_batched(make):
     assert wrong(make()) == 0
     assert wrong(BATCH.select([2, 0]), [2, 0]) == 0
 
 
-def test_each_fault_counts() -> None:
+def test_each_fault_counts():
     assert wrong(replace(BATCH, labels=at(BATCH.labels, 6, int(BATCH.labels[6]) + 1))) == 1
     assert wrong(replace(BATCH, position_ids=BATCH.position_ids + 1)) == BATCH.total_tokens
     unmasked = at(BATCH.loss_mask, 6, 0)
@@ -46,7 +45,7 @@ def test_each_fault_counts() -> None:
     assert wrong(replace(padded, target_index=torch.cat([padded.target_index, torch.tensor([4])]))) == 1
 
 
-def test_filler_may_have_no_label() -> None:
+def test_filler_may_have_no_label():
     counted = replace(BATCH, seq_labels=None)
     unlabelled = replace(
         counted,
@@ -57,7 +56,7 @@ def test_filler_may_have_no_label() -> None:
     assert wrong(counted, [0, 1, -1]) == 5
 
 
-def test_labels_that_lead_into_the_next_sequence_are_crossing_if_all_do_and_there_are_two() -> None:
+def test_labels_that_lead_into_the_next_sequence_are_crossing_if_all_do_and_there_are_two():
     ids, ends = BATCH.input_ids, [end - 1 for end in BATCH.layout.cu_seqlens.tolist()[1:-1]]
     into_next = BATCH.labels.clone()
     into_next[ends] = ids[[end + 1 for end in ends]]
@@ -69,7 +68,7 @@ def test_labels_that_lead_into_the_next_sequence_are_crossing_if_all_do_and_ther
     assert _crossing(crossing.pad("right")) == []
 
 
-def test_the_label_at_the_only_boundary_leaves_it_open_if_it_is_the_next_token() -> None:
+def test_the_label_at_the_only_boundary_leaves_it_open_if_it_is_the_next_token():
     good = random_batch([5, 4], share=1.0)
     crossing = replace(good, labels=at(good.labels, 3, int(good.input_ids[4])))
     lines = [
@@ -88,7 +87,7 @@ ROWS: list[Row] = [
 
 
 @pytest.mark.parametrize("side", ["", "left", "right"])
-def test_images_belong_to_the_sequence_in_which_their_patches_lie(side: str) -> None:
+def test_images_belong_to_the_sequence_in_which_their_patches_lie(side):
     packed = prepare_images(ROWS).batch
     batch = packed.pad(side) if side else packed
     assert batch.media_seqs is not None

@@ -40,7 +40,7 @@ def off(outputs: float = 0.0, terms: float = 0.0, gradient: float = 0.0) -> Meas
     return replace(TRUTH, outputs=moved, terms={"a": 4.0, "b": -0.5 * (1 + terms)}, gradients=grads)
 
 
-def test_errors_are_the_largest_of_outputs_and_terms_and_one_of_all_gradients() -> None:
+def test_errors_are_the_largest_of_outputs_and_terms_and_one_of_all_gradients():
     assert errors(TRUTH, TRUTH) == (0, 0, 0)
     assert errors(off(0.01, 0.02, 0.03), TRUTH) == pytest.approx((0.01, 0.02, 0.03))
     both = replace(TRUTH, outputs=[torch.tensor([3.0, 4.5]), torch.tensor([2.5])])
@@ -49,7 +49,7 @@ def test_errors_are_the_largest_of_outputs_and_terms_and_one_of_all_gradients() 
     assert errors(nothing, nothing) == (0, 0, 0)
 
 
-def test_what_cannot_be_compared_is_infinitely_far() -> None:
+def test_what_cannot_be_compared_is_infinitely_far():
     inf, nan = math.inf, math.nan
     assert errors(replace(TRUTH, outputs=[OUTPUTS[0][:1], OUTPUTS[1]]), TRUTH) == (inf, 0, 0)
     assert errors(replace(TRUTH, outputs=[torch.tensor([nan, 4.0]), OUTPUTS[1]]), TRUTH)[0] == inf
@@ -79,9 +79,7 @@ VARIANT = Variant("packed", [], [])
 @pytest.mark.parametrize("precision", ALLOWED)
 @pytest.mark.parametrize("which", range(3))
 @pytest.mark.parametrize("factor", [0.99, 1.01])
-def test_every_error_has_its_own_bound(
-    monkeypatch: pytest.MonkeyPatch, precision: Any, which: int, factor: float
-) -> None:
+def test_every_error_has_its_own_bound(monkeypatch, precision, which, factor):
     allowed = ALLOWED[precision]
     wrong = [factor * allowed[i] if i == which else 0.0 for i in range(3)]
     measuring(monkeypatch, off(*wrong))
@@ -93,7 +91,7 @@ def test_every_error_has_its_own_bound(
     assert [line.passed for line in lines] == [factor < 1 or i != which for i in range(3)]
 
 
-def test_some_terms_can_be_left_out_of_a_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_some_terms_can_be_left_out_of_a_comparison(monkeypatch):
     measuring(monkeypatch, replace(off(terms=0.5), counts={"a": 3, "b": 9}))
     assert [line.passed for line in error_lines(subject(), VARIANT, "fp32")] == [True, False, False]
     assert [line.passed for line in error_lines(subject(), VARIANT, "fp32", ["a"])] == [True, True, True]
@@ -101,7 +99,7 @@ def test_some_terms_can_be_left_out_of_a_comparison(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("which", range(3))
-def test_a_way_to_batch_is_equal_up_to_one_part_in_ten_billion(monkeypatch: pytest.MonkeyPatch, which: int) -> None:
+def test_a_way_to_batch_is_equal_up_to_one_part_in_ten_billion(monkeypatch, which):
     for error, passed in ((0.9e-10, True), (1.1e-10, False)):
         measuring(monkeypatch, off(*(error if i == which else 0.0 for i in range(3))))
         line = equal_line(subject(prefix="hard: ", truth_name="reference"), VARIANT)
@@ -110,7 +108,7 @@ def test_a_way_to_batch_is_equal_up_to_one_part_in_ten_billion(monkeypatch: pyte
     assert equal_line(subject(), VARIANT).name == "packed = alone, terms and gradients"
 
 
-def test_native_kernels_may_err_two_fifths_more_than_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_native_kernels_may_err_two_fifths_more_than_those_of_torch(monkeypatch):
     mine = Line("bf16 gradients against fp64", f"{Kernel.NATIVE.value}, padded sdpa", 0.02, 0.06, True)
     for by_torch, passed in ((0.02 / 1.39, True), (0.02 / 1.41, False)):
         measuring(monkeypatch, off(gradient=by_torch))
@@ -124,7 +122,7 @@ def test_native_kernels_may_err_two_fifths_more_than_those_of_torch(monkeypatch:
         assert (line.passed, line.applies) == (None, False)
 
 
-def test_gradients_are_copies_of_those_that_exist() -> None:
+def test_gradients_are_copies_of_those_that_exist():
     model = tiny_model()
     names = list(dict(model.named_parameters()))
     model.get_parameter(names[0]).grad = torch.ones_like(model.get_parameter(names[0]))
@@ -134,7 +132,7 @@ def test_gradients_are_copies_of_those_that_exist() -> None:
     assert float(found[names[0]].min()) == 1
 
 
-def test_other_batches_hold_every_sequence_once() -> None:
+def test_other_batches_hold_every_sequence_once():
     batch = random_batch([5, 2, 7, 1])
     made = {name: make() for name, make in more_variants(batch).items()}
     assert {name: variant.rows for name, variant in made.items()} == {
@@ -158,7 +156,7 @@ def shapes(variant: Variant) -> list[tuple[int, ...]]:
 
 @pytest.mark.promise("certificate.every-line")
 @pytest.mark.parametrize("num", [2, 3, 4, 5])
-def test_rectangles_of_sequences_of_one_length_have_padding(num: int) -> None:
+def test_rectangles_of_sequences_of_one_length_have_padding(num):
     made = {name: make() for name, make in more_variants(random_batch([6] * num)).items()}
     for name in ("padded right", "padded left", "padded further"):
         masks = [micro.layout.attention_mask for micro in made[name].micros]
@@ -168,25 +166,25 @@ def test_rectangles_of_sequences_of_one_length_have_padding(num: int) -> None:
 
 @pytest.mark.promise("certificate.every-line")
 @pytest.mark.parametrize("lengths", [[6] * 3, [6] * 4, [6] * 16, [9, 5, 9, 5], [3, 4, 8]])
-def test_a_split_has_unlike_numbers_of_targets(lengths: list[int]) -> None:
+def test_a_split_has_unlike_numbers_of_targets(lengths):
     split = more_variants(random_batch(lengths, share=1.0))["split into micro-batches, one empty"]()
     assert len({micro.num_targets for micro in split.micros if micro.num_seqs}) > 1
     assert split.gap == ""
 
 
 @pytest.mark.parametrize("num", [4, 5, 8])
-def test_a_split_has_a_third_micro_batch_that_a_step_could_forget(num: int) -> None:
+def test_a_split_has_a_third_micro_batch_that_a_step_could_forget(num):
     split = more_variants(random_batch([6] * num))["split into micro-batches, one empty"]()
     assert [micro.num_seqs > 0 for micro in split.micros] == [True, False, True, True]
     assert sorted(seq for rows in split.rows for seq in rows) == list(range(num))
 
 
-def test_a_split_of_two_alike_says_that_it_shows_nothing() -> None:
+def test_a_split_of_two_alike_says_that_it_shows_nothing():
     split = more_variants(random_batch([6, 6], share=1.0))["split into micro-batches, one empty"]()
     assert "mean of micro-batch means" in split.gap
 
 
-def test_one_token_of_every_sequence_or_of_one_is_changed() -> None:
+def test_one_token_of_every_sequence_or_of_one_is_changed():
     batch = random_batch([5, 2, 7])
     bounds = batch.layout.cu_seqlens.tolist()
     for only, where, places in (

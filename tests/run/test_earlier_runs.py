@@ -34,7 +34,7 @@ def kept(request: pytest.FixtureRequest, unpad: Shell, monkeypatch: pytest.Monke
 
 
 @pytest.mark.promise("versions.earlier-runs")
-def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], unpad: Shell) -> None:
+def test_a_kept_run_opens_evaluates_reports_and_resumes(kept, unpad):
     commit, family = kept
     run = Path("run")
     assert load("run").recipe.data.split_version == (1 if commit == "364a4b5" else 2)
@@ -65,7 +65,7 @@ def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], u
 
 
 @pytest.mark.promise("versions.earlier-runs")
-def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept: tuple[str, str], unpad: Shell) -> None:
+def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept, unpad):
     _, family = kept
     recipe = Path(f"{family}.yaml")
     recipe.write_text(recipe.read_text().replace("drop_last: 1", "drop_last: true"))  # as the refusal of 1 says
@@ -74,9 +74,7 @@ def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept: tuple[str, str], unpa
 
 
 @pytest.mark.promise("versions.earlier-runs")
-def test_the_rows_of_a_step_of_a_kept_run_are_told_and_its_numbers_compared(
-    kept: tuple[str, str], unpad: Shell
-) -> None:
+def test_the_rows_of_a_step_of_a_kept_run_are_told_and_its_numbers_compared(kept, unpad):
     commit, _ = kept
     found = unpad("replay", "run", "--step", "2", "--json")
     assert found.code in (0, 16), found.err  # the bits are those of the machine and the version

@@ -110,9 +110,7 @@ def warnings(folder: Path) -> list[str]:
 
 
 @pytest.mark.promise("run.loggers")
-def test_both_get_the_recipe_and_every_number_and_a_resumed_run_goes_on_under_its_ids(
-    servers: Servers, tmp_path: Path
-) -> None:
+def test_both_get_the_recipe_and_every_number_and_a_resumed_run_goes_on_under_its_ids(servers, tmp_path):
     folder = tmp_path / "a-run"
     watched(folder, 1, 4, finished=False)
     watched(folder, 3, 6)  # from a checkpoint of step 2
@@ -147,9 +145,7 @@ def breaks() -> None:
 @pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("fault", [exits, breaks])
 @pytest.mark.parametrize("call", ["wandb.init", "wandb.log", "mlflow.create_run", "mlflow.log_batch"])
-def test_a_logger_that_fails_changes_nothing_and_is_told_once(
-    servers: Servers, tmp_path: Path, call: str, fault: Any
-) -> None:
+def test_a_logger_that_fails_changes_nothing_and_is_told_once(servers, tmp_path, call, fault):
     watched(tmp_path / "plain", 1, 6, log=LogSettings(to=[]))
     servers.fail[call] = fault
     watched(tmp_path / "run", 1, 6)
@@ -164,9 +160,7 @@ def test_a_logger_that_fails_changes_nothing_and_is_told_once(
 
 
 @pytest.mark.promise("run.loggers")
-def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(
-    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(servers, tmp_path, monkeypatch):
     answers = Event()
     servers.fail["wandb.log"] = answers.wait
     monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.01)
@@ -185,7 +179,7 @@ def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(
 
 @pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("text", ["", "[1]", '{"wandb": 3}', "[" * 100_000])
-def test_damaged_ids_are_made_again(servers: Servers, tmp_path: Path, text: str) -> None:
+def test_damaged_ids_are_made_again(servers, tmp_path, text):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / loggers.LOGGERS).write_text(text)
@@ -195,7 +189,7 @@ def test_damaged_ids_are_made_again(servers: Servers, tmp_path: Path, text: str)
 
 
 @pytest.mark.promise("run.loggers")
-def test_a_run_hands_its_recipe_over(servers: Servers, tmp_path: Path) -> None:
+def test_a_run_hands_its_recipe_over(servers, tmp_path):
     quiet = Console(quiet=True)
     train(str(write_toy(tmp_path / "toy")), tmp_path / "run", ["train.max_steps=1", "log.to=[wandb]"], console=quiet)
     [made] = servers.wandb
@@ -205,9 +199,7 @@ def test_a_run_hands_its_recipe_over(servers: Servers, tmp_path: Path) -> None:
 
 @pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_logger_that_is_not_installed_is_refused_with_its_extra(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_that_is_not_installed_is_refused_with_its_extra(name, tmp_path, monkeypatch):
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(RecipeError, match="not installed") as caught:
         train("chat", tmp_path / "run", ["data.chat=absent.jsonl", f"log.to=[{name}]"])

@@ -228,7 +228,7 @@ def test_what_another_host_writes_is_left_until_it_has_not_changed_for_a_day(tmp
     assert names_in(tmp_path) == [mine.name]
 
 
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_follows_the_environment(monkeypatch):
     monkeypatch.delenv("UNPAD_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/someone")
@@ -253,7 +253,7 @@ def test_a_full_disk_says_what_is_lacking_and_never_that_there_is_enough(tmp_pat
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_a_quota_and_a_limit_of_sizes_are_told_as_a_lack_of_space(tmp_path: Path, number: int) -> None:
+def test_a_full_disk_a_quota_and_a_limit_of_sizes_are_told_as_a_lack_of_space(tmp_path, number):
     with pytest.raises(DiskError, match="needs 10 bytes") as caught, disk.disk_errors(tmp_path, 10):
         raise OSError(number, os.strerror(number))
     assert os.strerror(number) in caught.value.what

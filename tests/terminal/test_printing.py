@@ -18,7 +18,7 @@ SHOWN = r"a\x1b[31m\x9bm\n\u2028\u202e\u2066\x07\r\xd6z"
 
 
 @pytest.mark.promise("input.control")
-def test_control_characters_are_shown_and_other_characters_stay() -> None:
+def test_control_characters_are_shown_and_other_characters_stay():
     assert escaped(HOSTILE) == SHOWN
     whole = "中文　全角 é 👩\u200d👩 שלום\u200f العربية \u00a0"
     assert escaped(whole) == whole
@@ -26,7 +26,7 @@ def test_control_characters_are_shown_and_other_characters_stay() -> None:
 
 
 @pytest.mark.promise("input.control")
-def test_every_way_to_print_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_way_to_print_escapes(capsys):
     print_lines([HOSTILE])
     print_lines([HOSTILE], to_errors=True)
     assert capsys.readouterr() == (f"{SHOWN}\n", f"{SHOWN}\n")
@@ -38,7 +38,7 @@ def test_every_way_to_print_escapes(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.promise("input.control")
-def test_json_holds_escapes_and_reads_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_escapes_and_reads_back(capsys):
     print_json({HOSTILE: ["中", HOSTILE]})
     out = capsys.readouterr().out
     assert json.loads(out) == {HOSTILE: ["中", HOSTILE]}
@@ -47,7 +47,7 @@ def test_json_holds_escapes_and_reads_back(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.promise("input.control")
-def test_an_error_has_its_lines_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_has_its_lines_and_no_others(capsys):
     error = SourceError(f"odd {HOSTILE}", where=HOSTILE, fix="do\nit", details=("  one", f"  {HOSTILE}"))
     print_error(error)
     expected = [f"SourceError: odd {SHOWN}", "  one", f"  {SHOWN}", f"  at: {SHOWN}", r"  do: do\nit"]
@@ -56,7 +56,7 @@ def test_an_error_has_its_lines_and_no_others(capsys: pytest.CaptureFixture[str]
 
 
 @pytest.mark.promise("input.control")
-def test_nothing_else_of_the_package_prints() -> None:
+def test_nothing_else_of_the_package_prints():
     found = []
     for path in sorted(SOURCES.rglob("*.py")):
         if path.parent.name != "terminal":

@@ -50,9 +50,7 @@ def before_step(number: int, act: Callable[[], object], monkeypatch: pytest.Monk
 
 @pytest.mark.promise("input.run-directory")
 @pytest.mark.parametrize("then", ["nothing", "another run", "a link to another run", "a lock file alone"])
-def test_a_run_that_is_renamed_in_training_ends_and_writes_nothing_at_its_old_name(
-    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_a_run_that_is_renamed_in_training_ends_and_writes_nothing_at_its_old_name(two, tmp_path, monkeypatch, then):
     recipe, calm, other = two
     folder, moved = tmp_path / "a", tmp_path / "a-old"
 
@@ -83,9 +81,7 @@ def test_a_run_that_is_renamed_in_training_ends_and_writes_nothing_at_its_old_na
 
 
 @pytest.mark.promise("input.run-directory")
-def test_a_run_goes_on_through_a_link_at_its_old_name_that_leads_to_it(
-    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_through_a_link_at_its_old_name_that_leads_to_it(two, tmp_path, monkeypatch):
     folder, moved = tmp_path / "a", tmp_path / "disk"
 
     def move() -> None:
@@ -98,7 +94,7 @@ def test_a_run_goes_on_through_a_link_at_its_old_name_that_leads_to_it(
 
 
 @pytest.mark.promise("input.run-directory")
-def test_a_run_without_its_lock_file_ends(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_its_lock_file_ends(two, tmp_path, monkeypatch):
     before_step(2, (tmp_path / "a" / "run.lock").unlink, monkeypatch)
     with pytest.raises(DiskError, match="it is gone from there"):
         run(two[0], tmp_path / "a", STEPS)
@@ -106,7 +102,7 @@ def test_a_run_without_its_lock_file_ends(two: Two, tmp_path: Path, monkeypatch:
 
 
 @pytest.mark.promise("input.run-directory")
-def test_the_checkpoint_of_another_run_is_refused_with_both_ids(two: Two, tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_run_is_refused_with_both_ids(two, tmp_path):
     recipe, one, other = two
     folder = tmp_path / "a"
     shutil.copytree(one, folder)
@@ -130,7 +126,7 @@ def test_the_checkpoint_of_another_run_is_refused_with_both_ids(two: Two, tmp_pa
 
 
 @pytest.mark.promise("input.run-directory")
-def test_a_copy_of_a_run_goes_on_and_so_does_a_run_of_an_earlier_version(two: Two, tmp_path: Path) -> None:
+def test_a_copy_of_a_run_goes_on_and_so_does_a_run_of_an_earlier_version(two, tmp_path):
     recipe, one, _ = two
     shutil.copytree(one, tmp_path / "copy")
     run(recipe, tmp_path / "copy", "train.max_steps=7", resume=True)
@@ -143,7 +139,7 @@ def test_a_copy_of_a_run_goes_on_and_so_does_a_run_of_an_earlier_version(two: Tw
 
 
 @pytest.mark.promise("input.run-directory")
-def test_an_evaluation_is_not_kept_in_another_run(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_is_not_kept_in_another_run(two, tmp_path, monkeypatch):
     shutil.copytree(two[1], tmp_path / "a")
     measure = evaluation._measure
 

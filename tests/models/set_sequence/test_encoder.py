@@ -39,7 +39,7 @@ def events(num: int) -> Tensor:
 # --------------------------------------------------------------------------- one event
 
 
-def test_value_features_rise_from_knot_to_knot() -> None:
+def test_value_features_rise_from_knot_to_knot():
     values = torch.tensor([-9.0, -4.0, -0.25, 0.0, 2.5, 4.0, 1e30], dtype=torch.float64)
     features = value_features(values)
     assert features.shape == (7, len(KNOTS))
@@ -51,7 +51,7 @@ def test_value_features_rise_from_knot_to_knot() -> None:
     assert torch.isfinite(features).all()
 
 
-def test_no_value_an_average_one_and_a_raw_zero_are_three_things() -> None:
+def test_no_value_an_average_one_and_a_raw_zero_are_three_things():
     embed = moved(EventEmbedding(4, WIDTH, None))
     codes = torch.tensor([2, 2, 2, 2])
     values = torch.tensor([0.0, 0.0, -1.7, 3.3])  # a raw zero lies 1.7 deviations below this code's mean
@@ -61,7 +61,7 @@ def test_no_value_an_average_one_and_a_raw_zero_are_three_things() -> None:
     assert all((out[i] - out[j]).norm() > 0.1 for i, j in ((0, 1), (0, 2), (1, 2)))
 
 
-def test_codes_may_come_with_vectors() -> None:
+def test_codes_may_come_with_vectors():
     embed = moved(EventEmbedding(4, WIDTH, 3))
     vectors = torch.tensor([[3.0, 0, 0], [0, 0.5, 0], [1, 1, 0], [0, 0, 0]])
     embed.load_code_vectors(vectors)
@@ -73,14 +73,14 @@ def test_codes_may_come_with_vectors() -> None:
 
 
 @pytest.mark.parametrize(("size", "expects"), [(None, "expects none"), (4, "expects 4")])
-def test_vectors_of_another_length_are_refused(size: int | None, expects: str) -> None:
+def test_vectors_of_another_length_are_refused(size, expects):
     with pytest.raises(RecipeError, match=f"vectors of 3 numbers, and the model {expects}") as error:
         EventEmbedding(2, WIDTH, size).load_code_vectors(torch.ones(2, 3))
     assert error.value.where == "model.code_vectors"
 
 
 @pytest.mark.parametrize("vector_size", [None, 32])
-def test_embeddings_start_as_long_as_one(vector_size: int | None) -> None:
+def test_embeddings_start_as_long_as_one(vector_size):
     torch.manual_seed(0)
     embed = EventEmbedding(200, 64, vector_size)
     init_weights(embed, 1)
@@ -97,7 +97,7 @@ def test_embeddings_start_as_long_as_one(vector_size: int | None) -> None:
 # --------------------------------------------------------------------------- the events of a set
 
 
-def test_a_set_has_no_more_points_than_events() -> None:
+def test_a_set_has_no_more_points_than_events():
     pairs = pair_members(members_of([1, 40, 2, 3]), POINTS)
     assert pairs.points.tolist() == [0, 0, 1, 2, 0, 1, 0, 1, 2]
     assert (pairs.gather.num_queries, pairs.gather.num_keys) == (9, 46)
@@ -114,7 +114,7 @@ def attend(attention: torch.nn.Module, x: Tensor, context: Tensor) -> Tensor:
 
 
 @pytest.mark.promise("patients.sets")
-def test_a_block_is_two_residual_attentions_through_the_points() -> None:
+def test_a_block_is_two_residual_attentions_through_the_points():
     block, members = moved(InducedBlock(CONFIG, POINTS)), members_of(SIZES)
     x = events(sum(SIZES))
     got = torch.stack(block(x, None, pair_members(members, POINTS))).sum(0)
@@ -142,7 +142,7 @@ def flat(latents: list[Latent]) -> Tensor:
 
 
 @pytest.mark.parametrize("levels", [1, 3])
-def test_a_set_in_a_batch_equals_the_set_alone(levels: int) -> None:
+def test_a_set_in_a_batch_equals_the_set_alone(levels):
     module, members = encoder(levels), members_of(SIZES)
     parameters = list(module.parameters())
     x = events(sum(SIZES))
@@ -165,7 +165,7 @@ def test_a_set_in_a_batch_equals_the_set_alone(levels: int) -> None:
     assert all((g == 0).all() for g in gradients(nothing.sum(), [empty, *parameters]))
 
 
-def test_the_order_of_events_changes_nothing_and_their_number_does() -> None:
+def test_the_order_of_events_changes_nothing_and_their_number_does():
     module, x = encoder(), events(9)
     order = torch.tensor([4, 0, 8, 2, 6, 1, 3, 7, 5])
     before, after = (flat(module(given, members_of([9]))) for given in (x, x[order]))
@@ -175,7 +175,7 @@ def test_the_order_of_events_changes_nothing_and_their_number_does() -> None:
     assert (few - many).abs().max() > 1e-3
 
 
-def test_a_deeper_latent_rests_on_the_one_before() -> None:
+def test_a_deeper_latent_rests_on_the_one_before():
     module, x = encoder(), events(9)
     before = module(x, members_of([4, 5]))
     module.heads[0].to_latent.bias.data += 1
@@ -186,14 +186,14 @@ def test_a_deeper_latent_rests_on_the_one_before() -> None:
     assert torch.equal(module(x, members_of([4, 5]))[1].mean, untold)
 
 
-def test_training_draws_and_eval_takes_the_mean() -> None:
+def test_training_draws_and_eval_takes_the_mean():
     module, x = encoder(), events(9)
     assert all(torch.equal(latent.z, latent.mean) for latent in module(x, members_of([4, 5])))
     module.train()
     assert all(not torch.equal(latent.z, latent.mean) for latent in module(x, members_of([4, 5])))
 
 
-def test_log_variances_are_clamped_softly() -> None:
+def test_log_variances_are_clamped_softly():
     raw = torch.tensor([-1e4, -3.0, 0.0, 0.1, 1e4], dtype=torch.float64, requires_grad=True)
     out = soft_clamp(raw)
     assert out.abs().max() <= LOG_VAR_LIMIT

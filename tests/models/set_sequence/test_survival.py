@@ -61,7 +61,7 @@ DAYS = st.sampled_from([*EDGES, -3.0, 0.5, 29.5, 30.5, 200.0, 1826.0, 9e9])
 @pytest.mark.parametrize("causes", [1, 3])
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_the_likelihood_equals_brute_force(causes: int, data: st.DataObject) -> None:
+def test_the_likelihood_equals_brute_force(causes, data):
     outcomes = data.draw(st.lists(st.tuples(DAYS, st.integers(0, causes))))
     logits = hazards(len(outcomes), causes=causes)
     got = hazard_nll(logits, *people(*outcomes), bin_edges(EDGES, ""))
@@ -85,7 +85,7 @@ def test_the_likelihood_equals_brute_force(causes: int, data: st.DataObject) -> 
         (5000, False, 4, None),
     ],
 )
-def test_the_convention_for_ends_of_observation(days: float, seen: bool, survived: int, died: int | None) -> None:
+def test_the_convention_for_ends_of_observation(days, seen, survived, died):
     logits = hazards(1)
     logs = torch.log(1 - logits[0, :, 0].sigmoid())
     wanted = -logs[:survived].sum() - (logits[0, died, 0].sigmoid().log() if died is not None else 0)
@@ -123,7 +123,7 @@ def aalen_johansen(outcomes: list[tuple[float, int]], cause: int) -> list[float]
 
 
 @pytest.mark.promise("patients.competing")
-def test_minimising_it_gives_the_aalen_johansen_estimate_of_every_cause() -> None:
+def test_minimising_it_gives_the_aalen_johansen_estimate_of_every_cause():
     """Who has a competing event is told apart from who is censored: else the outcome is overestimated."""
     outcomes = [(30.0, 1)] * 2 + [(30.0, 0)] * 3 + [(30.0, 2)] * 4 + [(100.0, 1)] * 4 + [(100.0, 2), (100.0, 3)] * 3
     outcomes += [(365.0, 3)] * 2 + [(365.0, 1)] + [(1825.0, 1)] * 2 + [(1825.0, 2)] + [(1825.0, 0)] * 5
@@ -141,7 +141,7 @@ def test_minimising_it_gives_the_aalen_johansen_estimate_of_every_cause() -> Non
 
 @pytest.mark.promise("patients.competing")
 @pytest.mark.parametrize("horizon", [10.0, 30.0, 65.0, 1000.0, 1825.0])
-def test_the_incidence_of_a_cause_is_that_of_constant_rates_within_every_bin(horizon: float) -> None:
+def test_the_incidence_of_a_cause_is_that_of_constant_rates_within_every_bin(horizon):
     logits = hazards(4, causes=3).detach()
     found = incidence(logits, bins_until(horizon, bin_edges(EDGES, ""))).exp()
     for person, rows in enumerate(logits.tolist()):
@@ -155,9 +155,7 @@ def test_the_incidence_of_a_cause_is_that_of_constant_rates_within_every_bin(hor
 
 
 @pytest.mark.promise("patients.competing")
-def test_beside_competing_events_probability_and_risk_order_people_alike_and_a_sure_other_event_leaves_no_risk() -> (
-    None
-):
+def test_beside_competing_events_probability_and_risk_order_people_alike_and_a_sure_other_event_leaves_no_risk():
     logits = hazards(50, causes=3).detach()
     p = class_scores(logits, bins_until(EDGES[-1], bin_edges(EDGES, "")))[:, 1]
     assert torch.equal(p.argsort(), risk(logits).argsort())
@@ -167,9 +165,7 @@ def test_beside_competing_events_probability_and_risk_order_people_alike_and_a_s
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_without_competing_events_values_and_gradients_have_the_bits_of_the_formulas_of_one_event(
-    dtype: torch.dtype,
-) -> None:
+def test_without_competing_events_values_and_gradients_have_the_bits_of_the_formulas_of_one_event(dtype):
     """So runs without them are what they were before there were any."""
     edges = bin_edges(EDGES, "")
     until = bins_until(200.0, edges)
@@ -190,7 +186,7 @@ def test_without_competing_events_values_and_gradients_have_the_bits_of_the_form
         assert torch.equal(gradient[..., 0], expected)
 
 
-def test_hazards_add_up_to_minus_the_logarithm_of_the_product_of_what_is_left() -> None:
+def test_hazards_add_up_to_minus_the_logarithm_of_the_product_of_what_is_left():
     logits = hazards(5)
     got = cumulative_hazard(logits)
     torch.testing.assert_close(got, -(1 - logits[..., 0].sigmoid()).cumprod(1).log(), rtol=1e-12, atol=1e-12)
@@ -198,7 +194,7 @@ def test_hazards_add_up_to_minus_the_logarithm_of_the_product_of_what_is_left() 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_certain_hazards_stay_finite(dtype: torch.dtype) -> None:
+def test_certain_hazards_stay_finite(dtype):
     edges = bin_edges(EDGES, "")
     logits = torch.tensor([[[-500.0]] * BINS, [[500.0]] * BINS], dtype=dtype, requires_grad=True)
     values = [hazard_nll(logits, *people((50, True), (5000, False)), edges), cumulative_hazard(logits)]
@@ -210,7 +206,7 @@ def test_certain_hazards_stay_finite(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("causes", [1, 3])
-def test_gradients_are_those_of_the_values(causes: int) -> None:
+def test_gradients_are_those_of_the_values(causes):
     outcomes, edges = people((50, 1), (50, 0), (5000, 0), (30, causes)), bin_edges(EDGES, "")
     logits, until = hazards(4, causes=causes), bins_until(200.0, bin_edges(EDGES, ""))
     assert torch.autograd.gradcheck(lambda x: incidence(x, until.double()), (logits,))
@@ -218,12 +214,12 @@ def test_gradients_are_those_of_the_values(causes: int) -> None:
     assert torch.autograd.gradcheck(cumulative_hazard, (logits,))
 
 
-def test_a_duration_that_is_no_number_is_not_taken_for_a_long_one() -> None:
+def test_a_duration_that_is_no_number_is_not_taken_for_a_long_one():
     got = hazard_nll(hazards(2), *people((math.nan, False), (50, True)), bin_edges(EDGES, ""))
     assert got.isnan().tolist() == [True, False]
 
 
-def test_thousands_of_people_and_edges_that_fp32_cannot_hold() -> None:
+def test_thousands_of_people_and_edges_that_fp32_cannot_hold():
     """An edge and a duration of the same decimal number are the same day, whatever dtype each is in."""
     num = 4000
     durations, cause = torch.full((num,), 0.1), (torch.arange(num) + 1) % 2
@@ -233,7 +229,7 @@ def test_thousands_of_people_and_edges_that_fp32_cannot_hold() -> None:
 
 
 @pytest.mark.parametrize("days", [[], [0], [0, 0], [0, 5, 3], [-1, 5], [0, math.nan], [0, math.inf]])
-def test_edges_that_make_no_bins_are_refused(days: list[float]) -> None:
+def test_edges_that_make_no_bins_are_refused(days):
     with pytest.raises(RecipeError, match="at least two rising edges") as caught:
         bin_edges(days, "model.bins")
     assert caught.value.where == "model.bins"
@@ -241,7 +237,7 @@ def test_edges_that_make_no_bins_are_refused(days: list[float]) -> None:
 
 
 @pytest.mark.promise("patients.horizon")
-def test_probability_and_risk_to_the_last_edge_order_people_alike() -> None:
+def test_probability_and_risk_to_the_last_edge_order_people_alike():
     logits = hazards(50).detach()
     p = class_scores(logits, bins_until(EDGES[-1], bin_edges(EDGES, "")))[:, 1]
     assert torch.equal(p.argsort(), cumulative_hazard(logits)[:, -1].argsort())
@@ -249,7 +245,7 @@ def test_probability_and_risk_to_the_last_edge_order_people_alike() -> None:
 
 @pytest.mark.parametrize("causes", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_a_horizon_of_certain_hazards_has_scores_and_gradients(dtype: torch.dtype, causes: int) -> None:
+def test_a_horizon_of_certain_hazards_has_scores_and_gradients(dtype, causes):
     logits = torch.tensor([[[-200.0] * causes] * BINS, [[200.0] * causes] * BINS], dtype=dtype, requires_grad=True)
     scores = class_scores(logits, bins_until(100.0, bin_edges(EDGES, "")))
     scores.log_softmax(1).sum().backward()
@@ -260,7 +256,7 @@ def test_a_horizon_of_certain_hazards_has_scores_and_gradients(dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("horizon", [0.0, 1826.0])
-def test_a_horizon_outside_of_the_bins_is_refused(horizon: float) -> None:
+def test_a_horizon_outside_of_the_bins_is_refused(horizon):
     with pytest.raises(RecipeError) as error:
         bins_until(horizon, bin_edges(EDGES, ""))
     assert f"the horizon is day {horizon:g}" in error.value.what

@@ -31,7 +31,7 @@ def value(term: Term) -> float:
 
 
 @pytest.mark.promise("vqa.prune-losses")
-def test_sparsity_is_the_square_of_the_gap() -> None:
+def test_sparsity_is_the_square_of_the_gap():
     layout = build_layout(np.array([10]))
     keep = torch.full((10,), 0.6, dtype=F64)
     assert value(sparsity(keep, layout, 0.3, "ratio")) == pytest.approx(0.09, abs=1e-15)
@@ -43,7 +43,7 @@ def test_sparsity_is_the_square_of_the_gap() -> None:
 
 
 @pytest.mark.promise("vqa.prune-losses")
-def test_each_sample_has_its_own_share_and_target() -> None:
+def test_each_sample_has_its_own_share_and_target():
     """Sums over samples: the second keeps half of 4, the third has none and is not counted."""
     layout = build_layout(np.array([10, 4, 0]))
     keep = torch.cat([torch.full((10,), 0.6, dtype=F64), torch.tensor([1.0, 1.0, 0.0, 0.0], dtype=F64)])
@@ -57,7 +57,7 @@ def test_each_sample_has_its_own_share_and_target() -> None:
 
 
 @pytest.mark.promise("vqa.prune-losses")
-def test_binarisation_is_lowest_where_tokens_are_kept_or_not() -> None:
+def test_binarisation_is_lowest_where_tokens_are_kept_or_not():
     layout = build_layout(np.array([4]))
     torch.manual_seed(0)
     for m in (torch.rand(4, dtype=F64), torch.full((4,), 0.5, dtype=F64)):
@@ -83,7 +83,7 @@ LOSSES: dict[str, Callable[[Tensor, Layout], Term]] = {
 
 @pytest.mark.promise("vqa.prune-losses")
 @pytest.mark.parametrize("name", list(LOSSES))
-def test_the_sum_over_a_batch_is_the_sum_over_its_samples(name: str) -> None:
+def test_the_sum_over_a_batch_is_the_sum_over_its_samples(name):
     samples = make_samples()
     keep = torch.sigmoid(samples.vision[:, 0])
     total, count = LOSSES[name](keep, samples.vision_layout)
@@ -104,7 +104,7 @@ def test_the_sum_over_a_batch_is_the_sum_over_its_samples(name: str) -> None:
 
 
 @pytest.mark.promise("vqa.text-pool")
-def test_weights_rise_from_the_first_real_token_to_the_last() -> None:
+def test_weights_rise_from_the_first_real_token_to_the_last():
     samples = make_samples()
     pooled = TextPool(0.3, 1.0).eval()(samples.question, samples.question_layout)
     for row, (start, stop) in zip(pooled, bounds_of(samples.question_layout), strict=True):
@@ -115,7 +115,7 @@ def test_weights_rise_from_the_first_real_token_to_the_last() -> None:
 
 
 @pytest.mark.promise("vqa.text-pool")
-def test_noise_falls_along_the_text_and_eval_has_none() -> None:
+def test_noise_falls_along_the_text_and_eval_has_none():
     layout = build_layout(np.array([3]))
     x = torch.zeros(3, 20000, dtype=F64)
     torch.manual_seed(0)
@@ -138,7 +138,7 @@ def pooled(num: int, seed: int) -> Tensor:
 
 
 @pytest.mark.promise("vqa.discriminator")
-def test_one_backward_pass_gives_each_side_only_its_own_gradients() -> None:
+def test_one_backward_pass_gives_each_side_only_its_own_gradients():
     judge = Discriminator(WIDTH, LAYERS, 8).double().eval()
     real, fake = (pooled(5, seed).requires_grad_() for seed in (0, 1))
     own = torch.autograd.grad(discriminator_terms(judge, real, fake)["discriminator"][0], list(judge.parameters()))
@@ -155,7 +155,7 @@ def test_one_backward_pass_gives_each_side_only_its_own_gradients() -> None:
 
 
 @pytest.mark.promise("vqa.discriminator")
-def test_terms_are_their_closed_forms() -> None:
+def test_terms_are_their_closed_forms():
     judge = moved(Discriminator(WIDTH, LAYERS, 8))
     real, fake = pooled(7, 0), pooled(7, 1)
     on_real, on_fake = judge(real), judge(fake)
@@ -172,7 +172,7 @@ def test_terms_are_their_closed_forms() -> None:
 
 @pytest.mark.promise("vqa.discriminator")
 @pytest.mark.parametrize("size", [10, 1, 0.03])
-def test_it_learns_to_tell_a_fixed_pair_apart(size: float) -> None:
+def test_it_learns_to_tell_a_fixed_pair_apart(size):
     """Hidden states of any size that differ in their mean, 60 steps; on states it has not seen."""
     torch.manual_seed(0)
     judge = Discriminator(WIDTH, LAYERS, 16).double().train()
@@ -188,7 +188,7 @@ def test_it_learns_to_tell_a_fixed_pair_apart(size: float) -> None:
 
 
 @pytest.mark.promise("vqa.reinit")
-def test_reinitialising_draws_all_weights_anew() -> None:
+def test_reinitialising_draws_all_weights_anew():
     judge = moved(Discriminator(WIDTH, LAYERS, 8), torch.float32)
     before = {name: p.detach().clone() for name, p in judge.named_parameters()}
     torch.manual_seed(3)
@@ -204,7 +204,7 @@ def test_reinitialising_draws_all_weights_anew() -> None:
         assert torch.equal(p, drawn[name])
 
 
-def test_bf16_stays_near_fp64_and_gives_gradients() -> None:
+def test_bf16_stays_near_fp64_and_gives_gradients():
     exact, judge = moved(Discriminator(WIDTH, LAYERS, 8)), Discriminator(WIDTH, LAYERS, 8).eval()
     judge.load_state_dict(exact.state_dict())
     fake = (30 * pooled(6, 0)).float().requires_grad_()

@@ -72,7 +72,7 @@ def assert_same(model: VisionLanguage, expected: Sequence[RaggedBatch], micros: 
 @pytest.mark.promise("vqa.row-by-row", "vqa.any-images")
 @pytest.mark.parametrize("path", [nullcontext, library.switched_off], ids=["native", "torch"])
 @pytest.mark.parametrize("kind", TOWERS)
-def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind: str, path: Any) -> None:
+def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind, path):
     model, batch = tiny(**TOWERS[kind]), prepare(SAMPLES[kind]).batch
     num_seqs = batch.num_seqs
     with path():
@@ -91,7 +91,7 @@ def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind: str, 
 
 
 @pytest.mark.promise("vqa.eight-steps")
-def test_loss_curves_of_batches_and_of_single_samples_are_equal() -> None:
+def test_loss_curves_of_batches_and_of_single_samples_are_equal():
     batch = prepare(ROWS).batch
     curves = []
     for micros in ([batch], [batch.select([i]) for i in range(batch.num_seqs)]):
@@ -111,7 +111,7 @@ def test_loss_curves_of_batches_and_of_single_samples_are_equal() -> None:
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned", "sinusoidal"])
-def test_text_without_images_is_what_the_decoder_makes_of_it(positions: str) -> None:
+def test_text_without_images_is_what_the_decoder_makes_of_it(positions):
     model, prepared = tiny(LEARNED, {"positions": positions}), prepare(ROWS)
     batch = prepared.batch
     text_rows = [i for i, spans in enumerate(prepared.vision_spans) if not spans]
@@ -123,7 +123,7 @@ def test_text_without_images_is_what_the_decoder_makes_of_it(positions: str) -> 
         torch.testing.assert_close(torch.cat([rows[i] for i in text_rows]), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_the_tower_does_not_run_for_text_alone() -> None:
+def test_the_tower_does_not_run_for_text_alone():
     model = tiny(**TOWERS["clip"])
     model.tower.register_forward_hook(lambda *_: pytest.fail("the tower ran"))
     for batch in (prepare([ROWS[2], ROWS[5]]).batch, prepare(ROWS).batch.select([2, 5])):
@@ -133,14 +133,14 @@ def test_the_tower_does_not_run_for_text_alone() -> None:
         assert model.embed.weight.grad is not None
 
 
-def test_any_id_may_stand_for_an_image() -> None:
+def test_any_id_may_stand_for_an_image():
     batch = prepare(ROWS).batch
     far = replace(batch, input_ids=torch.where(batch.input_ids == IMAGE, -200, batch.input_ids))
     with torch.no_grad():
         assert torch.equal(tiny(**TOWERS["clip"])(batch), tiny(**TOWERS["clip"], image_id=-200)(far))
 
 
-def test_embeddings_in_place_of_tokens_are_equal() -> None:
+def test_embeddings_in_place_of_tokens_are_equal():
     model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     given = replace(batch, input_ids=None, inputs_embeds=model.embed(batch.input_ids).detach().requires_grad_())
     hidden = model(given)
@@ -149,7 +149,7 @@ def test_embeddings_in_place_of_tokens_are_equal() -> None:
     assert given.inputs_embeds.grad[batch.media_index].abs().max() == 0
 
 
-def test_a_spliced_batch_holds_its_text_and_its_images_as_vectors_and_nothing_else() -> None:
+def test_a_spliced_batch_holds_its_text_and_its_images_as_vectors_and_nothing_else():
     model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     visual = model.encode(batch.media)
     spliced = model.splice(batch, visual)
@@ -163,7 +163,7 @@ def test_a_spliced_batch_holds_its_text_and_its_images_as_vectors_and_nothing_el
     torch.testing.assert_close(model.decoder(spliced.select(order)), model(batch.select(order)), rtol=1e-10, atol=1e-10)
 
 
-def test_decoding_with_a_cache_equals_the_whole_pass() -> None:
+def test_decoding_with_a_cache_equals_the_whole_pass():
     model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     # The last token of an answer is no input of the batch; in the whole pass a 3 takes its place.
     whole = prepare([(" ".join([row[0], *row[2].split()[:-1], "3"]), row[1], "1") for row in ROWS]).batch
@@ -180,7 +180,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass() -> None:
 # --------------------------------------------------------------------------- freezing and precision
 
 
-def test_a_frozen_tower_builds_no_graph_and_changes_no_other_gradient() -> None:
+def test_a_frozen_tower_builds_no_graph_and_changes_no_other_gradient():
     model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     expected, _ = gradients(model, [batch])
     modes: list[bool] = []
@@ -199,7 +199,7 @@ def test_a_frozen_tower_builds_no_graph_and_changes_no_other_gradient() -> None:
     assert modes == [False, True]
 
 
-def test_autocast_leaves_the_residual_streams_in_fp32() -> None:
+def test_autocast_leaves_the_residual_streams_in_fp32():
     model, batch = tiny(**TOWERS["clip"], dtype=torch.float32), prepare(ROWS).batch
     with torch.no_grad():
         exact = model.logits(model(batch))
@@ -210,7 +210,7 @@ def test_autocast_leaves_the_residual_streams_in_fp32() -> None:
 
 
 @torch.no_grad()
-def test_visual_tokens_may_come_in_low_precision() -> None:
+def test_visual_tokens_may_come_in_low_precision():
     model, batch = tiny(**TOWERS["clip"], dtype=torch.float32), prepare(ROWS).batch
     visual = model.encode(batch.media).bfloat16()
     spliced = model.splice(batch, visual)
@@ -219,7 +219,7 @@ def test_visual_tokens_may_come_in_low_precision() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_quick_gelu_is_x_times_the_sigmoid_of_1_702_x(dtype: torch.dtype) -> None:
+def test_quick_gelu_is_x_times_the_sigmoid_of_1_702_x(dtype):
     x = torch.linspace(-6, 6, 60, dtype=torch.float64).unflatten(0, (5, 12)).to(dtype)
     expected = x.double() / (1 + torch.exp(-1.702 * x.double()))
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2e-2}[dtype]
@@ -230,7 +230,7 @@ def test_quick_gelu_is_x_times_the_sigmoid_of_1_702_x(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("layer", range(-3, 3))
-def test_features_are_taken_after_the_layer_asked_for(layer: int) -> None:
+def test_features_are_taken_after_the_layer_asked_for(layer):
     model = tiny({**LEARNED, "feature_layer": layer})
     media = prepare(ROWS).batch.media
     counted: list[int] = []
@@ -241,12 +241,12 @@ def test_features_are_taken_after_the_layer_asked_for(layer: int) -> None:
 
 
 @pytest.mark.parametrize("layer", [-4, 3])
-def test_a_layer_the_tower_does_not_have_is_refused(layer: int) -> None:
+def test_a_layer_the_tower_does_not_have_is_refused(layer):
     with pytest.raises(RecipeError, match=f"feature_layer {layer} is none of a tower with 2 blocks"):
         tiny({**LEARNED, "feature_layer": layer})
 
 
-def test_the_class_token_of_every_image_is_before_its_own_patches() -> None:
+def test_the_class_token_of_every_image_is_before_its_own_patches():
     tower = tiny(**TOWERS["clip"]).tower
     media = prepare(ROWS).batch.media
     layout = media.layout
@@ -264,7 +264,7 @@ def test_the_class_token_of_every_image_is_before_its_own_patches() -> None:
 
 
 @pytest.mark.promise("vqa.visual-tokens")
-def test_a_sequence_with_another_number_of_placeholders_is_named() -> None:
+def test_a_sequence_with_another_number_of_placeholders_is_named():
     model = tiny(**TOWERS["clip"])
     batch = prepare(ROWS, sample_ids=[10, 11, 12, 13, 14, 15]).batch
     ids = batch.input_ids.clone()
@@ -278,7 +278,7 @@ def test_a_sequence_with_another_number_of_placeholders_is_named() -> None:
 
 
 @pytest.mark.parametrize("image_id", [IMAGE, None])
-def test_fewer_places_than_visual_tokens_are_named(image_id: int | None) -> None:
+def test_fewer_places_than_visual_tokens_are_named(image_id):
     model = tiny(**TOWERS["clip"], image_id=image_id)
     batch = prepare(ROWS).batch
     with pytest.raises(SourceError, match="3 placeholders for 4 visual tokens") as caught:
@@ -287,7 +287,7 @@ def test_fewer_places_than_visual_tokens_are_named(image_id: int | None) -> None
 
 
 @pytest.mark.promise("vqa.visual-tokens")
-def test_visual_tokens_beside_their_placeholders_are_refused() -> None:
+def test_visual_tokens_beside_their_placeholders_are_refused():
     batch = prepare(ROWS).batch
     index = batch.media_index.clone()
     index[:4] += 1
@@ -298,7 +298,7 @@ def test_visual_tokens_beside_their_placeholders_are_refused() -> None:
 
 @pytest.mark.promise("vqa.visual-tokens")
 @pytest.mark.parametrize("change", ["another row", "flipped", "twice"])
-def test_places_in_another_row_or_order_are_refused_without_an_id_of_placeholders(change: str) -> None:
+def test_places_in_another_row_or_order_are_refused_without_an_id_of_placeholders(change):
     batch = prepare(ROWS).batch
     index, model = batch.media_index.clone(), tiny(**TOWERS["clip"], image_id=None)
     model(batch)
@@ -313,7 +313,7 @@ def test_places_in_another_row_or_order_are_refused_without_an_id_of_placeholder
 
 
 @pytest.mark.promise("images.square")
-def test_images_that_do_not_fit_the_tower_are_refused() -> None:
+def test_images_that_do_not_fit_the_tower_are_refused():
     model = tiny(**TOWERS["clip"])
     with pytest.raises(SourceError, match="an image has 3 x 1 patches; learned positions know 2 x 2 alone"):
         model(prepare([("1 <image>", [(3, 1)], "2")]).batch)
@@ -322,12 +322,12 @@ def test_images_that_do_not_fit_the_tower_are_refused() -> None:
         model(batch)
 
 
-def test_an_image_that_leads_past_the_context_is_refused() -> None:
+def test_an_image_that_leads_past_the_context_is_refused():
     with pytest.raises(RecipeError, match="position 8 is outside the model's context of 5 tokens"):
         tiny(LEARNED, {"context": 5})(prepare(ROWS[:1]).batch)
 
 
-def test_the_model_offers_what_training_and_generation_ask_for() -> None:
+def test_the_model_offers_what_training_and_generation_ask_for():
     model = tiny(LEARNED, {"causal": False})
     assert (model.config.longest, model.causal, model.head_dim) == (64, False, 4)
     model.label_smoothing = 0.1

@@ -45,7 +45,7 @@ def head(**settings: Any) -> PrunerHead:
 
 
 @pytest.mark.promise("vqa.prune-heads")
-def test_another_samples_question_changes_nothing_and_ones_own_does() -> None:
+def test_another_samples_question_changes_nothing_and_ones_own_does():
     pruner, samples = moved(head()), make_samples()
     before = pruner(samples)
     changed = samples.question.detach().clone()
@@ -57,7 +57,7 @@ def test_another_samples_question_changes_nothing_and_ones_own_does() -> None:
 
 @pytest.mark.promise("vqa.temperature")
 @pytest.mark.parametrize("logit", [-1.5, 0.0, 2.0])
-def test_noise_keeps_a_token_as_often_as_the_logit_says(logit: float) -> None:
+def test_noise_keeps_a_token_as_often_as_the_logit_says(logit):
     """At any temperature a binary concrete variable exceeds one half with probability sigmoid(logit)."""
     torch.manual_seed(0)
     logits = torch.full((40000,), logit, dtype=torch.float64)
@@ -70,7 +70,7 @@ def test_noise_keeps_a_token_as_often_as_the_logit_says(logit: float) -> None:
 
 
 @pytest.mark.promise("vqa.prune-heads", "vqa.temperature")
-def test_the_draw_of_evaluation_depends_on_layer_and_place_alone() -> None:
+def test_the_draw_of_evaluation_depends_on_layer_and_place_alone():
     place = torch.tensor([0, 1, 2, 0, 1, 5])
     noise = drawn_noise(2, place, torch.float64)
     assert torch.equal(noise[:2], noise[3:5])
@@ -83,7 +83,7 @@ def test_the_draw_of_evaluation_depends_on_layer_and_place_alone() -> None:
 
 
 @pytest.mark.promise("vqa.prune-attention")
-def test_the_attention_signal_is_added_as_it_is() -> None:
+def test_the_attention_signal_is_added_as_it_is():
     samples = make_samples()
     signal = torch.rand(len(samples.vision), dtype=torch.float64)
     plain = head().double().eval()(samples)
@@ -97,7 +97,7 @@ def test_the_attention_signal_is_added_as_it_is() -> None:
         fixed(samples)
 
 
-def test_bf16_stays_near_fp64() -> None:
+def test_bf16_stays_near_fp64():
     exact = moved(head())
     low = head().eval()
     low.load_state_dict({name: value.float() for name, value in exact.state_dict().items()})
@@ -136,7 +136,7 @@ def rotary_of(layout: Layout) -> Rotary:
 @pytest.mark.promise("vqa.prune-layers", "vqa.hard-pruning")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_probability_zero_is_removal(causal: bool, scaled: bool, kernels: str) -> None:
+def test_probability_zero_is_removal(causal, scaled, kernels):
     """Every other token's output is that of the run without the token, at its old position; and one is no change."""
     qkv, layout, is_vision = run_of([30, 1, 9, 70])
     rotary = rotary_of(layout)
@@ -157,7 +157,7 @@ def test_probability_zero_is_removal(causal: bool, scaled: bool, kernels: str) -
     assert (soft - whole).abs().max() > 0.1
 
 
-def test_a_sequence_may_begin_with_removed_tokens(kernels: str) -> None:
+def test_a_sequence_may_begin_with_removed_tokens(kernels):
     """Its first tokens see nothing but each other; without a finite bias they would be NaN, and spread."""
     qkv, layout, _ = run_of([8])
     is_vision = torch.arange(8) < 5
@@ -171,7 +171,7 @@ def test_a_sequence_may_begin_with_removed_tokens(kernels: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_logarithm_is_safe_at_zero(dtype: torch.dtype) -> None:
+def test_the_logarithm_is_safe_at_zero(dtype):
     tiny = torch.finfo(dtype).tiny
     p = torch.tensor([0.0, tiny / 4, tiny, 1e-3, 1.0], dtype=dtype, requires_grad=True)
     logs = log_keep(p)
@@ -184,7 +184,7 @@ def test_the_logarithm_is_safe_at_zero(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.promise("vqa.prune-layers")
-def test_heads_together_keep_what_each_of_them_keeps() -> None:
+def test_heads_together_keep_what_each_of_them_keeps():
     torch.manual_seed(0)
     heads = [torch.rand(9, dtype=torch.float64).requires_grad_() for _ in range(3)]
     together = cumulative_keep(heads)
@@ -201,7 +201,7 @@ def test_heads_together_keep_what_each_of_them_keeps() -> None:
 
 
 @pytest.mark.promise("vqa.hard-pruning")
-def test_a_threshold_removes_and_leaves_the_best() -> None:
+def test_a_threshold_removes_and_leaves_the_best():
     layout = build_layout(np.array([4, 3, 0, 1]))
     probability = torch.tensor([0.5, 0.51, 0.9, 0.1, 0.2, 0.4, 0.4, 0.0])
     kept = hard_keep(probability, layout, 0.5)
@@ -212,7 +212,7 @@ def test_a_threshold_removes_and_leaves_the_best() -> None:
 
 
 @pytest.mark.promise("vqa.hard-pruning")
-def test_a_budget_is_kept_per_sample() -> None:
+def test_a_budget_is_kept_per_sample():
     layout = build_layout(np.array([4, 3, 0, 1]))
     scores = torch.tensor([0.5, 0.51, 0.9, 0.1, 0.2, 0.4, 0.4, 0.0])
     assert keep_top(scores, layout, torch.tensor([1.2, 0.0, 3.0, 5.0])).nonzero().flatten().tolist() == [1, 2, 5, 7]
@@ -227,7 +227,7 @@ def test_a_budget_is_kept_per_sample() -> None:
 @pytest.mark.promise("vqa.prune-attention")
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("biased", [True, False])
-def test_the_signal_is_the_mean_of_the_layers_own_weights(causal: bool, biased: bool) -> None:
+def test_the_signal_is_the_mean_of_the_layers_own_weights(causal, biased):
     """Recovered from the layer itself: its output for values that are one-hot at a vision token is that weight."""
     lengths = [9, 1, 20, 5]
     qkv, layout, is_vision = run_of(lengths)
@@ -250,7 +250,7 @@ def test_the_signal_is_the_mean_of_the_layers_own_weights(causal: bool, biased: 
     torch.testing.assert_close(got, torch.stack(wanted), rtol=1e-11, atol=1e-13)
 
 
-def test_a_sample_without_text_gives_zeros() -> None:
+def test_a_sample_without_text_gives_zeros():
     qkv, layout, is_vision = run_of([9, 6])
     is_vision[:9] = True
     q, k, _ = qkv.split([HEADS, KV_HEADS, KV_HEADS], 1)
@@ -259,7 +259,7 @@ def test_a_sample_without_text_gives_zeros() -> None:
     assert (got[9:] > 0).all()
 
 
-def test_the_last_token_stands_for_the_text_in_fastv_and_all_tokens_for_a_class_token() -> None:
+def test_the_last_token_stands_for_the_text_in_fastv_and_all_tokens_for_a_class_token():
     qkv, layout, is_vision = run_of([9, 0, 6])
     assert last_tokens(layout).nonzero().flatten().tolist() == [8, 14]
     q, k, _ = qkv.split([HEADS, KV_HEADS, KV_HEADS], 1)
@@ -274,7 +274,7 @@ def test_the_last_token_stands_for_the_text_in_fastv_and_all_tokens_for_a_class_
 
 
 @pytest.mark.promise("vqa.methods")
-def test_random_is_decided_by_seed_and_sample_alone() -> None:
+def test_random_is_decided_by_seed_and_sample_alone():
     lengths, ids = [5, 40, 0, 12], torch.tensor([7, 3, 1 << 40, 9])
     layout = build_layout(np.array(lengths))
     scores = random_order(layout, ids, seed=1)
@@ -292,7 +292,7 @@ def test_random_is_decided_by_seed_and_sample_alone() -> None:
 
 @pytest.mark.promise("vqa.methods")
 @pytest.mark.parametrize(("budget", "step"), [(144, 2), (36, 4), (9, 8)])
-def test_uniform_keeps_a_lattice(budget: int, step: int) -> None:
+def test_uniform_keeps_a_lattice(budget, step):
     layout = build_layout(np.array([576]))
     rows, columns = torch.arange(576) // 24, torch.arange(576) % 24
     kept = keep_top(even_order(rows, columns), layout, torch.tensor([budget]))
@@ -302,7 +302,7 @@ def test_uniform_keeps_a_lattice(budget: int, step: int) -> None:
 
 
 @pytest.mark.parametrize("budget", [50, 100, 288, 400])
-def test_uniform_is_even_for_any_budget_and_grid(budget: int) -> None:
+def test_uniform_is_even_for_any_budget_and_grid(budget):
     height, width = 18, 32
     layout = build_layout(np.array([height * width]))
     rows, columns = torch.arange(height * width) // width, torch.arange(height * width) % width

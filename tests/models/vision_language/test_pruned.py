@@ -64,7 +64,7 @@ ROWS_FOR_ATTENTION = [row for row in ROWS if row[0] != "<image>"]  # that questi
     pairs(["learned", "learned, top share", "relevance", "attention"], ["rotary", "learned"], PATHS.values()),
 )
 @torch.no_grad()
-def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str, path: Any) -> None:
+def test_removal_equals_a_mask_over_what_is_removed(method, positions, path):
     model = pruned(positions=positions, **METHODS[method])
     prepared = prepare(ROWS_FOR_ATTENTION if method == "attention" else ROWS)
     batch = prepared.batch
@@ -88,7 +88,7 @@ def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str,
 @both_paths
 @pytest.mark.parametrize("method", EARLY)
 @torch.no_grad()
-def test_removal_before_the_first_block_equals_a_mask(method: str, path: Any, prepared: Preprocessed) -> None:
+def test_removal_before_the_first_block_equals_a_mask(method, path, prepared):
     model, batch = pruned(**EARLY[method]), prepared.batch
     with path():
         for sample, hidden in enumerate(left_rows(model, batch)):
@@ -103,7 +103,7 @@ def test_removal_before_the_first_block_equals_a_mask(method: str, path: Any, pr
 
 
 @torch.no_grad()
-def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Preprocessed) -> None:
+def test_text_never_sees_what_is_removed_before_the_first_block(prepared):
     """Other pixels in patches that go change nothing; after the first block the text would have seen them."""
     batch, outputs = prepared.batch.select([4]), {}
     for layer in (-1, 0):
@@ -121,7 +121,7 @@ def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Prepro
 
 @pytest.mark.promise("vqa.hard-pruning")
 @torch.no_grad()
-def test_tokens_that_are_left_keep_their_positions(prepared: Preprocessed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_are_left_keep_their_positions(prepared, monkeypatch):
     """Counted anew after a removal they would give something else, and the reference would tell."""
     model, keep = pruned(), Stream.keep
     expected = torch.cat([plain_pass(model, prepared.batch.select([i]), "hard").hidden for i in range(len(ROWS))])
@@ -146,7 +146,7 @@ def test_tokens_that_are_left_keep_their_positions(prepared: Preprocessed, monke
     "settings", [{"threshold": 0.0}, *({**METHODS[name], "keep": 1.0} for name in METHODS)], ids=["threshold", *METHODS]
 )
 @torch.no_grad()
-def test_keeping_all_is_no_pruning(settings: dict[str, Any], path: Any, prepared: Preprocessed) -> None:
+def test_keeping_all_is_no_pruning(settings, path, prepared):
     model, batch = pruned(**settings), prepared.batch
     with path():
         for run in (batch, batch.pad("left", pad_id=IMAGE)):
@@ -161,7 +161,7 @@ def test_keeping_all_is_no_pruning(settings: dict[str, Any], path: Any, prepared
 
 @pytest.mark.promise("vqa.prune-layers")
 @torch.no_grad()
-def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prepared: Preprocessed) -> None:
+def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prepared):
     model, batch = pruned(threshold=0.9999), prepared.batch
     hard = left_rows(model, batch)
     expected = [int(sum(rows * columns for rows, columns in row[1])) for row in ROWS]
@@ -196,9 +196,7 @@ def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prep
         *(("hard", name, "native") for name in METHODS),
     ],
 )
-def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
-    mode: str, method: str, kernels: str, prepared: Preprocessed
-) -> None:
+def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(mode, method, kernels, prepared):
     early = method.endswith(", early")
     settings = EARLY[method.removesuffix(", early")] if early else METHODS[method]
     model, batch, path = pruned(mode, **settings), prepared.batch, PATHS[kernels]
@@ -228,7 +226,7 @@ def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
 
 @pytest.mark.promise("vqa.prune-heads")
 @torch.no_grad()
-def test_the_answer_has_no_say_and_the_question_has() -> None:
+def test_the_answer_has_no_say_and_the_question_has():
     model, seen = pruned("soft"), []
     for question, answers in (("7 8", ["9 10"]), ("7 8", ["33 40 2 1"]), ("7 8", None), ("30 41", ["9 10"])):
         reading = model._read(prepare([(f"1 5 <image> {question}", [(5, 5)], "")], answers=answers).batch)
@@ -242,7 +240,7 @@ def test_the_answer_has_no_say_and_the_question_has() -> None:
 
 @pytest.mark.promise("vqa.prune-heads")
 @torch.no_grad()
-def test_a_head_without_the_question_chooses_by_the_image_alone() -> None:
+def test_a_head_without_the_question_chooses_by_the_image_alone():
     rows = [prepare([(f"1 5 <image> {asks}", [(5, 5)], "")], answers=["9"]).batch for asks in ("7 8", "30 41 6")]
     model, seen = pruned("soft", question=False), []
     for row in rows:
@@ -267,7 +265,7 @@ def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
 
 @both_paths
 @torch.no_grad()
-def test_soft_removal_equals_its_definition(path: Any, prepared: Preprocessed) -> None:
+def test_soft_removal_equals_its_definition(path, prepared):
     model = pruned("soft")
     model.temperature.fill_(0.7)
     with path():
@@ -278,9 +276,7 @@ def test_soft_removal_equals_its_definition(path: Any, prepared: Preprocessed) -
 
 @both_paths
 @torch.no_grad()
-def test_probabilities_of_zero_and_one_are_removal(
-    path: Any, prepared: Preprocessed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probabilities_of_zero_and_one_are_removal(path, prepared, monkeypatch):
     def judge(pruning: PrunePass, index: int, entered: Stream, left: Stream) -> Tensor:
         source = pruning._source
         kept = source % 2 == 0 if index == 0 else (source % 4 == 0) | (source == 54)
@@ -300,7 +296,7 @@ def test_probabilities_of_zero_and_one_are_removal(
 
 
 @pytest.mark.promise("vqa.prune-heads")
-def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Preprocessed) -> None:
+def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared):
     model = pruned().train()
     assert model.mode == "soft"
     torch.manual_seed(0)
@@ -312,7 +308,7 @@ def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Pre
 
 
 @pytest.mark.promise("vqa.prune-layers")
-def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared: Preprocessed) -> None:
+def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared):
     """Which is what evaluation keeps; nothing is asked of how much that is."""
     model, batch, left = pruned(keep=0.4).train(), prepared.batch, []
     for parameter in model.pruners.parameters():
@@ -332,7 +328,7 @@ def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared: Preproc
             assert (parameter.grad is None) == name.startswith("pruners."), name
 
 
-def test_frozen_heads_keep_their_temperature_and_stay_soft_for_a_discriminator() -> None:
+def test_frozen_heads_keep_their_temperature_and_stay_soft_for_a_discriminator():
     model = pruned(temperature={"start": 1.0, "end": 0.1, "share": 1.0}, discriminator={"inner": 8}).train()
     model.begin_step(9, 10, {"cross_entropy": 1.0})
     reached = float(model.temperature)
@@ -344,7 +340,7 @@ def test_frozen_heads_keep_their_temperature_and_stay_soft_for_a_discriminator()
     assert (float(model.temperature), model.mode) == (reached, "soft"), "it compares what is hidden by degrees"
 
 
-def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Preprocessed) -> None:
+def test_the_gradient_of_the_heads_equals_finite_differences(prepared):
     model = pruned("soft")
     weight = model.pruners["0"].to_logit.weight
     weight.grad = None
@@ -361,7 +357,7 @@ def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Preproces
 
 
 @torch.no_grad()
-def test_training_draws_anew_and_evaluation_never(prepared: Preprocessed) -> None:
+def test_training_draws_anew_and_evaluation_never(prepared):
     model = pruned("soft")
     model.mode = "soft"
 
@@ -389,7 +385,7 @@ def prompts_and_whole(length: int) -> tuple[RaggedBatch, RaggedBatch]:
     ("mode", "method"), [("hard", "learned"), ("hard", "attention"), ("hard", "early"), ("soft", "learned")]
 )
 @torch.no_grad()
-def test_decoding_with_a_cache_equals_the_whole_pass(mode: str, method: str, path: Any) -> None:
+def test_decoding_with_a_cache_equals_the_whole_pass(mode, method, path):
     """Of eight samples with different numbers of tokens left, some of which end early or are copied, and of one."""
     model = pruned(mode, **(EARLY["learned"] if method == "early" else METHODS[method]))
     prompts, whole = prompts_and_whole(12)
@@ -418,7 +414,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass(mode: str, method: str, pat
 
 @pytest.mark.promise("vqa.hard-pruning")
 @torch.inference_mode()
-def test_the_cache_is_smaller_by_what_was_removed() -> None:
+def test_the_cache_is_smaller_by_what_was_removed():
     model, prompts = pruned(method="uniform", keep=0.25, layers=[0]), prepare(ROWS, answers=None).batch
     cache, _ = prefill(model, prompts, most=prompts.layout.max_seqlen + 5)
     left = prompts.layout.lengths() - model.kept[0] + model.kept[-1]
@@ -439,7 +435,7 @@ def test_the_cache_is_smaller_by_what_was_removed() -> None:
 
 @both_paths
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0, "beams": 3}])
-def test_eight_prompts_are_continued_as_each_alone(settings: dict[str, Any], path: Any) -> None:
+def test_eight_prompts_are_continued_as_each_alone(settings, path):
     model, prompts = pruned(), prepare(ROWS, answers=None).batch
     asked = GenerateSettings(max_new_tokens=8, **settings)
     with path():
@@ -452,7 +448,7 @@ def test_eight_prompts_are_continued_as_each_alone(settings: dict[str, Any], pat
 # --------------------------------------------------------------------------- settings
 
 
-def test_modes_follow_training_unless_chosen() -> None:
+def test_modes_follow_training_unless_chosen():
     model = pruned()
     assert model.mode == "hard"
     assert model.train().mode == "soft"
@@ -470,7 +466,7 @@ def test_modes_follow_training_unless_chosen() -> None:
         ranking.mode = "soft"
 
 
-def test_a_model_without_pruning_has_nothing_of_it() -> None:
+def test_a_model_without_pruning_has_nothing_of_it():
     language = {"width": WIDTH, "blocks": 2, "heads": HEADS}
     model = build_model(model_config({"kind": "vision_language", "language": language}), VOCAB)
     assert model.mode == "origin"
@@ -497,7 +493,7 @@ def test_a_model_without_pruning_has_nothing_of_it() -> None:
         ({"threshold": 1.0}, "less than 1"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
         pruned(**settings)
 
@@ -506,7 +502,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
 @torch.no_grad()
 @torch.no_grad()
 @pytest.mark.parametrize("method", METHODS)
-def test_the_patches_that_enter_each_block_are_named(prepared: Preprocessed, method: str) -> None:
+def test_the_patches_that_enter_each_block_are_named(prepared, method):
     """As many as are counted, fewer and fewer, and of every sample those that it keeps alone."""
     model, batch = pruned(**METHODS[method]), prepared.batch
     model(batch)
@@ -525,7 +521,7 @@ def test_the_patches_that_enter_each_block_are_named(prepared: Preprocessed, met
     assert model.kept_tokens == []
 
 
-def test_random_depends_on_the_id_of_the_sample_alone(prepared: Preprocessed) -> None:
+def test_random_depends_on_the_id_of_the_sample_alone(prepared):
     model = pruned(**METHODS["random"])
     one = prepared.batch.select([4])
     other = prepare(ROWS, sample_ids=[70 + i for i in range(len(ROWS))]).batch.select([4])
@@ -535,7 +531,7 @@ def test_random_depends_on_the_id_of_the_sample_alone(prepared: Preprocessed) ->
 
 @pytest.mark.parametrize("mode", ["soft", "hard"])
 @torch.no_grad()
-def test_low_precision_is_near(mode: str, prepared: Preprocessed) -> None:
+def test_low_precision_is_near(mode, prepared):
     settings = {"keep": 0.5} if mode == "hard" else {}
     model, batch = pruned(mode, layers=[1], **settings), prepared.batch
     exact = model.token_nll(batch)
@@ -546,7 +542,7 @@ def test_low_precision_is_near(mode: str, prepared: Preprocessed) -> None:
     assert (low - exact).norm() < 0.1 * exact.norm()
 
 
-def test_a_text_batch_runs_no_head() -> None:
+def test_a_text_batch_runs_no_head():
     model = pruned().train()
     for head in model.pruners.values():
         head.register_forward_hook(lambda *_: pytest.fail("a head ran"))
@@ -554,7 +550,7 @@ def test_a_text_batch_runs_no_head() -> None:
 
 
 @torch.no_grad()
-def test_removed_cells_of_a_rectangle_become_padding(prepared: Preprocessed) -> None:
+def test_removed_cells_of_a_rectangle_become_padding(prepared):
     masks: list[Tensor] = []
     model, batch = pruned(), prepared.batch.pad("right")
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conftest import random_sequences, tiny_model
-from tests.helpers.paths import PATHS, Path, on
+from tests.helpers.paths import PATHS, on
 from tests.helpers.quantized import quantized
 from unpad.batching.batch import from_sequences
 from unpad.nn.linear import Linear, independent_rows, keep_copies, product
@@ -48,9 +48,7 @@ def packed(weight: Tensor, kind: Kind) -> QuantizedWeight:
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.float16], ids=str)
-def test_int8_is_off_by_half_a_scale_and_its_numbers_fill_the_range(
-    sizes: tuple[int, int], scale_dtype: torch.dtype
-) -> None:
+def test_int8_is_off_by_half_a_scale_and_its_numbers_fill_the_range(sizes, scale_dtype):
     weight = random_weight(*sizes)
     numbers, scales = to_int8(weight, scale_dtype)
     assert (numbers.dtype, scales.dtype, scales.shape) == (torch.int8, scale_dtype, (len(weight),))
@@ -63,7 +61,7 @@ def test_int8_is_off_by_half_a_scale_and_its_numbers_fill_the_range(
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_int4_is_q4_0_of_gguf(sizes: tuple[int, int]) -> None:
+def test_int4_is_q4_0_of_gguf(sizes):
     gguf = pytest.importorskip("gguf")
     weight = random_weight(*sizes)
     numbers, scales = to_int4(weight)
@@ -81,7 +79,7 @@ def test_int4_is_q4_0_of_gguf(sizes: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_who_looks_at_a_quantized_weight_sees_the_widened_one(kind: Kind, sizes: tuple[int, int]) -> None:
+def test_who_looks_at_a_quantized_weight_sees_the_widened_one(kind, sizes):
     weight = random_weight(*sizes)
     numbers, scales = to_int8(weight) if kind == "int8" else to_int4(weight)
     expected = from_int8(numbers, scales) if kind == "int8" else from_int4(numbers, scales)
@@ -102,7 +100,7 @@ def test_who_looks_at_a_quantized_weight_sees_the_widened_one(kind: Kind, sizes:
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_linear_layer_multiplies_by_quantized_weights(kind: Kind, dtype: torch.dtype, path: Path) -> None:
+def test_a_linear_layer_multiplies_by_quantized_weights(kind, dtype, path):
     torch.manual_seed(0)
     layer, x = Linear(1120, 37), torch.randn(70, 1120).to(dtype)
     weight = packed(layer.weight.detach(), kind)
@@ -122,7 +120,7 @@ def test_a_linear_layer_multiplies_by_quantized_weights(kind: Kind, dtype: torch
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_int8_has_the_same_bits_with_and_without_kernels(dtype: torch.dtype) -> None:
+def test_int8_has_the_same_bits_with_and_without_kernels(dtype):
     torch.manual_seed(0)
     x, weight = torch.randn(70, 3000).to(dtype), packed(torch.randn(37, 3000), "int8")
     with torch.no_grad():
@@ -132,7 +130,7 @@ def test_int8_has_the_same_bits_with_and_without_kernels(dtype: torch.dtype) -> 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_gradient_of_activations_passes_a_quantized_weight(kind: Kind) -> None:
+def test_a_gradient_of_activations_passes_a_quantized_weight(kind):
     torch.manual_seed(0)
     x, weight = torch.randn(3, 64, requires_grad=True), packed(torch.randn(5, 64), kind)
     product(x, weight).sum().backward()
@@ -140,7 +138,7 @@ def test_a_gradient_of_activations_passes_a_quantized_weight(kind: Kind) -> None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_plain_copy_of_a_quantized_model_computes_nearly_the_same(kind: Kind) -> None:
+def test_a_plain_copy_of_a_quantized_model_computes_nearly_the_same(kind):
     model = quantized(tiny_model(torch.float32, width=64, hidden=64, dropout=0.0), kind).eval()
     kinds = {type(weight) for weight in model.parameters()}
     assert kinds >= ({Int8Weight} if kind == "int8" else {Int8Weight, Int4Weight})

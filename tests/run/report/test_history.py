@@ -3,7 +3,6 @@
 import fcntl
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from unpad.run.report.page import write_report
 from unpad.storage import LOCK, RunLock
 
 
-def test_a_run_is_killed_unless_its_process_holds_the_lock_whoever_else_looks(tmp_path: Path) -> None:
+def test_a_run_is_killed_unless_its_process_holds_the_lock_whoever_else_looks(tmp_path):
     log = [{"kind": "started"}]
     assert run_state(tmp_path, log) == "killed", "before there is a lock"
     with RunLock(tmp_path):
@@ -33,7 +32,7 @@ def test_a_run_is_killed_unless_its_process_holds_the_lock_whoever_else_looks(tm
         assert run_state(tmp_path, log) == "killed"
 
 
-def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(tmp_path: Path) -> None:
+def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(tmp_path):
     folder = tmp_path / "run"
     run(write_toy(tmp_path / "toy"), folder, "train.max_steps=2")
     assert "Held-out perplexity" in write_report(folder).read_text()
@@ -47,7 +46,7 @@ def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(tmp_path: P
     assert "There is no recipe.yaml" in write_report(folder).read_text()
 
 
-def test_five_gaps_are_named_and_the_others_counted() -> None:
+def test_five_gaps_are_named_and_the_others_counted():
     gaps = [(step, step + step % 2) for step in range(10, 70, 11)]
     five = "metrics.jsonl lacks steps 10, 21 to 22, 32, 43 to 44, 54"
     assert describe_gaps("metrics.jsonl", gaps[:5]).startswith(f"{five}: ")
@@ -70,7 +69,7 @@ WRONG: dict[str, tuple[object, ...]] = {
 
 
 @pytest.mark.parametrize("kind", FIELDS)
-def test_a_row_of_the_metrics_has_every_field_that_its_kind_is_read_by(kind: str) -> None:
+def test_a_row_of_the_metrics_has_every_field_that_its_kind_is_read_by(kind):
     row = {"step": 3, "stage": "tune", "kind": kind, **FIELDS[kind]}
     assert is_metric(row)
     assert is_metric({**row, "more": None})
@@ -82,7 +81,7 @@ def test_a_row_of_the_metrics_has_every_field_that_its_kind_is_read_by(kind: str
         assert all(is_metric({**row, "loss": value}) for value in (3, "inf", "-inf", "nan"))
 
 
-def test_a_row_of_the_times_has_every_number() -> None:
+def test_a_row_of_the_times_has_every_number():
     row = dict.fromkeys(TIME_NUMBERS, 0.5) | {"step": 3}
     assert is_timing(row)
     assert not any(is_timing({key: value for key, value in row.items() if key != name}) for name in row)
@@ -90,7 +89,7 @@ def test_a_row_of_the_times_has_every_number() -> None:
     assert not is_timing({**row, "step": 3.0})
 
 
-def test_steps_that_are_missing_are_those_that_are_not_there() -> None:
+def test_steps_that_are_missing_are_those_that_are_not_there():
     for bits in range(2**6):
         known = [step for step in range(1, 7) if bits >> (step - 1) & 1]
         for last in range(7):

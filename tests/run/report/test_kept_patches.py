@@ -31,7 +31,7 @@ from unpad.terminal.table import wrapped
 
 
 @pytest.mark.promise("vqa.hard-pruning")
-def test_patches_that_stay_are_untouched_and_the_others_fade() -> None:
+def test_patches_that_stay_are_untouched_and_the_others_fade():
     one = kept()
     stays = one.stays[0].reshape(GRID)
     found = dimmed(one.pixels, stays, PATCH)
@@ -44,7 +44,7 @@ def test_patches_that_stay_are_untouched_and_the_others_fade() -> None:
                 assert after.std() < 0.25 * before.std()
 
 
-def test_a_png_has_a_panel_per_layer_and_says_what_was_asked(tmp_path: Path) -> None:
+def test_a_png_has_a_panel_per_layer_and_says_what_was_asked(tmp_path):
     one = kept()
     assert [title for title, _ in one.panels] == ["12 patches", "after block 0: 3", "after block 2: 1"]
     early = replace(one, stays={-1: one.stays[0]})
@@ -62,7 +62,7 @@ def test_a_png_has_a_panel_per_layer_and_says_what_was_asked(tmp_path: Path) -> 
     assert (page[GAP + one.size[1] :] < 128).any(), "question and answer stand under the panels"
 
 
-def test_no_letter_is_drawn_that_the_font_does_not_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_letter_is_drawn_that_the_font_does_not_have(tmp_path, monkeypatch):
     assert find_font("plain?").getname() == show.builtin_font().getname()
     monkeypatch.setattr(show, "_system_fonts", list)
     assert find_font(QUESTION) is None, "the font that is always there has no Chinese"
@@ -90,7 +90,7 @@ def fonts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     show._system_fonts.cache_clear()
 
 
-def test_a_font_of_the_machine_is_used_where_it_has_all_letters(fonts: Path) -> None:
+def test_a_font_of_the_machine_is_used_where_it_has_all_letters(fonts):
     make_font(fonts / "Sans-latin.ttf", "abcé")
     make_font(fonts / "chinese.TTF", QUESTION + "abc")
     (fonts / "broken.ttf").write_bytes(b"\x00\x01\x00\x00 damaged")
@@ -129,14 +129,14 @@ def box(width: int) -> Glyph:
     return pen.glyph()
 
 
-def test_svg_shows_the_same_with_text_as_text() -> None:
+def test_svg_shows_the_same_with_text_as_text():
     text = to_svg(kept())
     assert text.count("<image") == 3
     assert "Which &lt;shape&gt;?" in text
     assert "after block 2: 1" in text
 
 
-def test_several_pictures_have_numbers(tmp_path: Path) -> None:
+def test_several_pictures_have_numbers(tmp_path):
     write_pictures([kept(), kept()], tmp_path / "out.svg")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out-1.svg", "out-2.svg"]
 
@@ -144,14 +144,14 @@ def test_several_pictures_have_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text", ["", "one", "several words that do not fit in a line", "a" * 50, "图里是什么形状？" * 5, "a 图 " * 20]
 )
-def test_lines_fit_and_nothing_is_lost(text: str) -> None:
+def test_lines_fit_and_nothing_is_lost(text):
     lines = wrapped(text, 12, breaks_words=True)
     assert lines
     assert all(cell_len(line) <= 12 for line in lines)
     assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
-def test_images_of_every_size_can_be_drawn() -> None:
+def test_images_of_every_size_can_be_drawn():
     for rows, columns in ((1, 1), (60, 80), (1, 90)):
         pixels = np.zeros((rows * PATCH, columns * PATCH, 3), np.uint8)
         one = Kept(pixels, PATCH, {1: np.ones(rows * columns, np.bool_)}, "?", "")
@@ -159,7 +159,7 @@ def test_images_of_every_size_can_be_drawn() -> None:
             assert picture.width >= 2 * pixels.shape[1]
 
 
-def test_what_cannot_be_shown_is_refused() -> None:
+def test_what_cannot_be_shown_is_refused():
     with pytest.raises(RecipeError, match="PNG and SVG"):
         check_request(Path("out.jpg"), "?")
     with pytest.raises(RecipeError, match="nothing is asked"):
