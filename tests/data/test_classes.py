@@ -2,7 +2,6 @@
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
@@ -56,7 +55,7 @@ def data_of(words: list[Word], bad: list[BadRow] | None = None) -> WordData:
     return WordData(chosen.table(lengths, []), chosen, *label_rows(chosen, None))
 
 
-def test_classes_have_the_numbers_of_their_names_and_are_kept() -> None:
+def test_classes_have_the_numbers_of_their_names_and_are_kept():
     data = data_of(WORDS)
     assert (data.classes, data.labels.tolist(), data.num_outputs) == (("long", "short"), [1, 0, 0], 2)
     assert json.loads(data.files["classes.json"]) == {"classes": ["long", "short"]}
@@ -66,7 +65,7 @@ def test_classes_have_the_numbers_of_their_names_and_are_kept() -> None:
     assert (classes, labels.tolist()) == (("short", "middle", "long"), [0, 2, 2])
 
 
-def test_an_unknown_class_and_a_single_one_are_refused() -> None:
+def test_an_unknown_class_and_a_single_one_are_refused():
     with pytest.raises(SourceError, match='the class "short" is none of the run: long, middle') as refused:
         label_rows(chosen_of(WORDS), {"classes.json": b'{"classes": ["long", "middle"]}'})
     assert refused.value.where == "a:1"
@@ -74,7 +73,7 @@ def test_an_unknown_class_and_a_single_one_are_refused() -> None:
         label_rows(chosen_of(WORDS[1:]), None)
 
 
-def test_the_fingerprint_follows_the_content_of_rows_and_not_their_places(tmp_path: Path) -> None:
+def test_the_fingerprint_follows_the_content_of_rows_and_not_their_places(tmp_path):
     own = data_of(WORDS).fingerprint()
     assert data_of([replace(word, where=f"b{word.where}") for word in WORDS]).fingerprint() == own
     for changed in (replace(WORDS[2], word="betweed"), replace(WORDS[2], label="short")):

@@ -74,7 +74,7 @@ def lint(folder: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_family_takes_at_most_150_lines_of_python() -> None:
+def test_a_family_takes_at_most_150_lines_of_python():
     field, files = blocks()
     python = [field, *(body for name, body in files.items() if name.endswith(".py"))]
     assert len(python) == 6
@@ -82,7 +82,7 @@ def test_a_family_takes_at_most_150_lines_of_python() -> None:
 
 
 @pytest.mark.nightly
-def test_the_family_of_the_example_needs_six_files_and_one_field_and_works_with_every_verb(tmp_path: Path) -> None:
+def test_the_family_of_the_example_needs_six_files_and_one_field_and_works_with_every_verb(tmp_path):
     assert build(tmp_path) == 6
     lint(tmp_path)
     write_series(tmp_path / "series.jsonl")

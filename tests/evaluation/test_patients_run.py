@@ -14,7 +14,6 @@ import yaml
 from tests.helpers.event_tables import FIRST_ID, draw_rows, put, put_meds
 from tests.helpers.families import patients
 from tests.helpers.patient_tables import FIRST, MODEL, PEOPLE, write_tables
-from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet
 from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.batching.batch import RaggedBatch
@@ -46,7 +45,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "run"
 
 
-def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
+def test_everything_it_trains_is_measured(unpad, run):
     metrics = json.loads(unpad("eval", run, "--json", code=0).out)
     for name in ("loss", "auroc", "average_precision", "brier", "calibration_error", "accuracy", "concordance",
                  "reconstruction", "made_code", "made_code: age", "next_set_auroc"):  # fmt: skip
@@ -58,9 +57,7 @@ def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
 
 
 @pytest.mark.promise("patients.verbs")
-def test_own_patients_are_checked_planned_and_proven(
-    unpad: Shell, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_patients_are_checked_planned_and_proven(unpad, run, tmp_path, monkeypatch):
     recipe = run.with_name("patients.yaml")
     assert f"{PEOPLE} of {PEOPLE} rows usable" in unpad("data", "check", recipe, code=0).out
     for strategy in json.loads(unpad("plan", recipe, "--json", code=0).out)["strategies"]:
@@ -75,7 +72,7 @@ def test_own_patients_are_checked_planned_and_proven(
     assert "FAIL  plan pack = alone" in unpad("prove", recipe, code=NOT_PROVED).out
 
 
-def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, run: Path, tmp_path: Path) -> None:
+def test_vectors_of_other_patients_are_those_they_would_have_had(unpad, run, tmp_path):
     write_tables(tmp_path / "others", FIRST + np.array([PEOPLE + 5, 3, 1, PEOPLE + 1]))
     own, others = tmp_path / "own.parquet", tmp_path / "others.parquet"
     assert unpad("embed", run, "--out", own).code == 0
@@ -103,7 +100,7 @@ def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, r
     )
 
 
-def test_the_recipe_for_own_tables_reads_such_tables_and_every_measure_is_explained(tmp_path: Path) -> None:
+def test_the_recipe_for_own_tables_reads_such_tables_and_every_measure_is_explained(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "patients.md").read_text(encoding="utf-8")
     recipe = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
     recipe["data"]["root"] = str(tmp_path)
@@ -129,19 +126,19 @@ def test_the_recipe_for_own_tables_reads_such_tables_and_every_measure_is_explai
 
 
 @pytest.mark.promise("patients.missing")
-def test_a_missing_table_is_named(unpad: Shell, run: Path, tmp_path: Path) -> None:
+def test_a_missing_table_is_named(unpad, run, tmp_path):
     refused = unpad("embed", run, "--data", tmp_path, "--out", tmp_path / "out.parquet", code=2)
     assert "there is nothing in the place of tests.parquet" in refused.err
 
 
-def test_what_a_run_of_patients_cannot_do_is_refused(unpad: Shell, run: Path, tmp_path: Path) -> None:
+def test_what_a_run_of_patients_cannot_do_is_refused(unpad, run, tmp_path):
     (tmp_path / "image.png").write_bytes(b"")
     for verb in (("infer", run, "--image", tmp_path / "image.png"), ("generate", run, "--prompt", "a")):
         assert "Traceback" not in unpad(*verb, code=2).err
     assert "unpad embed" in unpad("generate", run, "--prompt", "a").err
 
 
-def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad: Shell, tmp_path: Path) -> None:
+def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad, tmp_path):
     rows = draw_rows(40)
     splits = {FIRST_ID + i: ("train", "train", "tuning", "held_out")[i % 4] for i in range(40)}
     root = put_meds(tmp_path / "meds", rows, [(FIRST_ID + i, 0.0, "GENDER//F", None) for i in range(0, 40, 2)], splits)
