@@ -1,26 +1,20 @@
 """Text with images: every sequence equals itself alone, and every image reaches its own place."""
 
-import importlib.util
-import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
+from tests.helpers.gradients import assert_same_update, gradients
 from tests.helpers.vision import IMAGE, LEARNED, ROWS, SAMPLES, TOWERS, VOCAB, VOCABULARY, picture, prepare, tiny
-from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
+from unpad.batching.batch import from_padded, from_sequences
 from unpad.data.preprocess import preprocess
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.engine import advance
 from unpad.inference.generate import generate
 from unpad.models.contract import WEIGHTS
-from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.tower import TowerConfig
 from unpad.nn.activation import activate
 from unpad.nn.cache import CachedRow, KeyValueCache
@@ -28,43 +22,6 @@ from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings
 from unpad.training.optim import freeze
 from unpad.training.step import accumulate
-
-
-@pytest.fixture(autouse=True)
-def _positions_of_grids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for positions in images of any size where there are none."""
-    if importlib.util.find_spec("unpad.nn.positions") is not None:
-        return
-
-    class GridPositions(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.place = nn.Linear(2, width)
-
-        def forward(self, position_ids: Tensor, grid: Tensor, layout: Any) -> Tensor:
-            columns = grid[layout.seq_of_token(), 1]
-            places = torch.stack([position_ids // columns, position_ids % columns], 1)
-            return self.place(places.to(self.place.weight.dtype))
-
-    module = ModuleType("unpad.nn.positions")
-    module.GridPositions = GridPositions
-    monkeypatch.setitem(sys.modules, "unpad.nn.positions", module)
-
-
-def gradients(model: VisionLanguage, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    model.zero_grad()
-    sums, counts = accumulate(model, micros, WEIGHTS, "fp32")
-    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-    return grads, {name: float(value) / counts[name] for name, value in sums.items()}
-
-
-def assert_same(model: VisionLanguage, expected: Sequence[RaggedBatch], micros: Sequence[RaggedBatch]) -> None:
-    grads, terms = gradients(model, expected)
-    other_grads, other_terms = gradients(model, micros)
-    assert terms == pytest.approx(other_terms, abs=1e-10, rel=1e-10)
-    for name, grad in grads.items():
-        torch.testing.assert_close(other_grads[name], grad, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
-
 
 # --------------------------------------------------------------------------- alone = together
 
@@ -84,10 +41,9 @@ def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind, path)
                 mask = padded.layout.attention_mask
                 same = from_padded(model(padded).unflatten(0, mask.shape), mask)
                 torch.testing.assert_close(same, hidden, rtol=1e-10, atol=1e-10)
-        assert_same(model, alone, [batch])
-        assert_same(model, alone, [batch.pad("left", pad_id=7), batch.select([])])
         order = np.random.default_rng(0).permutation(num_seqs).tolist()
-        assert_same(model, alone, [batch.select(order[:2]), batch.select([]), batch.select(order[2:])])
+        split = [batch.select(order[:2]), batch.select([]), batch.select(order[2:])]
+        assert_same_update(model, alone, [batch], [batch.pad("left", pad_id=7), batch.select([])], split)
 
 
 @pytest.mark.promise("vqa.eight-steps")

@@ -1,6 +1,5 @@
 """Visual tokens leave the language model sample by sample: as if they had never been there, and nobody else's."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -10,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.gradients import assert_same_update
 from tests.helpers.grid import pairs
-from tests.helpers.pruning import BLOCKS, EARLY, HEADS, KV_HEADS, METHODS, ROWS, WIDTH, pruned
+from tests.helpers.pruning import BLOCKS, EARLY, HEADS, KV_HEADS, METHODS, ROWS, WIDTH, pass_of, pruned
 from tests.helpers.vision import IMAGE, VOCAB, prepare
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.data.preprocess import Preprocessed
@@ -25,7 +25,6 @@ from unpad.nn.block import Stream
 from unpad.nn.native import library
 from unpad.proof.pruned import plain_pass
 from unpad.recipes.training import GenerateSettings
-from unpad.training.step import accumulate
 
 TEXT_ROWS = [2, 5]
 PATHS = {"native": nullcontext, "torch": library.switched_off}
@@ -44,13 +43,6 @@ def left_rows(model: VisionLanguage, batch: RaggedBatch) -> list[Tensor]:
     if model.kept:
         lengths = lengths - model.given + model.kept[-1]
     return list(hidden.split(lengths.tolist()))
-
-
-def gradients(model: VisionLanguage, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    model.zero_grad()
-    sums, counts = accumulate(model, micros, dict.fromkeys(model.weights, 1.0), "fp32")
-    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-    return grads, {name: float(value) / counts[name] for name, value in sums.items() if counts[name]}
 
 
 # --------------------------------------------------------------------------- a reference by masks
@@ -209,13 +201,8 @@ def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(mode, 
             nll = torch.cat([model.token_nll(one) for one in alone])
             for run in (batch, batch.pad("right"), batch.pad("left", pad_to=50, pad_id=IMAGE)):
                 torch.testing.assert_close(model.token_nll(run), nll, **CLOSE)
-        grads, terms = gradients(model, alone)
         shuffled = [batch.select(order[:3]), batch.select([]), batch.select(order[3:])]
-        for micros in ([batch], [batch.pad("left", pad_id=7)], shuffled):
-            found, other_terms = gradients(model, micros)
-            assert terms == pytest.approx(other_terms, abs=1e-10, rel=1e-10)
-            for name, grad in grads.items():
-                torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-10, msg=name)
+        grads = assert_same_update(model, alone, [batch], [batch.pad("left", pad_id=7)], shuffled)
     if mode != "hard":
         # Shares of relevance do not depend on what all logits have in common.
         common = ("to_logit.bias",) if mode == "relevance" else ()
@@ -229,10 +216,8 @@ def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(mode, 
 def test_the_answer_has_no_say_and_the_question_has():
     model, seen = pruned("soft"), []
     for question, answers in (("7 8", ["9 10"]), ("7 8", ["33 40 2 1"]), ("7 8", None), ("30 41", ["9 10"])):
-        reading = model._read(prepare([(f"1 5 <image> {question}", [(5, 5)], "")], answers=answers).batch)
-        pruning = model._pruning(reading)
-        model.decoder(reading.batch, None, pruning)
-        seen.append(torch.stack(pruning.probabilities))
+        row = prepare([(f"1 5 <image> {question}", [(5, 5)], "")], answers=answers).batch
+        seen.append(torch.stack(pass_of(model, row).probabilities))
     torch.testing.assert_close(seen[1], seen[0], **CLOSE)
     torch.testing.assert_close(seen[2], seen[0], **CLOSE)
     assert (seen[3] - seen[0]).abs().max() > 1e-3
@@ -244,20 +229,14 @@ def test_a_head_without_the_question_chooses_by_the_image_alone():
     rows = [prepare([(f"1 5 <image> {asks}", [(5, 5)], "")], answers=["9"]).batch for asks in ("7 8", "30 41 6")]
     model, seen = pruned("soft", question=False), []
     for row in rows:
-        reading = model._read(row)
-        pruning = model._pruning(reading)
-        model.decoder(reading.batch, None, pruning)
-        seen.append(torch.stack(pruning.probabilities))
+        seen.append(torch.stack(pass_of(model, row).probabilities))
         torch.testing.assert_close(left_rows(model, row)[0], plain_pass(model, row, "soft").hidden, **CLOSE)
     torch.testing.assert_close(seen[0], seen[1], **CLOSE)
 
 
 def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
     """The visual tokens that are left at the end."""
-    reading = model._read(batch)
-    pruning = model._pruning(reading)
-    model.decoder(reading.batch, None, pruning)
-    return pruning._source.tolist()
+    return pass_of(model, batch)._source.tolist()
 
 
 # --------------------------------------------------------------------------- soft removal

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.pruning import ROWS, WIDTH, pruned
+from tests.helpers.pruning import ROWS, WIDTH, pass_of, pruned
 from tests.helpers.vision import prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
@@ -286,9 +286,7 @@ def test_the_target_is_what_keep_leaves_unless_it_is_said():
 )
 def test_sparsity_of_the_model_is_its_closed_form(settings, wanted, batch):
     model = pruned("soft", **settings)
-    terms, reading = model.losses(batch), model._read(batch)
-    pruning = model._pruning(reading)
-    model.decoder(reading.batch, None, pruning)
+    terms, pruning = model.losses(batch), pass_of(model, batch)
     shares = segment_mean(pruning.keep(), pruning.visual_layout)
     tokens = torch.tensor([sum(rows * columns for rows, columns in row[1]) for row in ROWS])
     gap = shares - ((3 / tokens.clamp_min(1)).clamp_max(1) if wanted == "tokens" else 0.2)
