@@ -20,6 +20,8 @@ from unpad.data.sources.reader import TEXT_KINDS, read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 
+pytestmark = pytest.mark.promise("input.kinds")
+
 CASES = [*LINES, *TALKS, *PICTURES, *HISTORIES, *COLUMNS, *RECIPES]
 KINDS = {"J": 42, "T": 12, "I": 20, "V": 14, "EV": 20, "P": 12, "K": 9}
 ABSENT = {"T-10": "no format holds ids of tokens", "T-11": "no format holds weights of tokens"}
@@ -27,7 +29,6 @@ COUNTS = re.compile(r"rows read (\d+) = rows used (\d+) \+ bad rows (\d+)")
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-@pytest.mark.promise("input.kinds")
 def test_the_table_has_every_kind():
     wanted = {f"{letter}-{number:02d}" for letter, most in KINDS.items() for number in range(1, most + 1)}
     found = {case.kind.split()[0] for case in CASES}
@@ -37,7 +38,6 @@ def test_the_table_has_every_kind():
     assert said in (Path(__file__).parents[2] / "docs/internals/features.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.promise("input.kinds")
 @pytest.mark.parametrize("case", CASES, ids=[case.kind for case in CASES])
 def test_bad_input_has_its_code_its_place_and_rows_that_add_up(case, unpad, tmp_path, monkeypatch):
     root = tmp_path / "input"
@@ -67,7 +67,6 @@ def test_bad_input_has_its_code_its_place_and_rows_that_add_up(case, unpad, tmp_
 READ = [case for case in CASES if case.reads in (*TEXT_KINDS, "images", "vqa")]
 
 
-@pytest.mark.promise("input.kinds")
 @pytest.mark.parametrize("case", READ, ids=[case.kind for case in READ])
 def test_training_reads_what_the_check_has_read(case, tmp_path):
     used, bad = _read(case.reads, case.write(tmp_path))

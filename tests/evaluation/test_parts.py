@@ -22,7 +22,7 @@ from unpad.inference.loaded import load
 from unpad.recipes.file import load_recipe
 from unpad.training.loop import train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.promise("data.parts")]
 
 ONE_STAGE: dict[str, Any] = {
     "stages": [],
@@ -49,7 +49,6 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.promise("data.parts")
 def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_of_its_checks(texts):
     folder = str(texts / "run")
     found, _ = evaluate_run(folder)
@@ -69,7 +68,6 @@ def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_o
     assert not any("best of" in line for line in metric_lines(found))
 
 
-@pytest.mark.promise("data.parts")
 def test_neither_the_tokenizer_nor_a_step_sees_the_test_part(texts):
     data = open_data(load_recipe(str(texts / "toy.yaml")), None)
     assert data.table.num_test == 5
@@ -85,7 +83,6 @@ def test_neither_the_tokenizer_nor_a_step_sees_the_test_part(texts):
     assert "龘".encode() not in b"".join(opened.files.values())
 
 
-@pytest.mark.promise("data.parts")
 def test_new_data_is_read_as_the_run_reads_its_own(texts, tmp_path, unpad):
     lines = (texts / "texts.jsonl").read_text("utf-8").splitlines()
     new = tmp_path / "new.jsonl"
@@ -108,7 +105,6 @@ def test_new_data_is_read_as_the_run_reads_its_own(texts, tmp_path, unpad):
     assert unpad("eval", texts / "run", "--split", "some").code == 2
 
 
-@pytest.mark.promise("data.parts")
 @pytest.mark.parametrize("joined", [False, True])
 def test_new_texts_that_are_near_duplicates_of_training_ones_are_named(texts, tmp_path, unpad, monkeypatch, joined):
     folder = texts / "run"
@@ -152,7 +148,6 @@ def _without_split(path: Path, out: Path) -> Path:
     return out
 
 
-@pytest.mark.promise("data.parts")
 def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path):
     recipe = write_toy(tmp_path, **ONE_STAGE)
     train(str(recipe), tmp_path / "run", ["data.split_version=1", "train.max_steps=2"], console=quiet())
@@ -176,7 +171,6 @@ def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path):
         train(str(recipe), tmp_path / "run", ["data.split_version=2"], resume=True, console=quiet())
 
 
-@pytest.mark.promise("data.parts")
 def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_are_named(tmp_path):
     folder = write_folder(tmp_path / "pictures", 32)
     listed = [
@@ -204,7 +198,6 @@ def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_a
         evaluate_run(str(tmp_path / "run"), data=tmp_path / "new")
 
 
-@pytest.mark.promise("data.parts")
 def test_what_is_measured_of_the_training_part_is_not_augmented(tmp_path):
     folder = write_folder(tmp_path / "pictures", 32)
     changes = {"scale": 0.5, "flip": 0.5, "shift": 0.3}
@@ -226,7 +219,6 @@ def test_what_is_measured_of_the_training_part_is_not_augmented(tmp_path):
     assert found["loss"].num == 54, "documents without their copies"
 
 
-@pytest.mark.promise("data.parts")
 def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -27,6 +27,8 @@ from unpad.models.decoder import Config, Decoder
 from unpad.nn.native.quantized import plain_copy
 from unpad.recipes.file import load_recipe
 
+pytestmark = pytest.mark.promise("models.gguf")
+
 transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
@@ -123,7 +125,6 @@ def error_of_file(model: Decoder, path: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", MODELS)
 def test_the_definition_of_the_architecture_gives_equal_logits(name, tmp_path):
     architecture, fields = MODELS[name]
@@ -135,7 +136,6 @@ def test_the_definition_of_the_architecture_gives_equal_logits(name, tmp_path):
     assert error_of_file(model, path) < 3e-6
 
 
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", MODELS)
 def test_names_and_types_of_tensors_are_those_of_the_architecture(name, tmp_path):
     architecture, fields = MODELS[name]
@@ -151,7 +151,6 @@ def test_names_and_types_of_tensors_are_those_of_the_architecture(name, tmp_path
         assert stored == ("F32" if plain else "F16")
 
 
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3", "gpt2"])
 def test_weights_of_int4_are_written_as_q4_0_without_loss(name, tmp_path):
     _, fields = MODELS[name]
@@ -172,7 +171,6 @@ READ_BACK = ("llama", "llama 3", "mistral", "qwen2", "qwen3")
 
 
 @pytest.mark.slow
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("name", READ_BACK)
 def test_logits_and_ids_read_back_are_equal(name, precision, tmp_path):
@@ -214,7 +212,6 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize(("fields", "message", "instead"), REFUSED)
 def test_what_llama_cpp_computes_otherwise_is_refused_with_the_fields_that_it_computes(
     fields, message, instead, tmp_path
@@ -233,13 +230,11 @@ def packaged(name: str) -> Config:
     return model_config(load_recipe(name).model)
 
 
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", ["llm", "small", "chat"])
 def test_a_packaged_recipe_trains_a_model_that_llama_cpp_computes(name):
     assert architecture_of(packaged(name), "m.gguf") == "gemma"
 
 
-@pytest.mark.promise("models.gguf")
 def test_other_tokenizers_are_refused_by_name(tmp_path):
     model, out = make(), tmp_path / "m.gguf"
     with pytest.raises(CheckpointError, match="a tokenizer of kind words is unpad's own"):

@@ -8,22 +8,12 @@ from hypothesis import strategies as st
 
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.gradients import assert_same_update, gradients
+from tests.helpers.tiny_models import DECODERS
 from unpad.batching.batch import RaggedBatch, from_padded
 
 pytestmark = pytest.mark.slow
 
-KINDS = {
-    "llama": {},
-    "gpt": {"norm": "layernorm", "activation": "relu", "positions": "sinusoidal", "bias": True, "tied": False},
-    "learned": {"norm": "layernorm", "activation": "gelu", "positions": "learned", "tied": True},
-    "grouped": {"kv_heads": 2, "activation": "geglu"},
-    "both ways": {"causal": False},
-    "qwen": {"head_width": 6, "qk_norm": True, "qkv_bias": True, "kv_heads": 1},
-    "gemma": {
-        "head_width": 16, "qk_norm": True, "branch_norms": True, "activation": "geglu_tanh", "embed_scale": 4.0,
-        "sliding_window": 6, "sliding_blocks": [0], "sliding_rope_theta": 100.0, "no_rope_blocks": [1],
-    },
-}  # fmt: skip
+KINDS = {**DECODERS, "both ways": {"causal": False}}
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=8)
 
 

@@ -18,6 +18,8 @@ from unpad.inference.loaded import load
 from unpad.run.checkpoint import load as load_checkpoint
 from unpad.run.report.history import log_file, read_log
 
+pytestmark = pytest.mark.promise("versions.earlier-runs")
+
 KEPT = Path(__file__).parent / "earlier"
 COMMITS = ("364a4b5", "4a346e7")
 LONGER = {"text": "stages.tune.train.max_epochs=2", "images": "train.max_steps=5", "patients": "train.max_steps=5"}
@@ -33,7 +35,6 @@ def kept(request: pytest.FixtureRequest, unpad: Shell, monkeypatch: pytest.Monke
     return commit, family
 
 
-@pytest.mark.promise("versions.earlier-runs")
 def test_a_kept_run_opens_evaluates_reports_and_resumes(kept, unpad):
     commit, family = kept
     run = Path("run")
@@ -64,7 +65,6 @@ def test_a_kept_run_opens_evaluates_reports_and_resumes(kept, unpad):
     assert unpad("runs", "run").code == 0
 
 
-@pytest.mark.promise("versions.earlier-runs")
 def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept, unpad):
     _, family = kept
     recipe = Path(f"{family}.yaml")
@@ -73,7 +73,6 @@ def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept, unpad):
     assert "resumed  at step 3" in resumed.out
 
 
-@pytest.mark.promise("versions.earlier-runs")
 def test_the_rows_of_a_step_of_a_kept_run_are_told_and_its_numbers_compared(kept, unpad):
     commit, _ = kept
     found = unpad("replay", "run", "--step", "2", "--json")

@@ -19,6 +19,8 @@ from unpad.run import loggers
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.promise("run.loggers")
+
 ALL = LogSettings(to=["wandb", "mlflow"], project="mine")
 
 
@@ -109,7 +111,6 @@ def warnings(folder: Path) -> list[str]:
     return [row["message"] for row in rows if row["kind"] == "warning"]
 
 
-@pytest.mark.promise("run.loggers")
 def test_both_get_the_recipe_and_every_number_and_a_resumed_run_goes_on_under_its_ids(servers, tmp_path):
     folder = tmp_path / "a-run"
     watched(folder, 1, 4, finished=False)
@@ -142,7 +143,6 @@ def breaks() -> None:
     raise RuntimeError("502 Bad Gateway\nof a proxy")
 
 
-@pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("fault", [exits, breaks])
 @pytest.mark.parametrize("call", ["wandb.init", "wandb.log", "mlflow.create_run", "mlflow.log_batch"])
 def test_a_logger_that_fails_changes_nothing_and_is_told_once(servers, tmp_path, call, fault):
@@ -159,7 +159,6 @@ def test_a_logger_that_fails_changes_nothing_and_is_told_once(servers, tmp_path,
     assert len(other) > 6, "the other one has everything"
 
 
-@pytest.mark.promise("run.loggers")
 def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(servers, tmp_path, monkeypatch):
     answers = Event()
     servers.fail["wandb.log"] = answers.wait
@@ -177,7 +176,6 @@ def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(servers,
         answers.set()
 
 
-@pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("text", ["", "[1]", '{"wandb": 3}', "[" * 100_000])
 def test_damaged_ids_are_made_again(servers, tmp_path, text):
     folder = tmp_path / "run"
@@ -188,7 +186,6 @@ def test_damaged_ids_are_made_again(servers, tmp_path, text):
     assert warnings(folder) == []
 
 
-@pytest.mark.promise("run.loggers")
 def test_a_run_hands_its_recipe_over(servers, tmp_path):
     quiet = Console(quiet=True)
     train(str(write_toy(tmp_path / "toy")), tmp_path / "run", ["train.max_steps=1", "log.to=[wandb]"], console=quiet)
@@ -197,7 +194,6 @@ def test_a_run_hands_its_recipe_over(servers, tmp_path):
     assert (made["given"]["name"], made["exit_code"], made["logged"][0][0]) == ("run", 0, 1)
 
 
-@pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_logger_that_is_not_installed_is_refused_with_its_extra(name, tmp_path, monkeypatch):
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)

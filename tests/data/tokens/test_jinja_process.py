@@ -7,6 +7,8 @@ from unpad.data.sources.example import Turn
 from unpad.data.tokens.chat_template import MOST_SOURCE, ChatTemplate, UnusableTemplateError
 from unpad.errors import SourceError
 
+pytestmark = pytest.mark.promise("models.template-bounds")
+
 jinja_process = pytest.importorskip("unpad.data.tokens.jinja_process")
 
 TALK = [Turn("user", "hello"), Turn("assistant", "you")]
@@ -47,7 +49,6 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "<|im_end|>"}, ["<|im_end|>"])
 
 
-@pytest.mark.promise("models.template-bounds")
 @pytest.mark.parametrize("name", WITHOUT_END)
 def test_a_template_that_goes_on_without_end_is_stopped(name, monkeypatch):
     monkeypatch.setattr(jinja_process, "MOST_SECONDS", 0.3)
@@ -57,7 +58,6 @@ def test_a_template_that_goes_on_without_end_is_stopped(name, monkeypatch):
     assert template(CHATML).prompted(TALK).text
 
 
-@pytest.mark.promise("models.template-bounds")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_leaves_the_sandbox_or_nests_is_refused(name):
     with pytest.raises(SourceError) as caught:
@@ -65,7 +65,6 @@ def test_what_leaves_the_sandbox_or_nests_is_refused(name):
     assert caught.value.fix
 
 
-@pytest.mark.promise("models.template-bounds")
 def test_long_conversations_and_long_messages_are_within_the_bounds():
     turns = [Turn("user", "word " * 40), Turn("assistant", "answer " * 40)] * 300
     assert len(template(CHATML).prompted([*turns, Turn("user", "?")]).replies) == 300
@@ -96,7 +95,6 @@ FEATURES = {
 }
 
 
-@pytest.mark.promise("models.template-bounds")
 @pytest.mark.parametrize("source", FEATURES)
 def test_what_templates_use_gives_what_transformers_gives(source):
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
