@@ -9,19 +9,8 @@ from torch import Tensor
 
 from tests.conftest import random_batch
 from tests.helpers.patients import random_patients
+from unpad.batching import fields as fieldss
 from unpad.batching.batch import RaggedBatch, concatenate
-from unpad.batching.fields import (
-    KIND,
-    SEQUENCE,
-    BatchPart,
-    Kind,
-    per,
-    per_sequence,
-    per_token,
-    runs,
-    sequence_of,
-    token_places,
-)
 from unpad.batching.layout import Layout, build_layout
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.preference import Pairs
@@ -30,17 +19,17 @@ META, LENGTHS = torch.device("meta"), [3, 0, 2, 4]
 
 
 @dataclass(frozen=True)
-class Days(BatchPart):
+class Days(fieldss.BatchPart):
     """A part that nothing in the library has heard of, with levels of its own: days, hours and visitors."""
 
-    days: Layout = field(metadata=runs(SEQUENCE, "day"))
-    hours: Layout = field(metadata=runs("day", "hour"))
-    noise: Tensor = field(metadata=per("hour"))
-    weight: Tensor = field(metadata=per_token(pad=-1))
-    marked: Tensor = field(metadata=token_places())
-    visitor: Tensor = field(metadata=sequence_of("visitor"))
-    age: Tensor = field(metadata=per("visitor"))
-    year: Tensor | None = field(default=None, metadata=per_sequence())
+    days: Layout = field(metadata=fieldss.runs(fieldss.SEQUENCE, "day"))
+    hours: Layout = field(metadata=fieldss.runs("day", "hour"))
+    noise: Tensor = field(metadata=fieldss.per("hour"))
+    weight: Tensor = field(metadata=fieldss.per_token(pad=-1))
+    marked: Tensor = field(metadata=fieldss.token_places())
+    visitor: Tensor = field(metadata=fieldss.sequence_of("visitor"))
+    age: Tensor = field(metadata=fieldss.per("visitor"))
+    year: Tensor | None = field(default=None, metadata=fieldss.per_sequence())
 
 
 def with_days(year: bool = True) -> RaggedBatch:
@@ -72,11 +61,11 @@ def assert_same(one: RaggedBatch, two: RaggedBatch) -> None:
 def test_every_field_has_a_kind(holder):
     assert fields(holder)
     for one in fields(holder):
-        assert isinstance(one.metadata.get(KIND), Kind), f"{holder.__name__}.{one.name}"
+        assert isinstance(one.metadata.get(fieldss.KIND), fieldss.Kind), f"{holder.__name__}.{one.name}"
 
 
 def test_these_are_all_parts_that_families_add():
-    ours = {part for part in BatchPart.__subclasses__() if part.__module__.startswith("unpad.")}
+    ours = {part for part in fieldss.BatchPart.__subclasses__() if part.__module__.startswith("unpad.")}
     assert ours == {EventSets, Pairs}
 
 

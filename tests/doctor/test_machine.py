@@ -13,23 +13,13 @@ import pytest
 from tests.helpers.families import text
 from unpad.doctor import machine
 from unpad.doctor.finding import Finding
-from unpad.doctor.machine import (
-    GIB,
-    RunNeeds,
-    check_flush,
-    check_lock,
-    check_memory,
-    check_mount,
-    check_rename,
-    check_room,
-)
 from unpad.errors import DOCTOR_FOUND_TROUBLE
 from unpad.machine.memory import MemoryLimit
 from unpad.storage import disk
 
 Patch = pytest.MonkeyPatch
-NEEDS = RunNeeds(disk=GIB, memory=GIB)
-DISK = {"lock": check_lock, "flush": check_flush, "rename": check_rename}
+NEEDS = machine.RunNeeds(disk=machine.GIB, memory=machine.GIB)
+DISK = {"lock": machine.check_lock, "flush": machine.check_flush, "rename": machine.check_rename}
 
 
 def said(findings: list[Finding]) -> str:
@@ -41,14 +31,14 @@ def found_on(folder: Path, check: str) -> str:
 
 
 def test_a_sound_disk_and_enough_room_have_no_finding(tmp_path, monkeypatch):
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: 3 * GIB)
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 3 * machine.GIB)
     places = [tmp_path / name for name in DISK]
     for place in places:
         place.mkdir()
     assert [found_on(place, place.name) for place in places if place.name != "flush"] == ["", ""]
     assert "fault" not in found_on(tmp_path / "flush", "flush")  # a virtual disk may drop flushes
-    assert check_room(tmp_path, tmp_path, "x", NEEDS) == []
-    assert check_memory("x", NEEDS, MemoryLimit(2 * GIB, "free")) == []
+    assert machine.check_room(tmp_path, tmp_path, "x", NEEDS) == []
+    assert machine.check_memory("x", NEEDS, MemoryLimit(2 * machine.GIB, "free")) == []
 
 
 def lock_for_all(*_: object) -> None:
@@ -146,20 +136,24 @@ def test_what_kinds_and_options_of_file_systems_mean(tmp_path, monkeypatch, kind
     monkeypatch.setattr(machine, "MOUNTS", tmp_path / "mountinfo")
     (tmp_path / "mountinfo").write_text(TABLE.format(kind=kind, options=options))
     place = Path("/data disk/runs")
-    assert said(check_mount(place, place))[: len(says) or None] == says
-    assert check_mount(Path("/home"), Path("/home")) == []
+    assert said(machine.check_mount(place, place))[: len(says) or None] == says
+    assert machine.check_mount(Path("/home"), Path("/home")) == []
 
 
 @pytest.mark.promise("doctor.disk")
 def test_a_disk_or_memory_that_is_too_small_is_found(tmp_path, monkeypatch):
     def room(free: int) -> str:
         monkeypatch.setattr(disk, "free_bytes", lambda folder: free)
-        return said(check_room(tmp_path, tmp_path, "x", NEEDS))
+        return said(machine.check_room(tmp_path, tmp_path, "x", NEEDS))
 
-    assert room(GIB // 2).startswith(f"fault x needs 1.00 GiB in {tmp_path}; 0.50 GiB are free")
-    assert room(3 * GIB // 2).startswith("note")
-    assert said(check_memory("x", NEEDS, MemoryLimit(GIB // 2, "free"))).startswith("fault x needs about 1.00 GiB")
-    assert said(check_memory("x", NEEDS, MemoryLimit(GIB, "left to the container"))).startswith("warning")
+    assert room(machine.GIB // 2).startswith(f"fault x needs 1.00 GiB in {tmp_path}; 0.50 GiB are free")
+    assert room(3 * machine.GIB // 2).startswith("note")
+    assert said(machine.check_memory("x", NEEDS, MemoryLimit(machine.GIB // 2, "free"))).startswith(
+        "fault x needs about 1.00 GiB"
+    )
+    assert said(machine.check_memory("x", NEEDS, MemoryLimit(machine.GIB, "left to the container"))).startswith(
+        "warning"
+    )
 
 
 @pytest.mark.slow

@@ -13,15 +13,6 @@ from torch.nn import functional as F
 from tests.helpers.samples import VISION, WIDTH, Samples, bounds_of, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
 from unpad.models.vision_language import merge
-from unpad.models.vision_language.merge import (
-    Merged,
-    PoolMerger,
-    QuestionMerger,
-    SimilarityMerger,
-    TopMerger,
-    num_merged,
-    similarity_merge,
-)
 from unpad.nn.segments import segment_top_k
 
 SLOTS = 4
@@ -31,25 +22,25 @@ KINDS = ["top", "question", "pool", "similarity"]
 def make(kind: str, dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     if kind == "top":
-        return TopMerger(WIDTH, 8, 0.4, dropout=dropout)
+        return merge.TopMerger(WIDTH, 8, 0.4, dropout=dropout)
     if kind == "question":
-        return QuestionMerger(WIDTH, WIDTH, 8, 2, 0.4, dropout=dropout)
-    return PoolMerger(WIDTH, WIDTH, SLOTS, 8, 2, dropout) if kind == "pool" else SimilarityMerger(0.4)
+        return merge.QuestionMerger(WIDTH, WIDTH, 8, 2, 0.4, dropout=dropout)
+    return merge.PoolMerger(WIDTH, WIDTH, SLOTS, 8, 2, dropout) if kind == "pool" else merge.SimilarityMerger(0.4)
 
 
-def run(merger: nn.Module, samples: Samples) -> Merged:
+def run(merger: nn.Module, samples: Samples) -> merge.Merged:
     merged = merger(samples)
-    assert isinstance(merged, Merged)
+    assert isinstance(merged, merge.Merged)
     return merged
 
 
-def dense(merged: Merged, num_vision: int) -> Tensor:
+def dense(merged: merge.Merged, num_vision: int) -> Tensor:
     """Weights as one matrix, (total_out, num_vision)."""
     return merged.weights.average(torch.eye(num_vision, dtype=torch.float64))
 
 
 def test_slots_have_any_width_that_their_heads_divide():
-    assert PoolMerger(WIDTH, WIDTH, 2, inner=6, heads=3).attention.heads == 3
+    assert merge.PoolMerger(WIDTH, WIDTH, 2, inner=6, heads=3).attention.heads == 3
 
 
 @pytest.mark.promise("vqa.merge-simple", "vqa.merge-slots")
@@ -66,8 +57,8 @@ def test_the_number_of_tokens_is_the_promised_one(kind):
 def test_a_ratio_gives_the_integer_it_means():
     lengths = [100, 576, 1, 0, 3]
     layout = build_layout(np.array(lengths))
-    assert num_merged(layout, 0.29).tolist() == [29, 167, 1, 0, 1]
-    assert num_merged(layout, 1.0).tolist() == lengths
+    assert merge.num_merged(layout, 0.29).tolist() == [29, 167, 1, 0, 1]
+    assert merge.num_merged(layout, 1.0).tolist() == lengths
 
 
 @pytest.mark.promise("vqa.merge-simple")
@@ -199,7 +190,7 @@ def merge_by_hand(x: Tensor, budget: int) -> Tensor:
 def test_similar_tokens_merge_as_the_paper_says(lengths, data):
     budget = [data.draw(st.integers(1, n + 2)) for n in lengths]
     samples = make_samples(lengths, [0] * len(lengths))
-    merged = similarity_merge(samples.vision, samples.vision_layout, torch.tensor(budget))
+    merged = merge.similarity_merge(samples.vision, samples.vision_layout, torch.tensor(budget))
     parts = [
         merge_by_hand(samples.vision[start:stop].detach(), most)
         for (start, stop), most in zip(bounds_of(samples.vision_layout), budget, strict=True)

@@ -13,23 +13,10 @@ from tests.helpers.quantized import quantized
 from unpad.batching.batch import from_sequences
 from unpad.nn.linear import Linear, independent_rows, keep_copies, product
 from unpad.nn.native import library
-from unpad.nn.native.quantized import (
-    GROUP,
-    PACKED,
-    Int4Weight,
-    Int8Weight,
-    Kind,
-    QuantizedWeight,
-    from_int4,
-    from_int8,
-    int4_numbers,
-    plain_copy,
-    to_int4,
-    to_int8,
-)
+from unpad.nn.native import quantized as quantizeds
 
 pytestmark = pytest.mark.promise("models.quantized")
-KINDS: tuple[Kind, ...] = ("int8", "int4")
+KINDS: tuple[quantizeds.Kind, ...] = ("int8", "int4")
 SIZES = [(64, 40), (32, 1), (1120, 17), (96, 16)]  # inputs and outputs
 
 
@@ -42,20 +29,20 @@ def random_weight(width: int, outputs: int) -> Tensor:
     return weight
 
 
-def packed(weight: Tensor, kind: Kind) -> QuantizedWeight:
-    return PACKED[kind].pack(*(to_int8(weight) if kind == "int8" else to_int4(weight)))
+def packed(weight: Tensor, kind: quantizeds.Kind) -> quantizeds.QuantizedWeight:
+    return quantizeds.PACKED[kind].pack(*(quantizeds.to_int8(weight) if kind == "int8" else quantizeds.to_int4(weight)))
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.float16], ids=str)
 def test_int8_is_off_by_half_a_scale_and_its_numbers_fill_the_range(sizes, scale_dtype):
     weight = random_weight(*sizes)
-    numbers, scales = to_int8(weight, scale_dtype)
+    numbers, scales = quantizeds.to_int8(weight, scale_dtype)
     assert (numbers.dtype, scales.dtype, scales.shape) == (torch.int8, scale_dtype, (len(weight),))
-    away = (from_int8(numbers, scales) - weight).abs()
+    away = (quantizeds.from_int8(numbers, scales) - weight).abs()
     assert (away <= 0.51 * weight.abs().amax(1, keepdim=True) / 127 + 1e-6 * (scale_dtype == torch.float16)).all()
     assert (numbers.abs().amax(1)[scales > 0] == 127).all()
-    again = to_int8(from_int8(numbers, scales), scale_dtype)
+    again = quantizeds.to_int8(quantizeds.from_int8(numbers, scales), scale_dtype)
     assert torch.equal(again[0], numbers)
     assert scale_dtype == torch.float32 or torch.equal(again[1], scales)
 
@@ -64,34 +51,39 @@ def test_int8_is_off_by_half_a_scale_and_its_numbers_fill_the_range(sizes, scale
 def test_int4_is_q4_0_of_gguf(sizes):
     gguf = pytest.importorskip("gguf")
     weight = random_weight(*sizes)
-    numbers, scales = to_int4(weight)
-    assert (numbers.shape, scales.shape) == ((len(weight), sizes[0] // 2), (len(weight), sizes[0] // GROUP))
-    blocks = torch.cat([scales[..., None].view(torch.uint8), numbers.unflatten(1, (-1, GROUP // 2))], 2).flatten(1)
+    numbers, scales = quantizeds.to_int4(weight)
+    assert (numbers.shape, scales.shape) == ((len(weight), sizes[0] // 2), (len(weight), sizes[0] // quantizeds.GROUP))
+    blocks = torch.cat(
+        [scales[..., None].view(torch.uint8), numbers.unflatten(1, (-1, quantizeds.GROUP // 2))], 2
+    ).flatten(1)
     read = gguf.quants.dequantize(blocks.numpy(), gguf.GGMLQuantizationType.Q4_0)
-    assert torch.equal(torch.from_numpy(read), from_int4(numbers, scales))
-    of_groups = int4_numbers(numbers).unflatten(1, (-1, GROUP))
+    assert torch.equal(torch.from_numpy(read), quantizeds.from_int4(numbers, scales))
+    of_groups = quantizeds.int4_numbers(numbers).unflatten(1, (-1, quantizeds.GROUP))
     assert (of_groups.amin(2)[scales != 0] == 0).all(), "the farthest from zero is at -8"
-    most = weight.unflatten(1, (-1, GROUP)).abs().amax(2, keepdim=True)
-    away = (from_int4(numbers, scales).unflatten(1, (-1, GROUP)) - weight.unflatten(1, (-1, GROUP))).abs()
+    most = weight.unflatten(1, (-1, quantizeds.GROUP)).abs().amax(2, keepdim=True)
+    away = (
+        quantizeds.from_int4(numbers, scales).unflatten(1, (-1, quantizeds.GROUP))
+        - weight.unflatten(1, (-1, quantizeds.GROUP))
+    ).abs()
     assert (away <= most / 8 * 1.01 + 4e-6).all()  # 8 itself, beyond the range, is off by a whole scale
-    assert all(map(torch.equal, to_int4(from_int4(numbers, scales)), (numbers, scales)))
+    assert all(map(torch.equal, quantizeds.to_int4(quantizeds.from_int4(numbers, scales)), (numbers, scales)))
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 def test_who_looks_at_a_quantized_weight_sees_the_widened_one(kind, sizes):
     weight = random_weight(*sizes)
-    numbers, scales = to_int8(weight) if kind == "int8" else to_int4(weight)
-    expected = from_int8(numbers, scales) if kind == "int8" else from_int4(numbers, scales)
-    held = torch.nn.Parameter(PACKED[kind].pack(numbers, scales), requires_grad=False)
-    assert type(held) is PACKED[kind]
+    numbers, scales = quantizeds.to_int8(weight) if kind == "int8" else quantizeds.to_int4(weight)
+    expected = quantizeds.from_int8(numbers, scales) if kind == "int8" else quantizeds.from_int4(numbers, scales)
+    held = torch.nn.Parameter(quantizeds.PACKED[kind].pack(numbers, scales), requires_grad=False)
+    assert type(held) is quantizeds.PACKED[kind]
     assert (held.shape, held.dtype, held.requires_grad) == (weight.shape, torch.float32, False)
     assert torch.equal(held + 0, expected)
     assert torch.equal(held.t().contiguous(), expected.T)
     assert torch.equal(held.double(), expected.double())
     index = torch.tensor([[0, len(weight) - 1], [len(weight) // 2, 0]])
     assert torch.equal(F.embedding(index, held), expected[index])
-    assert type(copy.deepcopy(held)) is PACKED[kind]
+    assert type(copy.deepcopy(held)) is quantizeds.PACKED[kind]
     assert held.num_bytes < (0.32 if kind == "int8" else 0.17) * weight.nbytes or len(weight) % 16
     with pytest.raises(AssertionError, match="would change"):
         held.mul_(2)
@@ -141,9 +133,9 @@ def test_a_gradient_of_activations_passes_a_quantized_weight(kind):
 def test_a_plain_copy_of_a_quantized_model_computes_nearly_the_same(kind):
     model = quantized(tiny_model(torch.float32, width=64, hidden=64, dropout=0.0), kind).eval()
     kinds = {type(weight) for weight in model.parameters()}
-    assert kinds >= ({Int8Weight} if kind == "int8" else {Int8Weight, Int4Weight})
-    plain = plain_copy(model)
-    assert not any(isinstance(weight, QuantizedWeight) for weight in plain.parameters())
+    assert kinds >= ({quantizeds.Int8Weight} if kind == "int8" else {quantizeds.Int8Weight, quantizeds.Int4Weight})
+    plain = quantizeds.plain_copy(model)
+    assert not any(isinstance(weight, quantizeds.QuantizedWeight) for weight in plain.parameters())
     assert all(map(torch.equal, plain.state_dict().values(), (w + 0 for w in model.state_dict().values())))
     batch = from_sequences(random_sequences([5, 9]))
     with torch.no_grad():
