@@ -18,17 +18,8 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary
+from unpad.evaluation import patients as measures
 from unpad.evaluation.metrics import draws, measured, metric_lines
-from unpad.evaluation.patients import (
-    _judged,
-    _thin,
-    count,
-    courses,
-    describe,
-    evaluate,
-    held_out,
-    outcome_rows,
-)
 from unpad.evaluation.run import evaluate_run
 from unpad.evaluation.sets import SetScores, score_sets, set_columns, summarise_sets
 from unpad.inference.patients import UNKNOWN, PatientPredictions, predict
@@ -72,10 +63,10 @@ def test_patients_of_unknown_outcome_are_left_out_and_counted():
     data, model = draw(), Guess()
     found = predict(Measuring(model, data, np.arange(40), MANY))
     known = np.flatnonzero(found.labels >= 0)
-    metrics = outcome_rows(found, True, True).metrics()
+    metrics = measures.outcome_rows(found, True, True).metrics()
     assert metrics["auroc"].num == metrics["loss"].num == len(known) == 34
     assert metrics["concordance"].num == 40
-    counts = count(found, labelled=True)
+    counts = measures.count(found, labelled=True)
     assert sum(list(counts.values())[:3]) == sum(list(counts.values())[3:]) == 40
     assert counts["of_unknown_outcome"] == 6
     assert counts["observed_until_the_outcome"] == sum(data.outcome(seq)[1] for seq in range(40)) > 0
@@ -92,7 +83,7 @@ def test_outcomes_that_a_probability_separates_have_limits_and_reasons():
     p, labels = np.linspace(0.1, 0.9, 40), np.repeat([0, 1], 20)
     log_p, durations, ones = np.log(np.stack([1 - p, p], 1)), np.where(labels == 1, 1.0, 2.0), np.ones(40, np.int64)
     found = PatientPredictions(log_p, log_p[:, 2:], labels, p, durations, labels, ones, np.arange(40))
-    metrics = outcome_rows(found, True, True).metrics()
+    metrics = measures.outcome_rows(found, True, True).metrics()
     assert metrics["auroc"].value == metrics["average_precision"].value == metrics["concordance"].value == 1
     assert metrics["auroc"].low == pytest.approx(0.025 ** (1 / 20))
     assert 0 < metrics["concordance"].low < 1
@@ -103,7 +94,7 @@ def test_outcomes_that_a_probability_separates_have_limits_and_reasons():
     slope = metrics["calibration_slope"].to_json()
     assert (slope["value"], slope["low"], slope["high"]) == (None, None, None)
     never = replace(found, cause=np.zeros(40, np.int64))
-    assert math.isnan(outcome_rows(never, True, True).metrics()["concordance"].value)
+    assert math.isnan(measures.outcome_rows(never, True, True).metrics()["concordance"].value)
 
 
 def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_limits():
@@ -112,7 +103,7 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
     nothing = np.full(40, np.nan)
     sets, each = np.ones(40, np.int64), np.arange(40)
     found = PatientPredictions(log_p, log_p[:, 2:], labels, log_p[:, 1], nothing, labels, sets, each)
-    assert outcome_rows(found, True, True).metrics()["brier"].high == pytest.approx(1 - 0.025 ** (1 / 40))
+    assert measures.outcome_rows(found, True, True).metrics()["brier"].high == pytest.approx(1 - 0.025 ** (1 / 40))
     sets, none = np.arange(20), np.zeros(0, np.int64)
     above = np.where(sets % 2, 0, -1)  # the second set of each of ten patients, expected rightly
     ranks = SetScores(
@@ -126,16 +117,18 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
 
 
 def test_without_labels_or_times_there_is_nothing_to_say_of_them():
-    untimed = outcome_rows(predict(Measuring(Guess(), draw(timed=False), np.arange(40), MANY)), True, True).metrics()
+    untimed = measures.outcome_rows(
+        predict(Measuring(Guess(), draw(timed=False), np.arange(40), MANY)), True, True
+    ).metrics()
     assert "concordance" not in untimed
-    unlabelled = outcome_rows(
+    unlabelled = measures.outcome_rows(
         predict(Measuring(Guess(), draw(labelled=False), np.arange(40), MANY)), False, True
     ).metrics()
     assert list(unlabelled) == ["concordance"]
     found = predict(Measuring(Guess(), draw(labelled=False), np.arange(40), MANY))
-    assert list(count(found, labelled=False)) == ["observed_until_the_outcome", "censored"]
+    assert list(measures.count(found, labelled=False)) == ["observed_until_the_outcome", "censored"]
     found = predict(Measuring(Guess(), draw(labelled=False, timed=False), np.arange(40), MANY))
-    assert count(found, labelled=False) == {}
+    assert measures.count(found, labelled=False) == {}
 
 
 @pytest.mark.parametrize(
@@ -152,7 +145,7 @@ def test_without_labels_or_times_there_is_nothing_to_say_of_them():
 def test_only_what_was_trained_is_measured(weights, labelled, expected):
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY), model=Guess(**weights))
     data = draw(labelled=labelled)
-    found = evaluate(
+    found = measures.evaluate(
         run, Measuring(run.model, data, np.flatnonzero(data.table.split == Split.HOLDOUT), MANY), 3
     ).metrics
     assert expected <= found.keys()
@@ -161,14 +154,14 @@ def test_only_what_was_trained_is_measured(weights, labelled, expected):
 
 def test_training_is_judged_by_what_it_trains():
     data, ids = draw(), np.arange(40)
-    judged = held_out(Measuring(Guess(), data, ids, MANY))
+    judged = measures.held_out(Measuring(Guess(), data, ids, MANY))
     found = predict(Measuring(Guess(), data, ids, MANY))
     assert judged.loss == judged.values["loss"] == pytest.approx(found.nll.mean())
     assert judged.num_targets == 34
-    assert judged.values["auroc"] == outcome_rows(found, True, False).metrics()["auroc"].value
+    assert judged.values["auroc"] == measures.outcome_rows(found, True, False).metrics()["auroc"].value
     rebuilt = score_sets(Measuring(Guess(), data, ids, MANY), True, False)
     for model, patients in ((Guess(classification=0.0, reconstruction=1.0), data), (Guess(), draw(labelled=False))):
-        judged = held_out(Measuring(model, patients, ids, MANY))
+        judged = measures.held_out(Measuring(model, patients, ids, MANY))
         assert judged.loss == pytest.approx(rebuilt.reconstruction.mean(), rel=1e-5)
         assert judged.num_targets == len(rebuilt.patient)
         assert judged.values == {"loss": judged.loss, "reconstruction": judged.loss}
@@ -176,7 +169,7 @@ def test_training_is_judged_by_what_it_trains():
 
 def test_patients_with_nothing_to_judge_by_are_an_error():
     with pytest.raises(SourceError, match="have no target"):
-        held_out(Measuring(Guess(hazard=1.0), draw(timed=False), np.arange(40), MANY))
+        measures.held_out(Measuring(Guess(hazard=1.0), draw(timed=False), np.arange(40), MANY))
 
 
 @pytest.mark.promise("patients.next-set")
@@ -267,7 +260,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(tmp_path, monk
 def test_courses_are_those_of_readable_patients_of_both_outcomes():
     data = draw(80)
     found = predict(Measuring(Guess(), data, np.arange(80), MANY))
-    chosen = courses(Measuring(Guess(), data, np.arange(80), MANY), found)
+    chosen = measures.courses(Measuring(Guess(), data, np.arange(80), MANY), found)
     assert [course["outcome"] for course in chosen] == [True, True, False, False]
     readable = (found.num_sets >= 3) & (found.labels == 1)
     assert chosen[0]["p"] == pytest.approx(found.p[readable].max(), abs=1e-4)
@@ -285,9 +278,9 @@ def test_courses_are_those_of_readable_patients_of_both_outcomes():
 
 def test_curves_are_thinned_to_what_a_picture_shows():
     few = np.stack([np.linspace(0, 1, 7), np.linspace(0, 1, 7) ** 2], 1)
-    assert _thin(few) == few.round(6).tolist()
+    assert measures._thin(few) == few.round(6).tolist()
     many = np.stack([np.linspace(0, 1, 5000), np.linspace(0, 1, 5000)], 1)
-    thin = np.array(_thin(many))
+    thin = np.array(measures._thin(many))
     assert len(thin) == 200
     assert (thin[0].tolist(), thin[-1].tolist()) == ([0, 0], [1, 1])
     assert np.diff(thin[:, 0]).max() < 1.1 / 199
@@ -295,7 +288,7 @@ def test_curves_are_thinned_to_what_a_picture_shows():
 
 def test_what_is_drawn_of_calibration_has_the_intervals_of_wilson():
     found = predict(Measuring(Guess(), draw(80), np.arange(80), MANY))
-    drawn = describe(found)
+    drawn = measures.describe(found)
     assert list(drawn) == ["calibration", "roc", "precision_recall"]
     labels, p = found.labels[found.known], found.p[found.known]
     bins = binary.calibration_bins(p)
@@ -324,9 +317,9 @@ def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown()
     expected = [f"{data.where(i)}: {found.p[i]:.0%} for {said[int(found.labels[i])]}" for i in wrong]
     assert {0, 1} == {int(found.labels[i]) for i in wrong}
     for num in (0, 3, 40):
-        evaluated = evaluate(run, Measuring(run.model, data, ids, MANY), num)
+        evaluated = measures.evaluate(run, Measuring(run.model, data, ids, MANY), num)
         assert evaluated.lines[1:] == expected[:num]
-    counts = {"patients": 40, **count(found, labelled=True)}
+    counts = {"patients": 40, **measures.count(found, labelled=True)}
     assert evaluated.drawn["counts"] == counts
     said_first = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items())
     assert evaluated.lines[0] == f"evaluated: {said_first}"
@@ -335,16 +328,16 @@ def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown()
 def test_one_outcome_alone_has_no_curve():
     data = Patients([[2, 1]] * 12, np.zeros(12, np.int64))
     found = predict(Measuring(Guess(), data, np.arange(12), MANY))
-    assert list(describe(found)) == ["calibration"]
-    assert math.isnan(outcome_rows(found, True, True).metrics()["auroc"].value)
-    shown = metric_lines({"auroc": outcome_rows(found, True, True).metrics()["auroc"]})[0]
+    assert list(measures.describe(found)) == ["calibration"]
+    assert math.isnan(measures.outcome_rows(found, True, True).metrics()["auroc"].value)
+    shown = metric_lines({"auroc": measures.outcome_rows(found, True, True).metrics()["auroc"]})[0]
     assert "nan" not in shown
     assert shown.split()[:2] == ["auroc", "-"]
     assert "no patient has the outcome" in shown
-    judged = held_out(Measuring(Guess(), data, np.arange(12), MANY))
+    judged = measures.held_out(Measuring(Guess(), data, np.arange(12), MANY))
     assert set(judged.refused) == {"auroc", "average_precision"}
     assert not set(judged.refused) & set(judged.values)
-    assert courses(Measuring(Guess(), data, np.arange(12), MANY), found) == []
+    assert measures.courses(Measuring(Guess(), data, np.arange(12), MANY), found) == []
 
 
 # --------------------------------------------------------------------------- several classes
@@ -367,7 +360,7 @@ def test_measures_of_several_classes_equal_those_of_scikit_learn(kind, absent):
     labels, p = sample_classes(300, absent)
     labels, p = np.append(labels, [UNKNOWN, UNKNOWN]), np.concatenate([p, p[:2]])  # whom no measure counts
     found = of_classes(labels, p)
-    metrics = outcome_rows(found, True, True).metrics()
+    metrics = measures.outcome_rows(found, True, True).metrics()
     assert metrics["accuracy"].value == pytest.approx(known["accuracy"], abs=1e-12)
     assert metrics["loss"].value == pytest.approx(known["log_loss"], abs=1e-12)
     assert metrics["commonest_class"].value == max(np.bincount(labels[:300])) / 300
@@ -389,10 +382,10 @@ def test_measures_of_several_classes_equal_those_of_scikit_learn(kind, absent):
     assert metrics["auroc"].low < metrics["auroc"].value < metrics["auroc"].high
     assert {metric.num for metric in metrics.values()} == {300}
     assert "NaN" not in json.dumps({name: metric.to_json() for name, metric in metrics.items()})
-    judged = _judged(found.only(found.known))
+    judged = measures._judged(found.only(found.known))
     assert judged.values == pytest.approx({name: metrics[name].value for name in ("loss", "accuracy", "auroc")})
     assert judged.num_targets == 300
-    columns = outcome_rows(found, True, True).columns
+    columns = measures.outcome_rows(found, True, True).columns
     assert columns["label"].tolist()[-1] is None
     assert columns.keys().isdisjoint({"risk", "duration", "observed", "probability"})
 
@@ -414,15 +407,15 @@ def test_the_interval_of_a_mean_over_classes_is_that_of_patients_drawn_again():
 
 def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rarest():
     p = np.full((12, 5), 0.1) + 0.5 * np.eye(5)[np.arange(12) % 5]
-    alone = outcome_rows(of_classes(np.zeros(12, np.int64), p), True, True).metrics()
+    alone = measures.outcome_rows(of_classes(np.zeros(12, np.int64), p), True, True).metrics()
     assert {name: metric.note for name, metric in alone.items() if math.isnan(metric.value)} == {
         "auroc": "all have one class", "auroc_home": "all have one class",
         **{f"auroc_{name}": "no patient has the class" for name in NAMES[1:]},
     }  # fmt: skip
-    judged = _judged(of_classes(np.zeros(12, np.int64), p))
+    judged = measures._judged(of_classes(np.zeros(12, np.int64), p))
     assert judged.refused == {"auroc": "all have one class"}
     assert "auroc" not in judged.values
-    perfect = outcome_rows(of_classes(np.arange(12) % 5, p), True, True).metrics()
+    perfect = measures.outcome_rows(of_classes(np.arange(12) % 5, p), True, True).metrics()
     assert (perfect["auroc"].value, perfect["auroc"].high) == (1, 1)
     assert perfect["auroc"].low == pytest.approx(0.025 ** (1 / 2)), "of a class of two patients"
     assert perfect["accuracy"].low == pytest.approx(0.025 ** (1 / 12))
@@ -437,7 +430,7 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each():
     labels_of = SimpleNamespace(several=NAMES[:4])
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY, events=SimpleNamespace(labels=labels_of)), model=model)
     over = Measuring(model, data, np.arange(60), MANY)
-    found = evaluate(run, over, 60)
+    found = measures.evaluate(run, over, 60)
     predictions = predict(over)
     for row in (0, 17):
         wanted = model.classify(alone(data, row)).double().log_softmax(1)
@@ -465,7 +458,7 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each():
     assert found.lines[1:] == [
         f"{data.where(int(i))}: {p[i].max():.0%} for {NAMES[p[i].argmax()]}, it is {NAMES[labels[i]]}" for i in surest
     ]
-    assert held_out(over).loss == pytest.approx(predictions.nll.mean())
+    assert measures.held_out(over).loss == pytest.approx(predictions.nll.mean())
     page = html_of(section, {"family": "events", "part": None, "best_of": None, **found.drawn})
     assert page.count("<figure") == 7
     assert f"{courses_drawn[2]['p']:.1%} for rehab in the end, which it was" in page
@@ -483,7 +476,7 @@ def timed_only(risk: np.ndarray, durations: np.ndarray, cause: np.ndarray) -> Pa
 
 
 def ranked(predictions: PatientPredictions) -> float:
-    return outcome_rows(predictions, False, True).metrics()["concordance"].value
+    return measures.outcome_rows(predictions, False, True).metrics()["concordance"].value
 
 
 @pytest.mark.promise("patients.competing")
@@ -517,7 +510,7 @@ def test_every_competing_event_is_measured_as_the_outcome_is():
     label = np.where((cause > 0) & (durations <= np.float32(horizon)), cause == 1, np.where(durations > 9, 0, UNKNOWN))
     given = timed_only(p[:, 0], durations.astype(np.float64), cause)
     given = replace(given, labels=label, competing=p)
-    found = outcome_rows(given, False, False, names, horizon).metrics()
+    found = measures.outcome_rows(given, False, False, names, horizon).metrics()
     for place, name in enumerate(names[:2]):
         right, comparable, squares, came = 0.0, 0, [], np.zeros(num, bool)
         for i in range(num):
@@ -544,10 +537,10 @@ def test_competing_events_are_counted_and_told_in_rows_where_there_are_any():
     cause, days = np.array([0, 1, 2, 3, 2, 0]), np.array([5.0, 2.0, 3.0, 4.0, 5.0, np.nan])
     some = timed_only(np.zeros(6), days, cause)
     expected = {"observed_until_the_outcome": 1, "observed_until_a_competing_event": 3, "censored": 1}
-    assert count(some, labelled=False) == expected
-    columns = outcome_rows(some, False, True).columns
+    assert measures.count(some, labelled=False) == expected
+    columns = measures.outcome_rows(some, False, True).columns
     assert columns["observed"].tolist() == [False, True, False, False, False, None]
     assert columns["competing"].tolist() == [False, False, True, True, True, None]
-    one = outcome_rows(replace(some, cause=np.minimum(cause, 2)), False, True, ("moved",)).columns
+    one = measures.outcome_rows(replace(some, cause=np.minimum(cause, 2)), False, True, ("moved",)).columns
     assert one["competing_event"].tolist() == [None, None, "moved", "moved", "moved", None]
-    assert "competing" not in outcome_rows(replace(some, cause=np.minimum(cause, 1)), False, True).columns
+    assert "competing" not in measures.outcome_rows(replace(some, cause=np.minimum(cause, 1)), False, True).columns

@@ -12,15 +12,8 @@ from torch import Tensor
 from tests.helpers.largest import Largest
 from tests.helpers.samples import VISION, WIDTH, bounds_of, check_alone, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
+from unpad.nn import cross_attention as across
 from unpad.nn import cross_attention as module
-from unpad.nn.cross_attention import (
-    CrossAttention,
-    Projection,
-    attention_weights,
-    cross_attention,
-    pair_sequences,
-    received_attention,
-)
 from unpad.nn.linear import independent_rows
 
 HEADS, HEAD_DIM = 4, 6
@@ -51,7 +44,7 @@ def definition(q: Tensor, k: Tensor, bias: Tensor, hidden: Tensor | None = None)
 def test_it_equals_the_definition(lengths):
     queries, keys = layouts(lengths)
     q, k, v, bias = inputs(queries, keys)
-    got = cross_attention(q, k, v, pair_sequences(queries, keys), key_bias=bias)
+    got = across.cross_attention(q, k, v, across.pair_sequences(queries, keys), key_bias=bias)
     parts = [q.new_zeros(0, HEADS, 5)]
     for (a, b), (c, d) in zip(bounds_of(queries), bounds_of(keys), strict=True):
         weights = definition(q[a:b], k[c:d], bias[c:d])
@@ -73,8 +66,8 @@ def test_what_keys_receive_is_the_mean_of_the_weights(lengths, causal, kv_heads)
     queries, keys = layouts(lengths)
     q, k, _, bias = inputs(queries, keys, kv_heads)
     places = [torch.cat([torch.arange(0), *(torch.arange(b - a) for a, b in bounds_of(x))]) for x in (queries, keys)]
-    got = received_attention(
-        q, k, pair_sequences(queries, keys), key_bias=bias, places=(places[0], places[1]) if causal else None
+    got = across.received_attention(
+        q, k, across.pair_sequences(queries, keys), key_bias=bias, places=(places[0], places[1]) if causal else None
     )
     for (a, b), (c, d) in zip(bounds_of(queries), bounds_of(keys), strict=True):
         hidden = places[1][c:d] > places[0][a:b, None] if causal else None
@@ -86,7 +79,7 @@ def test_what_keys_receive_is_the_mean_of_the_weights(lengths, causal, kv_heads)
 def test_weights_add_up_to_one_and_their_mean_is_over_heads():
     samples = make_samples()
     q, k, v, _ = inputs(samples.vision_layout, samples.question_layout)
-    weights = attention_weights(q, k, pair_sequences(samples.vision_layout, samples.question_layout))
+    weights = across.attention_weights(q, k, across.pair_sequences(samples.vision_layout, samples.question_layout))
     dense = weights.average(torch.eye(len(k), dtype=torch.float64))  # (num_queries, num_keys)
     asked = (samples.question_layout.lengths() > 0)[samples.vision_layout.seq_of_token()].double()
     torch.testing.assert_close(dense.sum(1), asked)
@@ -103,9 +96,9 @@ def test_grouping_changes_nothing(name, value, dropout, monkeypatch):
     for changed in (False, True):
         if changed:
             monkeypatch.setattr(module, name, value)
-        pairs = pair_sequences(samples.vision_layout, samples.question_layout)
+        pairs = across.pair_sequences(samples.vision_layout, samples.question_layout)
         torch.manual_seed(3)
-        found.append((len(pairs.groups), cross_attention(q, k, v, pairs, dropout=dropout)))
+        found.append((len(pairs.groups), across.cross_attention(q, k, v, pairs, dropout=dropout)))
     assert found[0][0] != found[1][0]
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-12, atol=1e-12)
 
@@ -113,14 +106,14 @@ def test_grouping_changes_nothing(name, value, dropout, monkeypatch):
 def test_groups_are_few_and_tight():
     rng = np.random.default_rng(0)
     lengths = [(576, int(n)) for n in rng.integers(10, 100, 300)]
-    pairs = pair_sequences(*layouts(lengths))
+    pairs = across.pair_sequences(*layouts(lengths))
     assert len(pairs.groups) <= module.MAX_GROUPS
     cells = sum(
         group.queries.mask.numel() // len(group.queries.mask) * group.keys.mask.numel() for group in pairs.groups
     )
     assert cells <= 1.25 * sum(a * b for a, b in lengths)
     anything = [(int(a), int(b)) for a, b in rng.integers(1, 200, (500, 2))]
-    assert len(pair_sequences(*layouts(anything)).groups) <= module.MAX_GROUPS
+    assert len(across.pair_sequences(*layouts(anything)).groups) <= module.MAX_GROUPS
 
 
 def test_without_gradient_no_tensor_holds_the_pairs_of_the_whole_batch(monkeypatch):
@@ -128,20 +121,20 @@ def test_without_gradient_no_tensor_holds_the_pairs_of_the_whole_batch(monkeypat
     layout = build_layout(np.array([60] * 20))
     q, k, _, _ = inputs(layout, layout)
     with torch.no_grad(), Largest() as largest:
-        received_attention(q, k, pair_sequences(layout, layout))
+        across.received_attention(q, k, across.pair_sequences(layout, layout))
     assert largest.numel <= 2 * HEADS * 60 * 60
 
 
 def test_a_layer_gives_every_sample_what_it_gives_it_alone():
-    attention = moved(CrossAttention(WIDTH, 4, 0.0))
+    attention = moved(across.CrossAttention(WIDTH, 4, 0.0))
     check_alone(
         lambda s: (
-            attention(s.vision, s.question, pair_sequences(s.vision_layout, s.question_layout))[0],
+            attention(s.vision, s.question, across.pair_sequences(s.vision_layout, s.question_layout))[0],
             s.vision_layout,
         ),
         attention,
     )
-    projection = moved(Projection(WIDTH, 8))
+    projection = moved(across.Projection(WIDTH, 8))
     check_alone(lambda s: (projection(s.vision), s.vision_layout), projection)
 
 
@@ -152,9 +145,9 @@ def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone():
     kv = [torch.randn(num, 2, 3, 32) for _, num in lengths]
 
     def attended(chosen: list[int]) -> tuple[Tensor, Tensor]:
-        pairs = pair_sequences(*layouts([lengths[i] for i in chosen]))
+        pairs = across.pair_sequences(*layouts([lengths[i] for i in chosen]))
         queries, (k, v) = torch.cat([q[i] for i in chosen]), torch.cat([kv[i] for i in chosen]).unbind(1)
-        return attention_weights(queries, k, pairs).apply(v), received_attention(queries, k, pairs)
+        return across.attention_weights(queries, k, pairs).apply(v), across.received_attention(queries, k, pairs)
 
     with torch.no_grad(), independent_rows():
         whole, received = attended(list(range(len(lengths))))
@@ -166,8 +159,8 @@ def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone():
 @pytest.mark.parametrize("seq", [0, 2, 6])
 def test_other_samples_are_never_seen(seq):
     """Not even times zero, as the padding of a rectangle: one NaN would do."""
-    attention, samples = moved(CrossAttention(WIDTH, 4, 0.0)), make_samples()
-    pairs = pair_sequences(samples.vision_layout, samples.question_layout)
+    attention, samples = moved(across.CrossAttention(WIDTH, 4, 0.0)), make_samples()
+    pairs = across.pair_sequences(samples.vision_layout, samples.question_layout)
     before, _ = attention(samples.vision, samples.question, pairs)
     changed = samples.question.detach().clone()
     changed[samples.question_layout.tokens_of([seq])] = math.nan
@@ -178,11 +171,11 @@ def test_other_samples_are_never_seen(seq):
 
 
 def test_bf16_stays_near_fp64():
-    attention = moved(CrossAttention(WIDTH, 4, 0.0), torch.float32)
-    exact = moved(CrossAttention(WIDTH, 4, 0.0))
+    attention = moved(across.CrossAttention(WIDTH, 4, 0.0), torch.float32)
+    exact = moved(across.CrossAttention(WIDTH, 4, 0.0))
     exact.load_state_dict(attention.state_dict())
     samples = make_samples()
-    pairs = pair_sequences(samples.vision_layout, samples.question_layout)
+    pairs = across.pair_sequences(samples.vision_layout, samples.question_layout)
     wanted, _ = exact(samples.vision, samples.question, pairs)
     with torch.autocast("cpu", torch.bfloat16):
         got, weights = attention(samples.vision.float(), samples.question.float(), pairs)
