@@ -130,10 +130,11 @@ def test_files_of_a_folder_that_are_not_read_are_named(unpad: Shell, tmp_path: P
 
 @pytest.mark.promise("data.check")
 def test_classes_sizes_and_modes_of_pictures_are_counted(unpad: Shell, tmp_path: Path) -> None:
+    folder = tmp_path / "set"
     for name, mode, size in (("cat/1", "RGB", (9, 7)), ("cat/2", "RGB", (9, 7)), ("dog/1", "L", (5, 8))):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        Image.new(mode, size, len(name) if mode == "L" else (9, 9, int(name[-1]))).save(tmp_path / f"{name}.png")
-    told = unpad("data", "check", tmp_path).out
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        Image.new(mode, size, len(name) if mode == "L" else (9, 9, int(name[-1]))).save(folder / f"{name}.png")
+    told = unpad("data", "check", folder).out
     for line in (
         "2 classes: cat 2, dog 1",
         "5 to 9 wide, 7 to 8 high, most often 9 x 7 (2)",
@@ -141,14 +142,14 @@ def test_classes_sizes_and_modes_of_pictures_are_counted(unpad: Shell, tmp_path:
     ):
         assert line in told
     assert "training needs" not in told
-    (file,) = json.loads(unpad("data", "check", tmp_path, "--json").out)["files"]
+    (file,) = json.loads(unpad("data", "check", folder, "--json").out)["files"]
     assert file["pictures"] == {
         "classes": {"cat": 2, "dog": 1},
         "sizes": {"least": [5, 7], "most": [9, 8], "common": [9, 7]},
         "modes": {"colour": 2, "grey": 1},
     }
-    (tmp_path / "dog/1.png").unlink()
-    told = unpad("data", "check", tmp_path)
+    (folder / "dog/1.png").unlink()
+    told = unpad("data", "check", folder)
     assert (told.code, "all pictures are of the class cat; training needs" in told.out) == (0, True)
 
 

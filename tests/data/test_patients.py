@@ -366,7 +366,7 @@ def test_another_status_than_0_and_1_is_refused_with_the_way_to_declare_competin
     assert "events.labels.competing=[2]" in fix
     assert faults([0, 1, 2], competing=[2]) == []
     own = "none of 0, 1, false, true, 2"
-    said = {"3": '"3", ', "2.5": '"2.5", ', "dead": '"dead", ', "moved": "", "90210001": ""}  # perhaps a name, an id
+    said = {"3": '"3", ', "2.5": '"2.5", ', "dead": "", "90210001": ""}  # perhaps a name, an id
     for value, shown in said.items():
         [(code, what, fix)] = faults(["0", "1", value], competing=[2])
         assert (code, what) == ("E_LABEL", f'"status" is {shown}{own}')

@@ -330,8 +330,8 @@ def test_resume_accepts_ends_logging_evaluation_and_checkpoints_only():
     assert {"plan.tokens_per_step", "optim.lr", "train.seed", "data.holdout"} <= keys
     allowed = {key for key in keys if may_change_on_resume(key)}
     assert {key for key in allowed if not key.startswith("generate.")} == {
-        "train.max_steps", "train.max_epochs", "train.min_steps", "train.log_every", "train.eval_every",
-        "train.grad_norm_warning", "train.allocator", "train.threads", "train.sums", "train.shard",
+        "train.max_steps", "train.max_epochs", "train.max_minutes", "train.min_steps", "train.log_every",
+        "train.eval_every", "train.grad_norm_warning", "train.allocator", "train.threads", "train.sums", "train.shard",
         "train.timeout", "images.cache_mib", "collapse.policy", "checkpoint.every",
         "checkpoint.every_seconds", "checkpoint.keep",
         "log.to", "log.project",

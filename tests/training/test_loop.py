@@ -15,6 +15,7 @@ from unpad.models.decoder import Decoder
 from unpad.run import checkpoint
 from unpad.run.monitor import Monitor
 from unpad.training import updates
+from unpad.training.context import Deadline
 from unpad.training.step import StepResult
 
 
@@ -93,6 +94,26 @@ def test_patience_counts_checks_and_the_best_weights_come_back(tmp_path, monkeyp
     assert same_tensors(weights(tmp_path / "run"), snapshots[3]["weights"])
     [stop] = events(tmp_path / "run", "early_stop")
     assert "best 4.8000 at step 3, stopped at step 5, after epoch 0 of 50" in stop["message"]
+
+
+def test_minutes_end_a_run_as_steps_do_and_a_resume_goes_on_to_the_same_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = write_toy(tmp_path, train={"max_epochs": 1, "max_steps": 8, "weights": "last"})
+    whole = run(recipe, tmp_path / "whole")
+    asked = iter([False, False, True, *[False] * 20])
+    with monkeypatch.context() as patch:
+        patch.setattr(Deadline, "due", lambda deadline: deadline.minutes is not None and next(asked))
+        result = run(recipe, tmp_path / "run", "train.max_minutes=60")
+    assert (result.step, whole.step) == (3, 8)
+    [limit] = events(tmp_path / "run", "time_limit")
+    assert limit["message"].startswith("pretrain: train.max_minutes=60 are over at step 3 of ")
+    assert "unpad train --resume" in limit["message"]
+    [skipped] = events(tmp_path / "run", "stage_skipped")
+    assert skipped["message"] == "tune: the minutes of train.max_minutes=60 are over"
+    assert run(recipe, tmp_path / "run", "train.max_minutes=null", resume=True).step == 8
+    assert rows(tmp_path / "run", "step") == rows(tmp_path / "whole", "step")
+    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "whole"))
 
 
 @pytest.mark.promise("train.frozen")

@@ -41,7 +41,7 @@ def test_what_a_run_of_patients_writes_is_for_its_owner(unpad, tmp_path):
     assert unpad("runs", "people").code == 0
     assert unpad("embed", "people", "--out", "vectors.parquet").code == 0
     assert readable(run) == []
-    for name in ("evaluation.json", "report.html", "metrics.jsonl", "log.jsonl", "events.json", NAMES_KEY):
+    for name in ("evaluation.json", "report.html", "metrics.jsonl", "shown.json", "events.json", NAMES_KEY):
         assert (run / name).stat().st_mode & 0o777 == 0o600, name
     assert (tmp_path / "vectors.parquet").stat().st_mode & 0o777 == 0o600
     assert readable(tmp_path / "cache") == []

@@ -17,6 +17,7 @@ import numpy as np
 import yaml
 
 from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
+from unpad.data.pictures.remarks import label_remarks, pixel_remarks
 from unpad.data.sources import chat, images, pairs
 from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow, Example, Usable, count_bad
@@ -35,7 +36,7 @@ from unpad.data.sources.json_rows import count_blank_lines
 from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading
 from unpad.data.sources.split import content_key, turns_key
 from unpad.errors import RecipeError, SourceError, nearest
-from unpad.recipes.data import KINDS, DataSettings, EventSource, Source
+from unpad.recipes.data import KINDS, DataSettings, EventSource, ImageSettings, Source
 from unpad.recipes.file import SUFFIXES, load_recipe, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.terminal.progress import counted
@@ -129,6 +130,9 @@ def _check_path(kind: str | None, field: str | None, seen: _CheckMemory, path: P
     of_pictures = _holds_classes(path) or kind == "images"
     files = images.expand(source, Path) if of_pictures else expand(source, Path)
     report = _join([(file.path, partial(_check_file, kind, file, data, seen)) for file in files])
+    if pictures := [picture for file in report.files if file.pictures for picture in file.pictures.examples]:
+        notes = [*label_remarks(pictures), *pixel_remarks(pictures, ImageSettings())]
+        report = replace(report, notes=(*report.notes, *notes))
     manifests = any(file.kind in ("images", "vqa") for file in report.files)
     known = (*FORMATS, *images.SUFFIXES) if manifests else tuple(FORMATS)
     return report if of_pictures else replace(report, skipped=tuple(skipped_files(path, known)))
@@ -158,7 +162,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
                 num_repeated += row.key in seen.keys
                 seen.keys.add(row.key)
             if row.picture is not None:
-                pictures.add(*row.picture)
+                pictures.add(row.picture)
             seen.asked.add(file.path, row)
     file_check = FileCheck(
         path=file.path,
@@ -258,6 +262,8 @@ def guess_kind(path: Path) -> str:
     Raises:
         SourceError: there is no file, or its rows match no kind.
     """
+    if _looks_like_events(path):
+        return "events"
     if _holds_classes(path):
         return "images"
     return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)
@@ -288,7 +294,8 @@ def _check_picture(path: Path) -> CheckReport:
     """Check one image file, without a class."""
     image = images.examine(images.ImageRow(str(path), "", path, str(path.resolve().parent)))
     bad = (image,) if isinstance(image, BadRow) else ()
-    return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad)
+    notes = () if isinstance(image, BadRow) else (*pixel_remarks([image], ImageSettings()),)
+    return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad, notes)
 
 
 def _check_events(recipe: Recipe, trains: bool) -> CheckReport:

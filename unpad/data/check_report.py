@@ -12,6 +12,7 @@ import numpy as np
 
 from unpad.data.sources.bad_rows import faults_with_fixes
 from unpad.data.sources.example import BadRow, Usable, count_bad, place_of
+from unpad.data.sources.images import ImageExample
 from unpad.terminal.printing import escaped
 from unpad.terminal.table import cells, columns, number_of, wrapped
 
@@ -88,16 +89,18 @@ MOST_CLASSES = 10  # that are named
 
 @dataclass
 class PictureCounts:
-    """Classes, sizes and modes of the pictures of a file or folder, each with its count."""
+    """Pictures of a file or folder, and their classes, sizes and modes, each with its count."""
 
+    examples: list[ImageExample] = field(default_factory=list)
     classes: Counter[str] = field(default_factory=Counter)
     sizes: Counter[tuple[int, int]] = field(default_factory=Counter)
     modes: Counter[str] = field(default_factory=Counter)
 
-    def add(self, label: str, width: int, height: int, mode: str) -> None:
-        self.classes[label] += 1
-        self.sizes[width, height] += 1
-        self.modes[mode] += 1
+    def add(self, picture: ImageExample) -> None:
+        self.examples.append(picture)
+        self.classes[picture.label] += 1
+        self.sizes[picture.width, picture.height] += 1
+        self.modes[picture.mode] += 1
 
     def lines(self) -> list[str]:
         few = self.classes.most_common(MOST_CLASSES)

@@ -18,6 +18,7 @@ from unpad.batching.plan import Micro
 from unpad.data.family import Data, NearDuplicates, check_near_duplicates, refuse_cuts
 from unpad.data.pictures.album import Album, image_batch, open_album
 from unpad.data.pictures.alike import Pictures, tie_alike
+from unpad.data.pictures.remarks import label_remarks, pixel_remarks
 from unpad.data.pixels.formats import NOTES
 from unpad.data.rows import (
     CLASSES,
@@ -29,10 +30,13 @@ from unpad.data.rows import (
     num_classes,
     read_classes,
 )
+from unpad.data.show import Shown
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.images import ImageExample, content_key, expand, group_names, read_all
 from unpad.data.sources.split import Split, Wanted
 from unpad.errors import SourceError
+from unpad.models import model_config
+from unpad.models.contract import PatchConfig
 from unpad.recipes.recipe import Recipe
 from unpad.terminal.table import number_of
 
@@ -85,6 +89,15 @@ class ImageData(ClassData[ImageExample]):
         batch = self._batch(self.album.load(ids.tolist(), grids, keys), grids, ids)
         return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
 
+    def show(self, micro: Micro) -> Shown:
+        image = int(micro.seq_ids[0])
+        picture, sizes = self.album.as_read(image, self.load(micro))
+        facts = [f"class {self.classes[self.labels[image]]}", sizes]
+        facts += [NOTES[note] for note in self.examples[image].notes]
+        if self.album.settings.augments and self.table.split[image] == Split.TRAIN:
+            facts.append("changed as the first epoch draws it")
+        return Shown(self.where(image), tuple(facts), pictures=(picture,))
+
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         return self._batch([self.album.decode(seq_id)], self.album.grids[[seq_id]], np.array([seq_id]))
 
@@ -109,6 +122,8 @@ class ImageData(ClassData[ImageExample]):
             f"{number_of(int(self.table.positions.sum()), 'patches')} of {patch} x {patch} pixels, "
             f"{self.table.positions.min()} to {self.table.positions.max()} per image ({self.album.settings.size})",
         ]
+        if self.chosen.wanted is Wanted.LEARNING:
+            lines += [*self.album.remarks(), *label_remarks(self.chosen.listed.rows)]
         lines += [f"  {count:,} with {NOTES[note]} ({note})" for note, count in sorted(notes.items())]
         return lines + fault_lines(self.bad_rows, "  quarantined: ")
 
@@ -118,7 +133,8 @@ class ImageData(ClassData[ImageExample]):
 
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, ImageData), "data of one family"
-        pictures = Pictures(self.examples, [example.where for example in self.examples], {}, "report")
+        where, settings = [example.where for example in self.examples], self.album.settings
+        pictures = Pictures(self.examples, where, {}, "report", settings.grey_bits)
         return run.album.pictures.compare_new(pictures, self.shown(seq_ids))
 
     def _batch(self, patches: list[np.ndarray], grids: np.ndarray, ids: np.ndarray) -> RaggedBatch:
@@ -167,16 +183,20 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
 
 
 def near_duplicates(recipe: Recipe) -> list[str]:
-    """Lines on held-out images that are near-duplicates of training ones; see `Family`."""
+    """Lines on held-out images that are near-duplicates of training ones, and remarks on all; see `Family`."""
     check_near_duplicates(recipe, ImageData)
-    pictures = _pictures(recipe, _choose(recipe, Wanted.LEARNING))
+    chosen = _choose(recipe, Wanted.LEARNING)
+    images, pictures = chosen.listed.rows, _pictures(recipe, chosen)
     pictures.refuse()
-    return pictures.lines()
+    reads = isinstance(model_config(recipe.model), PatchConfig)
+    seen = open_album(recipe, images, pictures, None).remarks() if reads else pixel_remarks(images, recipe.images)
+    return [*pictures.lines(), *seen, *label_remarks(images)]
 
 
 def _pictures(recipe: Recipe, chosen: ChosenRows[ImageExample]) -> Pictures:
     images = chosen.listed.rows
-    return Pictures(images, [image.where for image in images], chosen.sides(), recipe.data.near_duplicates)
+    where, rule = [image.where for image in images], recipe.data.near_duplicates
+    return Pictures(images, where, chosen.sides(), rule, recipe.images.grey_bits)
 
 
 def _choose(recipe: Recipe, wanted: Wanted) -> ChosenRows[ImageExample]:
@@ -189,7 +209,7 @@ def _choose(recipe: Recipe, wanted: Wanted) -> ChosenRows[ImageExample]:
         wanted,
         map(content_key, images),
         groups=group_names(images),
-        links=[(np.arange(len(images)), tie_alike(images))] if together else [],
+        links=[(np.arange(len(images)), tie_alike(images, recipe.images.grey_bits))] if together else [],
         classes=[image.label for image in images],
     )
 

@@ -25,6 +25,7 @@ from unpad.data.images import refuse_image_cuts
 from unpad.data.pictures.album import Album, PixelCache, image_batch, open_album, with_images
 from unpad.data.pictures.alike import Pictures, tie_alike
 from unpad.data.rows import ChosenRows, ListedRows, RowData, choose_rows, list_rows
+from unpad.data.show import Shown, TextSpan, spans_of
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile, resolve_path
@@ -140,6 +141,20 @@ class VqaData(RowData[VqaExample]):
         batch = self._batch(ids.tolist(), self._patches(ids.tolist(), micro.epoch_seed), answered=True)
         return batch.pad(pad_to=micro.pad_to, pad_id=self.tokenizer.pad_id) if micro.pad_to else batch
 
+    def show(self, micro: Micro) -> Shown:
+        seq_id, batch, marks = int(micro.seq_ids[0]), self.load(micro), list[TextSpan]()
+        assert batch.input_ids is not None, "questions are tokens"
+        assert batch.media is not None, "of some images or none"
+        ids, learnt = [*batch.input_ids.tolist(), *batch.labels[-1:].tolist()], [False, *batch.loss_mask.tolist()]
+        read = [self.album.as_read(image, batch.media, at) for at, image in enumerate(self.examples[seq_id].images)]
+        for number, (rows, columns) in enumerate([] if batch.media.grid is None else batch.media.grid.tolist(), 1):
+            marks.append(TextSpan(f"<picture {number}: {columns} x {rows} patches>", special=True))
+        begin, end = self.rows.place, self.rows.place + int(self.num_patches[seq_id])
+        before, after = (spans_of(self.tokenizer, ids[part], learnt[part]) for part in (slice(begin), slice(end, None)))
+        counts = f"{len(ids):,} tokens, {end - begin:,} of them patches, {sum(learnt):,} learnt"
+        facts, pictures = (counts, *(sizes for _, sizes in read)), tuple(picture for picture, _ in read)
+        return Shown(self.where(seq_id), facts, (*before, *marks, *after), pictures)
+
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         patches = [self.album.decode(image) for image in self.examples[seq_id].images]
         return self._batch([seq_id], patches, answered=True)
@@ -186,6 +201,7 @@ class VqaData(RowData[VqaExample]):
             f"{int(self.num_patches.sum()):,} of them patches of "
             f"{self.album.patch} x {self.album.patch} pixels"
             + (f", {patches.min()} to {patches.max()} per image" if len(patches) else ""),
+            *(self.album.remarks() if self.chosen.wanted is Wanted.LEARNING else []),
             *(self.rows.lost.lines() if self.rows.lost.lost or self.tokenizer.kind == "file" else []),
         ]
         return lines + fault_lines(self.bad_rows, "  quarantined: ")
@@ -379,7 +395,7 @@ def choose_questions(
     shown = np.array([image for example in examples for image in example.images], np.int64)
     links = [(rows, same[shown]), (rows, things[shown])]
     if listed.recipe.data.near_duplicates == "together" and wanted is not Wanted.NEW:
-        links.append((rows, tie_alike(images)[shown]))
+        links.append((rows, tie_alike(images, listed.recipe.images.grey_bits)[shown]))
     keys = [_content_key(example, images) for example in examples]
     return choose_rows(listed, wanted, keys, groups=[example.group for example in examples], links=links)
 
@@ -390,7 +406,8 @@ def pictures_of(chosen: ChosenRows[VqaExample], images: list[ImageExample]) -> P
     first = {image: example.where for example in reversed(examples) for image in example.images}
     places = [f"{first[index]}: {image.where}" if index in first else image.where for index, image in enumerate(images)]
     parts = {part: shown_by(examples, images, np.flatnonzero(rows)) for part, rows in chosen.sides().items()}
-    return Pictures(images, places, parts, chosen.listed.recipe.data.near_duplicates)
+    recipe = chosen.listed.recipe
+    return Pictures(images, places, parts, recipe.data.near_duplicates, recipe.images.grey_bits)
 
 
 def shown_by(examples: list[VqaExample], images: list[ImageExample], rows: np.ndarray) -> np.ndarray:

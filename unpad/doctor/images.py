@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Callable
-
 import numpy as np
 
 from unpad.data.images import ImageData
-from unpad.data.sources.images import ImageExample
+from unpad.data.pictures.remarks import class_clue
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Found, Words, finding, level
 from unpad.doctor.rows import cut_short, label_fields, labelled, of_rows, spelt_twice
@@ -23,31 +20,24 @@ def look(subject: Subject[ImageData]) -> list[Finding]:
     return [*findings, *shortcut(subject), *one_patch(subject), *cut_short(subject)]
 
 
+PROPERTIES: dict[str, Words] = {
+    "size": ("The size of a picture", "图像大小"),
+    "mode": ("The colour mode of a picture", "颜色模式"),
+    "kind of file": ("The kind of file", "文件格式"),
+}
+
+
 @finding("shortcut",
     en=("{what} alone tells the class of {number:.0%} of the pictures: with {shown} it is {target!r}. A model may "
         "learn only that.", "bring the files of all classes into one form"),
     zh=("仅凭{what}就能说出 {number:.0%} 图像的类别：{shown} 就是 {target!r}。", "让各类的文件形式一致"))  # fmt: skip
 def shortcut(subject: Subject[ImageData]) -> Found | None:
     """The size, the mode or the kind of the file alone tells the class."""
-    data, ids = subject.data, subject.stage.train_ids
-    labels = data.labels[ids]
-    if len(ids) < 40 or np.bincount(labels).max() > 0.75 * len(labels):
+    clue = class_clue([subject.data.examples[seq] for seq in subject.stage.train_ids.tolist()])
+    if clue is None:
         return None
-    properties: list[tuple[Words, Callable[[ImageExample], object]]] = [
-        (("The size of a picture", "图像大小"), lambda one: f"{one.width} x {one.height}"),
-        (("The colour mode of a picture", "颜色模式"), lambda one: one.mode),
-        (("The kind of file", "文件格式"), lambda one: one.path.suffix.casefold()),
-    ]
-    for what, of in properties:
-        counts: dict[object, Counter[int]] = defaultdict(Counter)
-        for seq, label in zip(ids.tolist(), labels.tolist(), strict=True):
-            counts[of(data.examples[seq])][label] += 1
-        share = sum(classes.most_common(1)[0][1] for classes in counts.values()) / len(ids)
-        if 2 <= len(counts) <= len(ids) / 8 and share >= 0.97:
-            shown, classes = max(counts.items(), key=lambda item: item[1].total())
-            target = data.classes[classes.most_common(1)[0][0]]
-            return Found(share, *label_fields(subject), what=what, shown=str(shown), target=target)
-    return None
+    what = PROPERTIES[clue.name]
+    return Found(clue.share, *label_fields(subject), what=what, shown=clue.value, target=clue.label)
 
 
 @finding("one_patch", "fault", explains={"labels_random", "by_heart"},

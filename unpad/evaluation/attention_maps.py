@@ -59,7 +59,8 @@ def maps_of_image(model: Model, data: ImageData) -> dict[str, Any] | None:
     received = [weights.mean(1, keepdim=True) * batch.total_tokens for weights in _weights(model, batch)]
     if not received:
         return None
-    image, out = Image.fromarray(pixels_of(data.examples[chosen])), io.BytesIO()
+    pixels = pixels_of(data.examples[chosen], grey_bits=data.album.settings.grey_bits)
+    image, out = Image.fromarray(pixels), io.BytesIO()
     image.thumbnail((PICTURE, PICTURE))
     image.save(out, "PNG")
     shown = {"grid": data.album.grids[chosen].tolist(), "picture": base64.b64encode(out.getvalue()).decode()}

@@ -190,10 +190,10 @@ def stages_of(recipe: Recipe) -> list[ResolvedStage]:
 
 
 RESUMABLE = (
-    "train.max_steps", "train.max_epochs", "train.min_steps", "train.log_every", "train.eval_every",
-    "train.grad_norm_warning", "train.allocator", "train.threads", "train.sums", "train.shard", "train.timeout",
-    "images.cache_mib", "collapse.policy", "checkpoint.every", "checkpoint.every_seconds", "checkpoint.keep", "log",
-    "generate",
+    "train.max_steps", "train.max_epochs", "train.max_minutes", "train.min_steps", "train.log_every",
+    "train.eval_every", "train.grad_norm_warning", "train.allocator", "train.threads", "train.sums", "train.shard",
+    "train.timeout", "images.cache_mib", "collapse.policy", "checkpoint.every", "checkpoint.every_seconds",
+    "checkpoint.keep", "log", "generate",
 )  # fmt: skip
 STAGE_RESUMABLE = ("max_epochs", "min_steps", "eval_every", "grad_norm_warning")
 

@@ -246,6 +246,8 @@ class TrainSettings(Section):
     """Maximum of steps of the run, all stages together."""
     max_epochs: int | None = Field(None, ge=0)
     """Maximum of epochs per stage; 0 skips it."""
+    max_minutes: float | None = Field(None, gt=0)
+    """Minutes after which a training ends, to a step, as at max_steps; a resumed one has them anew."""
     min_steps: int | None = Field(None, ge=1)
     """Steps that a stage has at least, to a few: of small data it runs more epochs than max_epochs. max_steps and
     patience end it before; max_epochs on the command line counts without it."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 
@@ -46,6 +47,23 @@ class SaveClock:
     def saved(self) -> None:
         """Begin anew after a checkpoint."""
         self._saved_at = time.monotonic()
+
+
+class Deadline:
+    """The end of a training by time.
+
+    Args:
+        minutes: from now on; None for no end.
+    """
+
+    def __init__(self, minutes: float | None = None) -> None:
+        self.minutes = minutes
+        self._ends_at = math.inf if minutes is None else time.monotonic() + 60 * minutes
+        self.reached = False  # as all processes have agreed
+
+    def due(self) -> bool:
+        """True if the next step of this process is to be the last."""
+        return time.monotonic() >= self._ends_at
 
 
 class Signals:
@@ -114,6 +132,7 @@ class RunContext:
     signals: Signals
     length: RunLength
     after_evaluation: AfterEvaluation | None
+    deadline: Deadline = field(default_factory=Deadline)
 
 
 @dataclass(frozen=True)

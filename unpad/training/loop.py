@@ -17,7 +17,7 @@ from unpad.run.checkpoint import State
 from unpad.run.monitor import Monitor, silent_monitor
 from unpad.run.screen import open_console
 from unpad.run.timers import StepShare, Timers, Timing, covered_steps
-from unpad.training.context import AfterEvaluation, RunContext, Signals
+from unpad.training.context import AfterEvaluation, Deadline, RunContext, Signals
 from unpad.training.progress import save_best
 from unpad.training.setup import Setup, describe
 from unpad.training.stage import StageSetup, run_length
@@ -86,8 +86,9 @@ def train(
         last = length.last(progress.stage, start - progress.stage_step).step
         with _open_monitor(setup, console, last, verbose=verbose) as monitor:
             place.describe(monitor, progress)
-            run = RunContext(setup, progress, monitor, timers, Signals(group), length, after_evaluation)
-            _describe_run(run)
+            deadline = Deadline(setup.recipe.train.max_minutes)
+            run = RunContext(setup, progress, monitor, timers, Signals(group), length, after_evaluation, deadline)
+            _describe_run(run, anew=not place.goes_on)
             epochs, heldout, trained = _run_stages(run, state)
             if trained is not None:
                 _keep_samples(run, trained.kinds, anew=progress.step > start)
@@ -125,8 +126,10 @@ def _open_monitor(setup: Setup, console: Console | None, last: int, *, verbose: 
         monitor.close()
 
 
-def _describe_run(run: RunContext) -> None:
-    """Log the environment and the data, and show what is trained."""
+def _describe_run(run: RunContext, *, anew: bool) -> None:
+    """Log the environment and the data, and show what is trained; a new run keeps its first sequences."""
+    from unpad.training.show import keep_first
+
     setup, monitor = run.setup, run.monitor
     with run.timers("log"):
         monitor.log("environment", **setup.environment, processes=setup.group.size)
@@ -134,6 +137,8 @@ def _describe_run(run: RunContext) -> None:
             monitor.log("data", **facts)
         # Pictures are compared for it.
         monitor.start(setup.group.of_leader(lambda: describe(setup, verbose=monitor.verbose)))
+        if anew and setup.group.leads:
+            keep_first(setup)
 
 
 def _run_stages(run: RunContext, state: State | None) -> tuple[int, float | None, StageSetup | None]:
@@ -179,6 +184,8 @@ def _has_work(run: RunContext, stage: StageSetup) -> bool:
         reason = "max_epochs is 0"
     elif train.max_steps is not None and progress.step >= train.max_steps and progress.stage_step == 0:
         reason = f"the run's steps are done, {train.max_steps}"
+    elif run.deadline.reached:
+        reason = f"the minutes of train.max_minutes={run.deadline.minutes:g} are over"
     else:
         return True
     run.monitor.log("stage_skipped", message=f"{stage.name}: {reason}", name=stage.name)

@@ -3,6 +3,7 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -67,9 +68,9 @@ def test_an_image_of_several_rows_is_decoded_once(tmp_path: Path, monkeypatch: p
     data = questions.questions_of(questions.recipe_of(questions.write_questions(tmp_path / "pictures"), images=images))
     decoded: Counter[str] = Counter()
 
-    def counting(example: ImageExample, opacity: bool = False) -> np.ndarray:
+    def counting(example: ImageExample, *settings: Any) -> np.ndarray:
         decoded[example.where] += 1
-        return pixels_of(example, opacity)
+        return pixels_of(example, *settings)
 
     monkeypatch.setattr(album, "pixels_of", counting)
     load_rows(data, list(range(len(data.examples))))

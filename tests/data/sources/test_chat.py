@@ -8,6 +8,7 @@ from unpad.data.sources.chat import read
 from unpad.data.sources.example import Example
 from unpad.data.sources.files import expand
 from unpad.data.sources.split import content_key
+from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 
 U, A, S = "user", "assistant", "system"
@@ -58,6 +59,20 @@ CASES: list[tuple[Any, Any]] = [
     ({"prompt": [{"role": U, "content": "问"}], "completion": [{"role": A, "content": "答"}]}, [(U, "问"), (A, "答")]),
     ({**sharegpt(("human", "问"), ("gpt", "答")), "system": "规"}, [(S, "规"), (U, "问"), (A, "答")]),
     (messages(("developer", "规"), (U, "问"), (A, "答")), [(S, "规"), (U, "问"), (A, "答")]),
+    ({**messages((U, "问"), (A, "答")), "conversations": None, "prompt": ""}, [(U, "问"), (A, "答")]),
+    ({"messages": None, **sharegpt(("human", "问"), ("gpt", "答"))}, [(U, "问"), (A, "答")]),
+    ({**messages((U, "问"), (A, "答")), **sharegpt(("human", "问"), ("gpt", "答"))}, [(U, "问"), (A, "答")]),
+    ({**messages((U, "问"), (A, "答")), **sharegpt(("human", "问"), ("gpt", "另"))}, "E_FIELD"),
+    ({"messages": [], "prompt": None, "question": "问", "answer": "答"}, [(U, "问"), (A, "答")]),
+    ({"question": "问", "response": "答", "answer": "答"}, [(U, "问"), (A, "答")]),
+    ({"question": "问", "response": "想一想，答", "answer": "答"}, "E_FIELD"),
+    ({"question": "问", "prompt": "另问", "answer": "答"}, "E_FIELD"),
+    ({"messages": json.dumps(messages((U, "问"), (A, "答"))["messages"])}, [(U, "问"), (A, "答")]),
+    ({"prompt": "[1, 2]", "completion": "[2]"}, [(U, "[1, 2]"), (A, "[2]")]),
+    ({"prompt": [{"role": U, "content": "问"}], "completion": "答"}, [(U, "问"), (A, "答")]),
+    ({"instruction": "问", "context": "文", "response": "答"}, [(U, "问\n文"), (A, "答")]),
+    ({"instruction": "问", "context": "文", "input": "另", "response": "答"}, "E_FIELD"),
+    ({"question": "问", "response": "答", "system_prompt": "规"}, [(S, "规"), (U, "问"), (A, "答")]),
     ({"instruction": "问"}, "E_MISSING"),
     ({"instruction": "问", "input": 3, "output": "答"}, "E_TYPE"),
     ({"instruction": "问", "output": "答", "history": ["问"]}, "E_TYPE"),
@@ -125,3 +140,25 @@ def test_a_row_states_its_fact_keywords_and_split_and_a_source_its_field(tmp_pat
     (example,) = read(file, DataSettings())
     assert (example.group, example.keywords, example.split) == ("f1", ("答",), "holdout")
     assert example.where == f"{path}:1"
+
+
+@pytest.mark.promise("data.conversations")
+def test_a_field_that_is_ignored_is_left_out_of_rows_and_messages(tmp_path: Path) -> None:
+    path = tmp_path / "c.jsonl"
+    talk = messages((U, "问"), (A, "答"))["messages"]
+    talk[1]["tool_calls"] = [{"id": 1}]
+    rows = [
+        {"question": "问", "response": "想，答", "answer": "答"},
+        {"messages": talk},
+        {"messages": json.dumps(talk)},
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    (file,) = expand([Source(path=str(path))], Path)
+    bad = next(item for item in read(file, DataSettings()) if not isinstance(item, Example))
+    assert bad.fix.endswith(f"'data.chat={{path: {path}, ignore: [answer]}}'")
+    (file,) = expand([Source(path=str(path), ignore=["answer", "tool_calls"])], Path)
+    replies = [item.turns[-1].content for item in read(file, DataSettings()) if isinstance(item, Example)]
+    assert replies == ["想，答", "答", "答"]
+    (file,) = expand([Source(path=str(path), ignore=["answr"])], Path)
+    with pytest.raises(SourceError, match='no row has the field "answr"'):
+        list(read(file, DataSettings()))

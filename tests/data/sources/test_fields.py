@@ -68,7 +68,7 @@ def test_the_exact_name_comes_first_and_of_two_near_ones_none_is_chosen() -> Non
 @pytest.mark.parametrize("path", ["my reviews.csv", "a,b: {c}.csv", "it's.csv", "no", "-x.csv", "评论.csv", "12"])
 @pytest.mark.parametrize("field", ["comment", "no", "my text", "a: b", 'say "x"', "1"])
 def test_a_setting_that_is_printed_names_the_file_and_the_field(path: str, field: str) -> None:
-    (word,) = shlex.split(setting("text", Path(path), field))
+    (word,) = shlex.split(setting("text", Path(path), field=field))
     assert apply_override({}, word).value == {"path": path, "field": field}
 
 

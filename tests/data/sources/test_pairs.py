@@ -59,6 +59,17 @@ CASES: list[tuple[dict[str, Any], Any]] = [
     ),
     # No prompt: what both begin with.
     ({"chosen": [*LONG, *messages((A, "好"))], "rejected": [*LONG, *messages((A, "坏"))]}, (LONG_TURNS, "好", "坏")),
+    ({"instruction": "译", "input": "hi", "chosen": "好", "rejected": "坏"}, ([(U, "译\nhi")], "好", "坏")),
+    (
+        {"prompt": "再问", "chosen": "好", "rejected": "坏", "history": [["问", "答"]]},
+        ([(U, "问"), (A, "答"), (U, "再问")], "好", "坏"),
+    ),
+    ({"messages": None, "prompt": "问", "chosen": "好", "rejected": "坏"}, ([(U, "问")], "好", "坏")),
+    ({"prompt": "问", "question": "另问", "chosen": "好", "rejected": "坏"}, "E_FIELD"),
+    (
+        {"prompt": "问", "messages": (best := [*ASKED, *messages((A, "好"))]), "chosen": best, "rejected": "坏"},
+        ([(U, "问")], "好", "坏"),
+    ),
     ({"chosen": "好", "rejected": "坏"}, "E_MISSING"),
     ({"prompt": "问", "chosen": "好"}, "E_MISSING"),
     ({"prompt": "问", "chosen": "好", "rejected": "好"}, "E_EQUAL"),

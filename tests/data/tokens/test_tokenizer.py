@@ -432,7 +432,7 @@ def test_special_tokens_outside_the_vocabulary_are_the_files_own() -> None:
     tokenizer = load(library)
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.vocab_size) == (2, 3, 4, 5)
     assert tokenizer.added == []
-    assert tokenizer.special_ids == {0, 2, 3, 4} - {0}
+    assert tokenizer.specials.keys() == {0, 2, 3, 4} - {0}
 
 
 def test_a_file_that_draws_the_tokens_of_a_text_is_refused() -> None:

@@ -56,6 +56,38 @@ def test_key_figures_equal_those_counted_from_the_files(tmp_path):
     }
 
 
+@pytest.mark.parametrize(
+    ("losses", "weights", "sentence"),
+    [
+        ([2.0, 1.0, 1.4, 1.9], 30, "stopped falling at step 40 of 60, while the training loss"),
+        ([2.0, 1.0, 1.4, 1.9], 60, "The weights in use are those of step 60, of loss 1.900."),
+        ([2.0, 1.0, 1.4, 1.9], 40, "The weights in use are the best ones."),
+        ([2.0, 2.1, 2.2, 2.1], 60, "did not fall in 4 checks: unpad doctor looks"),
+        ([4.0, 3.0, 2.0, 1.0], 60, "was still falling at the end"),
+        ([4.0, 1.001, 1.0, 1.001], 60, "has hardly changed since step 40"),
+    ],
+)
+def test_the_page_begins_with_a_judgement_and_shows_the_weights_in_use(
+    tmp_path: Path, losses: list[float], weights: int, sentence: str
+) -> None:
+    folder = run_directory(tmp_path / "run")
+    rows = [row for row in load_metrics(folder) if row["kind"] != "eval" and row["stage"] == "tune"]
+    check = next(row for row in load_metrics(folder) if row["kind"] == "eval")
+    places = (32, 40, 50, 60)
+    rows += [{**check, "stage": "tune", "step": step, "loss": loss} for step, loss in zip(places, losses, strict=True)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    best = folder / "checkpoints" / "best"
+    best.mkdir(parents=True, exist_ok=True)
+    (best / "state.json").write_text(json.dumps({"step": weights}))
+    page = write_report(folder).read_text()
+    assert sentence in page.split("<p class=judgement>")[1].split("</p>")[0]
+    [(shown, note)] = [(value, note) for name, value, note in TILE.findall(page) if name == "Held-out loss"]
+    used = dict(zip(places, losses, strict=True)).get(weights, min(losses))
+    assert shown == f"{used:#.4g}"
+    assert ("in use; best" in note) == (used != min(losses))
+    assert "<title>step 30 to 32: " in page
+
+
 TILE = re.compile(r"<div class=tile><span>([^<]*)</span><b>([^<]*)</b><small>([^<]*)</small>")
 
 
@@ -119,7 +151,7 @@ def test_the_times_of_a_resumed_run_name_the_steps_that_they_cover(tmp_path):
 
 def tables_of(page: str) -> dict[str, list[list[str]]]:
     """Cells of every table of a page, by the heading before it."""
-    found = re.findall(r"<h2>(.*?)</h2><div class=box><table>(.*?)</table>", page, re.S)
+    found = re.findall(r"<(?:h2|summary)>(.*?)</(?:h2|summary)><div class=box><table>(.*?)</table>", page, re.S)
     return {
         text_of(f"</style>{title}").strip(): [
             [unescape(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)]
@@ -135,15 +167,15 @@ def test_tables_hold_every_row_and_every_column_of_the_files(tmp_path):
     tables = tables_of(page)
     held = [row for row in load_metrics(folder) if row["kind"] == "eval"]
     head, *shown = tables["Held-out evaluations of the part valid"]
-    assert head == ["Stage", "Step", "Epoch", "Loss", "Perplexity", "Bits per char", "Targets", "Best"]
+    assert head == ["Stage", "Step", "Epoch", "Loss", "Perplexity", "Bits per char", "Targets", "Weights"]
     assert [row[:4] + row[5:] for row in shown] == [
         [row["stage"], str(row["step"]), str(row["epoch"]), f"{row['loss']:#.4g}", "2.500", "4,212", best]
-        for row, best in zip(held, ["✓", "✓", "★", "✓", "★", ""], strict=True)
+        for row, best in zip(held, ["", "", "best of the stage", "", "best of the stage", "in use"], strict=True)
     ]
     assert [float(row[4].replace(",", "")) for row in shown] == pytest.approx(
         [row["perplexity"] for row in held], rel=1e-3
     )
-    assert page.count("<tr class=best>") == 2
+    assert page.count("<tr class=best>") == 1
     assert tables["Where the time went"] == [["Part", "Seconds", "Share"], ["train", "6.0", "75.0%"]]
     assert tables["Environment"] == [
         ["Name", "Value"], ["torch", "2.13.0"], ["threads", "2"], ["kernel", "native bf16"],
@@ -259,7 +291,8 @@ def test_a_line_still_being_written_is_left_out(tmp_path):
 def test_a_run_that_is_not_evaluated_says_so(tmp_path):
     page = write_report(run_directory(tmp_path / "run", steps=9)).read_text()
     assert "not evaluated yet" in page
-    assert "held out" not in page
+    assert "No held-out row was checked" in page
+    assert "held out</span>" not in page
 
 
 def test_long_runs_are_thinned_without_losing_a_spike():

@@ -119,7 +119,7 @@ def test_the_page_of_images_has_confusion_and_calibration_in_percent():
     bins = [{"confidence": 0.5, "accuracy": 0.25}, {"confidence": 0.9, "accuracy": 1.0}]
     drawn = html_of(section, {"calibration": bins, "classes": ["a", "b"], "confusion": [[3, 1], [0, 2]]})
     assert drawn.count("<svg") == 2
-    assert drawn.count("<rect") == 4
+    assert drawn.count('<rect class="') == 4
     figure = drawn.split("<b>Calibration</b>")[1]
     assert re.findall(r'<i class="(\w+)"></i>([^<]*)<', figure) == [("raw", "as sure as right"), ("main", "measured")]
     assert re.findall(r"<title>([^<]*)</title>", figure) == ["confidence 50: 25", "confidence 90: 100"]

@@ -17,6 +17,7 @@ import torch
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.data.family import PICTURES
 from unpad.data.pictures.alike import Pictures
+from unpad.data.pictures.remarks import pixel_remarks, shrunk
 from unpad.data.pixels.augment import augment
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.formats import ImageError
@@ -28,18 +29,19 @@ from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 from unpad.storage.reading import Count, shaped
 from unpad.terminal.progress import counted
+from unpad.terminal.table import number_of
 
 DECODERS = 4  # threads: decoding and resizing release the interpreter's lock
 
 
-def pixels_of(example: ImageExample, opacity: bool = False) -> np.ndarray:
+def pixels_of(example: ImageExample, opacity: bool = False, grey_bits: int = 16) -> np.ndarray:
     """Decode a listed image, (height, width, 3) uint8, or 4 channels with opacity.
 
     Raises:
         ImageError: the coded pixels are damaged, which only decoding reveals; names the file.
     """
     try:
-        return decode(read_bytes(example), opacity).pixels
+        return decode(read_bytes(example), opacity, grey_bits).pixels
     except ImageError as error:
         raise ImageError(error.code, error.what, error.fix, error.where or example.where) from None
 
@@ -50,7 +52,7 @@ def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) 
     details: Iterable[float | None] = [None] * len(examples)
     with ThreadPoolExecutor(DECODERS) as pool:
         if settings.size == "adaptive":
-            contents = pool.map(lambda example: detail(pixels_of(example)), examples)
+            contents = pool.map(lambda example: detail(pixels_of(example, grey_bits=settings.grey_bits)), examples)
             details = counted(contents, "measuring images", len(examples), "images")
         grids = [
             grid_of(example.width, example.height, patch, settings, content)
@@ -167,11 +169,33 @@ class Album:
         rows, columns = self.grids[image].tolist()
         return unpatch(patches, (rows, columns), self.patch, self.settings)
 
+    def as_read(self, image: int, batch: RaggedBatch, place: int = 0) -> tuple[np.ndarray, str]:
+        """An image of a batch as the model reads it, (rows * patch, columns * patch, 3) uint8, and its sizes in words.
+
+        Args:
+            batch: from `image_batch`; place: of the image there.
+        """
+        assert batch.inputs_embeds is not None, "images are patches"
+        assert batch.grid is not None, "with rows and columns"
+        (rows, columns), counts, example = batch.grid[place].tolist(), batch.grid.prod(1).tolist(), self.images[image]
+        patches = batch.inputs_embeds[sum(counts[:place]) :][: counts[place]].numpy()
+        num = number_of(rows * columns, "patches")
+        colours = "colours and opacity" if self.channels == WITH_OPACITY else "colours"
+        return unpatch(patches, (rows, columns), self.patch, self.settings), (
+            f"{example.width} x {example.height} pixels ({example.mode}) in the file, {columns * self.patch} x "
+            f"{rows * self.patch} ({colours}) for the model: {num} of {self.patch} x {self.patch}"
+        )
+
     def files(self, trained: np.ndarray) -> dict[str, bytes]:
         """Files that a run keeps of the images that it trains on, (num_images,) bool, by name."""
         examples = [self.images[image] for image in np.flatnonzero(trained).tolist()]
         factor = 1 + self.settings.scale if self.resized.any() else 1.0
         return {PICTURES: summarise(examples, factor).to_bytes()} if examples else {}
+
+    def remarks(self) -> list[str]:
+        """Lines on how far the images are shrunk, and warnings about dark and blank ones."""
+        size = shrunk(self.images, self.grids, self.patch, self.settings)
+        return [*size, *pixel_remarks(self.images, self.settings, self.channels)]
 
     def unlike_training(self) -> tuple[list[str], dict[str, object]]:
         """Lines and values by name on images of a mode or size that training did not have; none if the run did not
@@ -180,7 +204,7 @@ class Album:
         return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
 
     def _pixels(self, image: int) -> np.ndarray:
-        return pixels_of(self.images[image], self.channels == WITH_OPACITY)
+        return pixels_of(self.images[image], self.channels == WITH_OPACITY, self.settings.grey_bits)
 
     def _patches(self, image: int, grid: Grid) -> np.ndarray:
         if self.resized[image]:

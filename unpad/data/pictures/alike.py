@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from unpad.terminal.progress import counted
 from unpad.terminal.table import number_of
 
 SIDE = 12
-VERSION = 3  # of the small copies; a change makes new files in the cache
+VERSION = 4  # of the small copies; a change makes new files in the cache
 MOST_DIFFERENCE = 0.25  # of the contrast
 MOST_JOINED = 0.2  # share of the pictures that advice may tie to others
 MOST_PIXELS = 1 << 32  # decoding takes about a second per hundred million and processor
@@ -50,12 +51,14 @@ class Pictures:
         parts: part -> (num_pictures,) bool; a picture of questions may be of several parts. Empty for new data
             and for one question about many pictures.
         rule: `data.near_duplicates`.
+        grey_bits: `images.grey_bits`.
     """
 
     examples: Sequence[ImageExample]
     places: Sequence[str]
     parts: dict[Split, NDArray[np.bool_]]
     rule: str
+    grey_bits: int = 16
 
     def lines(self) -> list[str]:
         """Lines on held-out pictures and those of the test part that are near-duplicates of training ones; none without
@@ -90,7 +93,7 @@ class Pictures:
         Args:
             shown: (num_new,) bool, the pictures of `new` to compare.
         """
-        both = Pictures([*self.examples, *new.examples], [*self.places, *new.places], {}, self.rule)
+        both = Pictures([*self.examples, *new.examples], [*self.places, *new.places], {}, self.rule, self.grey_bits)
         trained = np.concatenate([self.parts[Split.TRAIN], np.zeros(len(shown), np.bool_)])
         held = np.concatenate([np.zeros(len(self.examples), np.bool_), shown])
         return both._compare([self.examples, new.examples], held, trained, NEW)  # training left copies of the first
@@ -102,7 +105,7 @@ class Pictures:
             return not_compared("pictures", reason)
         pairs = [(both, both) for both in np.flatnonzero(held & trained).tolist()]  # one file in rows of both parts
         rows, others = np.flatnonzero(held & ~trained), np.flatnonzero(trained)
-        copies = np.concatenate([small_copies(examples) for examples in listed])
+        copies = np.concatenate([small_copies(examples, self.grey_bits) for examples in listed])
         for row, like, difference in _near(copies, rows, others):
             pairs.append((row, int(like[np.argmin(difference)])))
         pairs.sort()
@@ -123,7 +126,7 @@ class Pictures:
         """Advice on near-duplicates in a part; one that would tie many pictures to others is not given."""
         if part == NEW or self.rule == "together":
             return advice(part)
-        tied = tie_alike(self.examples)
+        tied = tie_alike(self.examples, self.grey_bits)
         num_joined = len(tied) - len(np.unique(tied))
         if num_joined <= MOST_JOINED * len(tied):
             return advice(part)
@@ -132,7 +135,7 @@ class Pictures:
         )
 
 
-def tie_alike(examples: Sequence[ImageExample]) -> NDArray[np.int64]:
+def tie_alike(examples: Sequence[ImageExample], grey_bits: int = 16) -> NDArray[np.int64]:
     """Number the sets of pictures that are near-duplicates of one of them, (num_pictures,) int64.
 
     The first picture of a set, by the content of its copy, is like each of the others; these need not be alike.
@@ -142,7 +145,7 @@ def tie_alike(examples: Sequence[ImageExample]) -> NDArray[np.int64]:
     """
     if reason := too_many(examples):
         raise _cannot_compare(reason)
-    return _kept("tied pictures", examples, np.int64, lambda: _tied(small_copies(examples)))
+    return _kept("tied pictures", examples, grey_bits, np.int64, lambda: _tied(small_copies(examples, grey_bits)))
 
 
 def _tied(copies: NDArray[np.uint8]) -> NDArray[np.int64]:
@@ -167,24 +170,34 @@ def _cannot_compare(reason: str) -> SourceError:
     return SourceError(what, where="data.near_duplicates", fix="set data.near_duplicates=report")
 
 
-def small_copies(examples: Sequence[ImageExample]) -> NDArray[np.uint8]:
-    """Small copies of pictures on white, with their opacity, kept in the cache; 0 for a damaged picture.
+def small_copies(examples: Sequence[ImageExample], grey_bits: int = 16) -> NDArray[np.uint8]:
+    """Small copies of pictures on white, with their opacity, (num_images, SIDE, SIDE, 4) uint8; 0 for a damaged one."""
+    return _looks(examples, grey_bits)[:, :-3].reshape(-1, SIDE, SIDE, 4)
 
-    Returns:
-        (num_images, SIDE, SIDE, 4) uint8.
-    """
+
+def extremes(examples: Sequence[ImageExample], grey_bits: int = 16) -> NDArray[np.uint8]:
+    """The brightest sample of each picture on white, 1 if its colours vary, and 1 if its opacity does, (num_images, 3)
+    uint8; 1 for a damaged one."""
+    return _looks(examples, grey_bits)[:, -3:]
+
+
+def _looks(examples: Sequence[ImageExample], grey_bits: int) -> NDArray[np.uint8]:
+    """What small copies and extremes are, decoded once and kept in the cache, (num_images, SIDE * SIDE * 4 + 3)."""
 
     def make() -> NDArray[np.uint8]:
         with ThreadPoolExecutor(DECODERS, thread_name_prefix="unpad-decoder") as pool:
-            small = counted(pool.map(_small, examples), "comparing pictures", len(examples), "pictures")
-            return np.array(list(small), np.uint8)
+            looks = pool.map(partial(_look, grey_bits), examples)
+            return np.array(list(counted(looks, "looking at pictures", len(examples), "pictures")), np.uint8)
 
-    return _kept("pictures", examples, np.uint8, make).reshape(-1, SIDE, SIDE, 4)
+    return _kept("pictures", examples, grey_bits, np.uint8, make).reshape(len(examples), -1)
 
 
-def _kept(name: str, examples: Sequence[ImageExample], dtype: type, make: Callable[[], NDArray[Any]]) -> NDArray[Any]:
+def _kept(
+    name: str, examples: Sequence[ImageExample], grey_bits: int, dtype: type, make: Callable[[], NDArray[Any]]
+) -> NDArray[Any]:
     """Numbers made of pictures, from the cache if it has them."""
-    path = cache_folder() / "pictures" / f"{make_key(name, VERSION, [example.sha256 for example in examples])}.bin"
+    key = make_key(name, VERSION, grey_bits, [example.sha256 for example in examples])
+    path = cache_folder() / "pictures" / f"{key}.bin"
     values, _ = read_sealed(path)
     if values is None:
         values = make().tobytes()
@@ -193,13 +206,15 @@ def _kept(name: str, examples: Sequence[ImageExample], dtype: type, make: Callab
     return np.frombuffer(values, dtype)
 
 
-def _small(example: ImageExample) -> NDArray[np.uint8]:
+def _look(grey_bits: int, example: ImageExample) -> NDArray[np.uint8]:
     try:
-        pixels = decode(read_bytes(example), opacity=True).pixels
+        pixels = decode(read_bytes(example), opacity=True, grey_bits=grey_bits).pixels
     except ImageError:  # training reports the damage
-        return np.zeros((SIDE, SIDE, 4), np.uint8)
+        return np.array([0] * (SIDE * SIDE * 4) + [1] * 3, np.uint8)
     parts = Image.fromarray(np.ascontiguousarray(pixels[:, :, :3])), Image.fromarray(pixels[:, :, 3])
-    return np.dstack([np.asarray(part.resize((SIDE, SIDE), Image.Resampling.HAMMING)) for part in parts])
+    small = np.dstack([np.asarray(part.resize((SIDE, SIDE), Image.Resampling.HAMMING)) for part in parts])
+    varies = (pixels != pixels[:1, :1]).any((0, 1))  # (4,)
+    return np.append(small, [pixels[:, :, :3].max(), varies[:3].any(), varies[3]]).astype(np.uint8)
 
 
 def _near(

@@ -92,13 +92,14 @@ def probe(data: bytes) -> ImageInfo:
     return ImageInfo(*size, lazy.format, lazy.mode(), lazy.notes)
 
 
-def decode(data: bytes, opacity: bool = False) -> Decoded:
+def decode(data: bytes, opacity: bool = False, grey_bits: int = 16) -> Decoded:
     """Decode an image to RGB: the first frame, upright by its EXIF orientation, transparent pixels on white.
 
     Samples of 16 bits keep their high byte. CMYK is converted without a colour profile.
 
     Args:
         opacity: return it as a fourth channel; the colours stay the same.
+        grey_bits: of grey samples of 16 bits, those that are in use, 8 to 16; larger values are white.
 
     Raises:
         ImageError: as `probe`; E_TRUNCATED or E_DECODE if the coded pixels are damaged.
@@ -109,7 +110,7 @@ def decode(data: bytes, opacity: bool = False) -> Decoded:
         image.load()
         if "transparency" in image.info:
             image.info["transparency"] = _in_8_bits(image.info["transparency"], image.mode, lazy.bits)
-        pixels = _upright(_pixels(image, 4 if opacity else 3), lazy.orientation)
+        pixels = _upright(_pixels(image, 4 if opacity else 3, grey_bits), lazy.orientation)
     return Decoded(pixels, lazy.notes, mode)
 
 
@@ -193,7 +194,7 @@ def _in_8_bits(transparency: object, mode: str, bits: int) -> object:
     return transparency
 
 
-def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
+def _pixels(image: Image.Image, channels: int, grey_bits: int) -> NDArray[np.uint8]:
     """Convert an image of any mode to pixels (height, width, channels), strip by strip."""
     if image.mode == "I":  # signed, or of 32 bits
         raise ImageError("E_DECODE", "it holds numbers of no stated range", "save it with 8 or 16 bits per sample")
@@ -202,17 +203,17 @@ def _pixels(image: Image.Image, channels: int) -> NDArray[np.uint8]:
     rows = max(1, STRIP_PIXELS // width)
     for top in range(0, height, rows):
         bottom = min(top + rows, height)
-        colours, opaque = _strip(image.crop((0, top, width, bottom)))
+        colours, opaque = _strip(image.crop((0, top, width, bottom)), grey_bits)
         pixels[top:bottom, :, :3] = colours
         pixels[top:bottom, :, 3:] = opaque
     return pixels
 
 
-def _strip(image: Image.Image) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | int]:
+def _strip(image: Image.Image, grey_bits: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8] | int]:
     """Colours on white, (height, width, 3 or 1), and their opacity, (height, width, 1) or one number for all."""
     if image.mode.startswith("I;16"):
         values = np.asarray(image)[:, :, None]  # uint16
-        grey = (values >> 8).astype(np.uint8)
+        grey = (values >> (grey_bits - 8)).clip(max=WHITE).astype(np.uint8)
         if "transparency" not in image.info:
             return grey, OPAQUE
         clear = values == image.info["transparency"]

@@ -11,12 +11,14 @@ from unpad.data.sources.faults import RowFault, excerpt, missing, type_name
 from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.reader import examples, spelled
-from unpad.data.sources.row import Row, require_text
+from unpad.data.sources.row import Row, are_messages, is_blank, listed, require_text
 from unpad.recipes.data import DataSettings
 
 Role = Literal["system", "user", "assistant"]
 
-FIELDS = (*MESSAGES, *REQUESTS, "input", *REPLIES, "text", "system", "history")
+CONTEXTS = ("input", "context", "passage", "document", "article", "background")  # texts that complete a request
+SYSTEMS = ("system", "system_prompt")
+FIELDS = (*MESSAGES, *REQUESTS, *CONTEXTS, *REPLIES, "text", *SYSTEMS, "history")
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")  # by which rows and chat templates call thoughts
 CALLS = ("tool_calls", "function_call")
 ROLES: dict[str, Role] = {
@@ -42,7 +44,8 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
     Contents of messages are kept exactly; turns of a string lose the white space around them.
 
     A row with a request and a reply may also have `input`, which follows the request on a line of its own, `system`,
-    and `history`, a list of earlier requests with their replies. A blank one of these is none.
+    and `history`, a list of earlier requests with their replies. A blank one of these is none, and of several names of
+    one thing the filled one counts.
     """
 
     def convert(row: Row) -> Example:
@@ -56,37 +59,59 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
 
 
 def _turns_of_row(row: Row, field: str | None) -> tuple[Turn, ...]:
-    name = field if field in row else None if field else next((name for name in MESSAGES if name in row), None)
-    request = _request_of(row)
-    if name is None and field is None and request is not None:
+    def parsed(name: str) -> list[Turn]:
+        return messages_of(row[name], f'"{name}"')
+
+    whole = (field,) if field else MESSAGES
+    name = row.one_of(whole, "the messages", parsed)
+    is_filled = name is not None and not is_blank(row.value[name])
+    request = None if field or is_filled else _request_of(row)
+    if request is not None:
         messages = _request_and_reply(row, request)
-    elif name is None and (field is not None or "text" not in row):
-        raise missing((field,) if field else (*MESSAGES, *REQUESTS, "text"), row.names)
+    elif is_filled or "text" not in row or field:
+        if name is None:
+            raise missing(whole if field else (*MESSAGES, *REQUESTS, "text"), row.names)
+        messages = parsed(name)
     else:
-        messages = messages_of(row[name or "text"], f'"{name or "text"}"')
-    system = row.get("system")
-    if not is_blank(system) and messages and messages[0].role != "system":
-        messages = [Turn("system", row.text("system")), *messages]
-    return in_turns(messages, f'"{name or request or "text"}"')
+        name, messages = "text", parsed("text")
+    return in_turns(with_system(row, messages), f'"{request or name}"')
 
 
-def _request_of(row: Row | dict[str, Any]) -> str | None:
+def with_system(row: Row, messages: list[Turn]) -> list[Turn]:
+    """Messages after the system text of the row, unless they begin with one."""
+    system = row.one_of(SYSTEMS, "a system text")
+    if system is None or is_blank(row[system]) or (messages and messages[0].role == "system"):
+        return messages
+    return [Turn("system", row.text(system)), *messages]
+
+
+def _request_of(row: Row) -> str | None:
     """The field of a row's request; `input` is one where a reply but no other request stands beside it."""
-    request = next((name for name in REQUESTS if name in row), None)
-    alone = request is None and "input" in row and any(name in row for name in REPLIES)
-    return "input" if alone else request
+    request = row.one_of(REQUESTS, "a request")
+    return "input" if request is None and "input" in row and any(name in row for name in REPLIES) else request
 
 
 def _request_and_reply(row: Row, request: str) -> list[Turn]:
     """Turn a row such as Alpaca's, or one with lists of messages as prompt and completion, into messages."""
-    reply = next((name for name in REPLIES if name in row), None)
+    reply = row.one_of(REPLIES, "a reply")
     if reply is None:
         raise missing(REPLIES, row.names)
-    if type(row[request]) is list and type(row[reply]) is list:
-        return messages_of(row[request], f'"{request}"') + messages_of(row[reply], f'"{reply}"')
-    parts = [name for name in dict.fromkeys((request, "input")) if not is_blank(row.get(name))] or [request]
+    said = messages_of(row[reply], f'"{reply}"') if are_messages(row[reply]) else [Turn("assistant", row.text(reply))]
+    return [*asked(row, request), *said]
+
+
+def asked(row: Row, request: str) -> list[Turn]:
+    """Messages of a request: a list, or its text and what completes it after the earlier ones of `history`.
+
+    Raises:
+        RowFault: they are something else, or two fields complete it.
+    """
+    if are_messages(row[request]):
+        return messages_of(row[request], f'"{request}"')
+    more = row.one_of(CONTEXTS, "what completes the request")
+    parts = [name for name in dict.fromkeys((request, more)) if name and not is_blank(row.get(name))] or [request]
     text = "\n".join(row.text(name) for name in parts)
-    earlier = [] if is_blank(row.get("history")) else row["history"]
+    earlier = [] if is_blank(row.get("history")) else listed(row["history"])
     if type(earlier) is not list or not all(type(pair) is list and len(pair) == 2 for pair in earlier):
         raise RowFault("E_TYPE", '"history" is not a list of requests with their replies')
     said = [
@@ -94,27 +119,24 @@ def _request_and_reply(row: Row, request: str) -> list[Turn]:
         for pair in earlier
         for role, content in zip(_PAIR, pair, strict=True)
     ]
-    return [*said, Turn("user", text), Turn("assistant", row.text(reply))]
-
-
-def is_blank(value: object) -> bool:
-    return value is None or value == [] or (type(value) is str and not value.strip())
+    return [*said, Turn("user", text)]
 
 
 def looks_like_chat(value: object) -> bool:
     """Guess whether a row, well-formed or not, is meant as a conversation."""
     if isinstance(value, dict):
-        pairs = _request_of(value) is not None and any(name in value for name in REPLIES)
+        pairs = any(name in value for name in (*REQUESTS, "input")) and any(name in value for name in REPLIES)
         return pairs or any(name in value for name in MESSAGES) or looks_like_chat(value.get("text"))
     return isinstance(value, str) and any(marker.match(value.lstrip()) for marker in _MARKERS)
 
 
 def messages_of(value: object, name: str) -> list[Turn]:
-    """Messages of a list of objects, or of a string with the names of the speakers.
+    """Messages of a list of objects, also of one in a text of JSON, or of a string with the names of the speakers.
 
     Raises:
         RowFault: it is neither.
     """
+    value = listed(value)
     if type(value) is list:
         return [_message(message, name, index) for index, message in enumerate(value)]
     return _parse(require_text(value, name))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 SplitName = Literal["train", "holdout", "test"]
 # Names that a row, a table or a folder may give a part; `held_out` is MEDS's name of the test part.
@@ -68,7 +68,7 @@ class Usable:
         key: 64-bit hash of its content, equal for equal rows; None where rows are not compared.
         where: its place.
         question, answer: 64-bit hashes of all before the last reply of a conversation, and of the reply; else None.
-        picture: class, width, height and mode of a picture with a class; else None.
+        picture: the `ImageExample` of a picture with a class; else None.
     """
 
     characters: int | None = None
@@ -76,7 +76,7 @@ class Usable:
     where: str = ""
     question: int | None = None
     answer: int | None = None
-    picture: tuple[str, int, int, str] | None = None
+    picture: Any = None
 
 
 @dataclass(frozen=True, slots=True)

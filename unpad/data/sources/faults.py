@@ -30,6 +30,7 @@ FIXES = {
     "E_EMPTY": "fill in the text or remove the row",
     "E_ROLE": "system first if at all, then user and assistant in turns",
     "E_NO_TARGET": "add the assistant's reply or remove the row",
+    "E_FIELD": "take it out",
     "E_SPLIT": "write train, valid or test, or leave the field out",
     "E_PARQUET": "write the file again",
     "E_CSV": "quote cells that hold the delimiter, a quote (doubled) or a line break",
@@ -46,6 +47,14 @@ class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadR
     def at(self, where: str, content: object = "", num_rows: int | None = 1) -> BadRow:
         """Return the bad row, with an excerpt of its content."""
         return BadRow(where, self.code, self.what, self.fix, excerpt(content), num_rows)
+
+
+class FieldFault(RowFault):
+    """A field that changes what a row means, and that is not read; `field` is its name."""
+
+    def __init__(self, field: str, what: str) -> None:
+        super().__init__("E_FIELD", what)
+        self.field = field
 
 
 def excerpt(content: object) -> str:

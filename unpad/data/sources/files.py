@@ -5,11 +5,12 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from unpad.data.sources.fields import setting
 from unpad.errors import SourceError
 from unpad.recipes.data import PACKAGED, DataSettings, QuestionSource, Source
 from unpad.storage.paths import RENAME, is_special, is_utf8, user_path
@@ -76,6 +77,8 @@ class SourceFile:
         source: index of the source in the recipe's list.
         by_ending: whether the format is that of the name's ending, rather than of the recipe.
         annotations: of questions as VQAv2 has them; None for other files.
+        named: path of the source, as messages name it; "" is that of the file.
+        ignore: fields that are left out knowingly.
     """
 
     path: Path
@@ -85,6 +88,13 @@ class SourceFile:
     source: int
     by_ending: bool = False
     annotations: Annotations | None = None
+    named: str = ""
+    ignore: tuple[str, ...] = ()
+
+    def setting(self, kind: str, **fields: str | Sequence[str]) -> str:
+        """Override of `data.<kind>` that names the source with its fields and these, quoted for a shell."""
+        kept = {"field": self.field, "ignore": self.ignore} | fields
+        return setting(kind, self.named or str(self.path), **{name: value for name, value in kept.items() if value})
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -107,6 +117,8 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
             index,
             source.format == "auto",
             _annotations(source, resolve),
+            str(resolve(source.path)),
+            tuple(source.ignore),
         )
         for index, source in enumerate(sources)
         for path in list_paths(resolve(source.path))

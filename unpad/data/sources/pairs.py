@@ -7,18 +7,18 @@ as public sets and trainers have them. Without a prompt of its own, it is what b
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from unpad.data.sources.chat import in_turns, is_blank, messages_of
+from unpad.data.sources.chat import CONTEXTS, SYSTEMS, asked, in_turns, messages_of, with_system
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.faults import RowFault, missing
 from unpad.data.sources.fields import REQUESTS
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.reader import examples
-from unpad.data.sources.row import Row, require_text
+from unpad.data.sources.row import Row, are_messages
 from unpad.recipes.data import DataSettings
 
 PROMPTS = ("messages", *REQUESTS)
 CHOSEN, REJECTED = REPLIES = ("chosen", "rejected")
-FIELDS = (*REPLIES, *PROMPTS, "system")
+FIELDS = (*REPLIES, *PROMPTS, *CONTEXTS, *SYSTEMS, "history")
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
@@ -47,27 +47,22 @@ def looks_like_pair(value: object) -> bool:
 def _pair_of_row(row: Row, field: str | None) -> tuple[list[Turn], dict[str, Turn]]:
     """The messages of the prompt, and the two replies by name."""
     row.require(*REPLIES)
-    named = field if field in row else next((name for name in PROMPTS if name in row), None) if not field else None
+    whole = [row[name] for name in REPLIES]  # one of them may stand once more in the field of the prompt
+    names = (field,) if field else [name for name in PROMPTS if name not in row or row.value[name] not in whole]
+    named = row.one_of(names, "the prompt")
     if field and named is None:
         raise missing((field,), row.names)
-    conversations = {name: _messages(row[name], f'"{name}"', "assistant") for name in REPLIES}
-    prompt = _common(conversations) if named is None else _messages(row[named], f'"{named}"', "user")
+    conversations = {
+        name: messages_of(row[name], f'"{name}"') if are_messages(row[name]) else [Turn("assistant", row.text(name))]
+        for name in REPLIES
+    }
+    prompt = _common(conversations) if named is None else asked(row, named)
     if not prompt:
         raise missing(PROMPTS, row.names)
     replies = {name: _reply(turns, prompt, name) for name, turns in conversations.items()}
     if replies[CHOSEN] == replies[REJECTED]:
         raise RowFault("E_EQUAL", '"chosen" and "rejected" are the same reply', "remove the row")
-    system = row.get("system")
-    if not is_blank(system) and prompt[0].role != "system":
-        prompt = [Turn("system", row.text("system")), *prompt]
-    return prompt, replies
-
-
-def _messages(value: object, name: str, role: str) -> list[Turn]:
-    """Messages of a list, or the one message of a string."""
-    if type(value) is list:
-        return messages_of(value, name)
-    return [Turn("user" if role == "user" else "assistant", require_text(value, name))]
+    return with_system(row, prompt), replies
 
 
 def _common(conversations: dict[str, list[Turn]]) -> list[Turn]:

@@ -12,12 +12,13 @@ from typing import Any, Protocol, TypeVar
 from unpad.data.sources.delimited import read_delimited
 from unpad.data.sources.documents import read_documents
 from unpad.data.sources.example import BadRow, Example
-from unpad.data.sources.faults import FIXES, RowFault, twice
+from unpad.data.sources.faults import FIXES, FieldFault, RowFault, twice
 from unpad.data.sources.fields import Advise, SpellingError, advice, spelling
 from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.json_rows import read_array, read_lines
 from unpad.data.sources.parquet import read_parquet
 from unpad.data.sources.row import Row
+from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
 
@@ -92,17 +93,45 @@ def examples(
     Args:
         kind: section of the recipe's `data` that reads the file; advice on a missing field names it.
     """
-    advise = partial(advice, kind, file.path, asked=file.field)
-    return converted(read(file, data, fields, optional, advise), convert, advise)
+    advise = partial(advice, kind, Path(file.named or file.path), asked=file.field)
+    rows = read(file, data, fields, optional, advise)
+    return converted(
+        _without_ignored(rows, file) if file.ignore else rows, convert, advise, partial(_leave, kind, file)
+    )
+
+
+def _without_ignored(rows: Iterable[Row | BadRow], file: SourceFile) -> Iterator[Row | BadRow]:
+    """Leave fields out of rows; their messages leave them out when they are read.
+
+    Raises:
+        SourceError: there is none of such a name.
+    """
+    present: set[str] = set()
+    for row in rows:
+        if isinstance(row, Row) and type(row.value) is dict:
+            present |= row.leave_out(file.ignore)
+        yield row
+    if absent := [name for name in file.ignore if name not in present]:
+        where, fix = str(file.path), "correct its name, or take it out of `ignore`"
+        raise SourceError(f'no row has the field "{absent[0]}", which `ignore` leaves out', where=where, fix=fix)
+
+
+def _leave(kind: str, file: SourceFile, field: str) -> str:
+    """What to do about a field that changes the meaning of a row."""
+    return f"take it out, or train without it: {file.setting(kind, ignore=(*file.ignore, field))}"
 
 
 def converted(
-    rows: Iterable[Row | BadRow], convert: Callable[[Row], T], advise: Advise | None = None
+    rows: Iterable[Row | BadRow],
+    convert: Callable[[Row], T],
+    advise: Advise | None = None,
+    leave: Callable[[str], str] | None = None,
 ) -> Iterator[T | BadRow]:
     """Yield `convert(row)` of every row, or the bad row where `convert` raises RowFault.
 
     Args:
         advise: what to do about rows without a field, by the first of them, so that all have one fix.
+        leave: what to do about a field that changes the meaning of a row, by its name.
     """
     advised: str | None = None
     for row in rows:
@@ -115,6 +144,8 @@ def converted(
             if advise and fault.code == "E_MISSING" and fault.fix == FIXES["E_MISSING"] and type(row.value) is dict:
                 advised = advise([row.value]) if advised is None else advised
                 fault.fix = advised or fault.fix
+            elif leave and isinstance(fault, FieldFault):
+                fault.fix = leave(fault.field)
             yield fault.at(row.where, row.value)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from unpad.data.sources.example import SPLIT_NAMES, SplitName
-from unpad.data.sources.faults import RowFault, missing, type_name
+from unpad.data.sources.faults import FieldFault, RowFault, missing, type_name
 
 # White space besides what str.strip() removes: zero-width space, joiners, word joiner, byte order mark.
 _ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff"
@@ -43,6 +44,22 @@ class Row:
         self._read.append(name)
         return self.value.get(name) if type(self.value) is dict else None
 
+    def one_of(self, names: Sequence[str], what: str, alike: Callable[[str], Any] | None = None) -> str | None:
+        """The filled field of several that hold the same, else the first that there is; None where there is none.
+
+        Args:
+            what: they hold, such as "a reply"; alike: what is compared of two that are filled, by their names.
+
+        Raises:
+            FieldFault: two are filled, and differ.
+        """
+        filled = [name for name in names if name in self and not is_blank(self.value[name])]
+        alike = alike or self.__getitem__
+        for other in filled[1:]:
+            if alike(other) != alike(filled[0]):
+                raise FieldFault(other, f'"{filled[0]}" and "{other}" both hold {what}, and only one is read')
+        return filled[0] if filled else next((name for name in names if name in self), None)
+
     @property
     def names(self) -> list[str]:
         """Names of the fields."""
@@ -51,6 +68,19 @@ class Row:
     def unread(self) -> list[str]:
         """Names of the fields that nobody asked for, those that the reader left out included."""
         return [name for name in (*self.names, *self._others) if name not in self._read]
+
+    def leave_out(self, names: Collection[str]) -> set[str]:
+        """Drop fields of the row, an object, and of objects in its lists; returns those that there were."""
+        present = {name for name in (*self.names, *self._others) if name in names}
+        value = {}
+        for name, cell in self.value.items():
+            items = listed(cell)
+            if type(items) is list and any(type(item) is dict and not item.keys().isdisjoint(names) for item in items):
+                present |= {name for item in items if type(item) is dict for name in item if name in names}
+                cell = [_without(item, names) for item in items]
+            value[name] = cell
+        self.value, self._others = _without(value, names), [name for name in self._others if name not in names]
+        return present
 
     def require(self, *names: str) -> Row:
         """Return the row, which is an object with these fields.
@@ -112,6 +142,32 @@ class Row:
         if group is not None and type(group) not in (str, int):
             raise RowFault("E_TYPE", f'"group" is {type_name(group)}, expected a string')
         return "" if group is None else str(group)
+
+
+def is_blank(value: object) -> bool:
+    """True for null, a text of white space, and an empty list or object: a field that is not filled."""
+    return value is None or value in ([], {}) or (type(value) is str and not value.strip())
+
+
+def listed(value: object) -> object:
+    """The list that a text holds in JSON, as tables have lists; any other value as it is."""
+    if type(value) is str and value.lstrip().startswith("["):
+        try:
+            items = json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+        return items if type(items) is list else value
+    return value
+
+
+def are_messages(value: object) -> bool:
+    """True for a list, and for a text that holds a list of objects in JSON."""
+    items = listed(value)
+    return type(value) is list or (type(items) is list and bool(items) and all(type(item) is dict for item in items))
+
+
+def _without(value: Any, names: Collection[str]) -> Any:
+    return {name: cell for name, cell in value.items() if name not in names} if type(value) is dict else value
 
 
 def require_text(value: object, name: str) -> str:

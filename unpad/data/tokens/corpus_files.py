@@ -142,7 +142,10 @@ def list_files(recipe: Recipe, kinds: Sequence[str]) -> list[CorpusFile]:
         first = sum(len(getattr(data, before)) for before in TEXT_KINDS[: TEXT_KINDS.index(kind)])
         for file in expand(getattr(data, kind), partial(resolve_path, data)):
             digest = hash_file(file.path)
-            key = make_key(digest, kind, file.format, file.field, data.separator if file.format == "text" else None)
+            separator = data.separator if file.format == "text" else None
+            # Without the fields of later versions that are not set: a run goes on if its data has the key that it had.
+            further = [file.ignore] if file.ignore else []
+            key = make_key(digest, kind, file.format, file.field, separator, *further)
             files.append(CorpusFile(kind, file, first + file.source, digest, key))
     if not files:
         raise SourceError(
