@@ -96,9 +96,7 @@ def test_patience_counts_checks_and_the_best_weights_come_back(tmp_path, monkeyp
     assert "best 4.8000 at step 3, stopped at step 5, after epoch 0 of 50" in stop["message"]
 
 
-def test_minutes_end_a_run_as_steps_do_and_a_resume_goes_on_to_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minutes_end_a_run_as_steps_do_and_a_resume_goes_on_to_the_same_weights(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path, train={"max_epochs": 1, "max_steps": 8, "weights": "last"})
     whole = run(recipe, tmp_path / "whole")
     asked = iter([False, False, True, *[False] * 20])

@@ -67,9 +67,7 @@ def test_key_figures_equal_those_counted_from_the_files(tmp_path):
         ([4.0, 1.001, 1.0, 1.001], 60, "has hardly changed since step 40"),
     ],
 )
-def test_the_page_begins_with_a_judgement_and_shows_the_weights_in_use(
-    tmp_path: Path, losses: list[float], weights: int, sentence: str
-) -> None:
+def test_the_page_begins_with_a_judgement_and_shows_the_weights_in_use(tmp_path, losses, weights, sentence):
     folder = run_directory(tmp_path / "run")
     rows = [row for row in load_metrics(folder) if row["kind"] != "eval" and row["stage"] == "tune"]
     check = next(row for row in load_metrics(folder) if row["kind"] == "eval")
