@@ -24,17 +24,17 @@ from typing import Any
 import llama_cpp  # type: ignore[import-not-found]
 import numpy as np
 import torch
+from gguf import GGMLQuantizationType, quants
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from torch import nn
 
 from unpad.batching.batch import from_sequences
 from unpad.data.tokens.tokenizer import LibraryTokenizer, load_tokenizer, with_import
 from unpad.inference.loaded import load
 from unpad.interchange.gguf_file import DIGITS, PATTERNS, TYPES, save_gguf
-from unpad.interchange.quantize import weight_kinds
 from unpad.interchange.runs import export_gguf
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
-from unpad.nn.native.quantized import from_int4, from_int8, to_int4, to_int8
 
 PAGE = Path(__file__).parents[1] / "docs" / "internals" / "llama_cpp.md"
 EXAMPLES = PAGE.parents[1] / "unpad" / "examples" / "en" / "chat.jsonl"
@@ -217,10 +217,12 @@ def compared(model: Decoder, tokenizer: LibraryTokenizer, path: Path, kind: str)
 def rounded(model: Decoder) -> Decoder:
     """A copy with the weights that a file of q4_0 has."""
     copy = deepcopy(model)
-    kinds, weights = weight_kinds(copy, "int4"), dict(copy.named_parameters())
-    for name, kind in kinds.items():
-        weight = weights[name]
-        weight.copy_(from_int4(*to_int4(weight)) if kind == "int4" else from_int8(*to_int8(weight, torch.float16)))
+    for name, layer in copy.named_modules():
+        if isinstance(layer, nn.Linear | nn.Embedding):
+            stored = GGMLQuantizationType.Q4_0 if "blocks" in name.split(".") else GGMLQuantizationType.Q8_0
+            layer.weight.copy_(
+                torch.from_numpy(quants.dequantize(quants.quantize(layer.weight.numpy(), stored), stored))
+            )
     return copy
 
 

@@ -25,25 +25,20 @@ from measure import spread
 from unpad.data.sources.split import PARTS, Split
 from unpad.evaluation.run import evaluate_run
 from unpad.inference.engine import advance, prefill, running
-from unpad.interchange.quantize import quantize_run, weight_kinds
+from unpad.interchange.quantize import quantize_run, quantized_names
 from unpad.machine.load import full_processor_name
 from unpad.models import build_model, model_config
 from unpad.models.contract import Generates
 from unpad.models.decoder import Decoder
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
-from unpad.nn.native.quantized import Kind
 from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
 
 SIZES = {"width": 512, "blocks": 6, "heads": 8, "hidden": 2048, "activation": "swiglu", "context": 512, "tied": False}
 VOCAB, PROMPT, STEPS = 16_000, 100, 8
-KINDS: tuple[Kind, ...] = ("int8", "int4")
 # At most: share of the bytes, rise of perplexity, divergence; at least: share of likeliest tokens that stay.
-LOSSES = {"int8": (0.27, 0.003, 0.001, 0.99), "int4": (0.21, 0.01, 0.005, 0.97)}
-# At least, times as fast as fp32 and bf16.
-SPEEDS: dict[tuple[str, int], tuple[float, float]] = {
-    ("int8", 1): (3, 1.8), ("int4", 1): (2.5, 1.5), ("int8", 32): (1.3, 1.3),
-}  # fmt: skip
+LOSSES = 0.27, 0.003, 0.001, 0.99
+SPEEDS = {("int8", 1): (3, 1.8), ("int8", 32): (1.3, 1.3)}  # at least, times as fast as fp32 and bf16
 
 
 def num_bytes(run: Path) -> int:
@@ -53,21 +48,18 @@ def num_bytes(run: Path) -> int:
 
 def losses(name: str) -> bool:
     """Print what a run loses; returns whether all gates hold."""
-    good = True
     with TemporaryDirectory() as folder:
-        for kind in KINDS:
-            small = Path(folder) / kind
-            quantize_run(name, small, kind)
-            share = num_bytes(small) / num_bytes(Path(name))
-            metrics = evaluate_run(str(small), part=PARTS[Split.HOLDOUT])[0]
-            before, after = metrics["original_perplexity"].value, metrics["perplexity"].value
-            moved, kept = metrics["divergence"].value, metrics["likeliest_kept"].value
-            size, rise, most, least = LOSSES[kind]
-            fits = share <= size and after / before - 1 <= rise and moved <= most and kept >= least
-            good &= fits
-            cells = f"{share:.3f} | {before:.4f} | {after / before - 1:+.2%} | {moved:.5f} | {kept:.2%}"
-            print(f"| {Path(name).name} | {kind} | {cells} | {'yes' if fits else 'no'} |", flush=True)
-    return good
+        small = Path(folder) / "int8"
+        quantize_run(name, small)
+        share = num_bytes(small) / num_bytes(Path(name))
+        metrics = evaluate_run(str(small), part=PARTS[Split.HOLDOUT])[0]
+    before, after = metrics["original_perplexity"].value, metrics["perplexity"].value
+    moved, kept = metrics["divergence"].value, metrics["likeliest_kept"].value
+    size, rise, most, least = LOSSES
+    fits = share <= size and after / before - 1 <= rise and moved <= most and kept >= least
+    cells = f"{share:.3f} | {before:.4f} | {after / before - 1:+.2%} | {moved:.5f} | {kept:.2%}"
+    print(f"| {Path(name).name} | int8 | {cells} | {'yes' if fits else 'no'} |", flush=True)
+    return fits
 
 
 def models() -> dict[str, tuple[Decoder, str]]:
@@ -76,11 +68,10 @@ def models() -> dict[str, tuple[Decoder, str]]:
     plain = build_model(model_config(SIZES), VOCAB)
     assert isinstance(plain, Decoder)
     sides = {"fp32": (plain, "fp32")} | ({"bf16": (plain, "bf16")} if library.computes(torch.bfloat16) else {})
-    for kind in KINDS:
-        small = copy.deepcopy(plain)
-        tensors = quantized_tensors(plain.state_dict(), weight_kinds(plain, kind), kind)
-        hold_quantized(small, packed_weights(tensors, Path(kind)))
-        sides[kind] = small, "fp32"
+    small = copy.deepcopy(plain)
+    tensors = quantized_tensors(plain.state_dict(), quantized_names(plain))
+    hold_quantized(small, packed_weights(tensors, Path("int8")))
+    sides["int8"] = small, "fp32"
     return {name: (model.eval(), precision) for name, (model, precision) in sides.items()}
 
 

@@ -145,7 +145,7 @@ def stand_ins(folder: Path, say: Callable[[str], None]) -> None:
         ["train", "dpo", "model.from=mine", "data.pairs=my_pairs.jsonl", STEPS, "--out", "runs/dpo-1"],
         ["import", "Qwen3-0.6B", "--out", "runs/qwen"],
         ["train", "runs/qwen/recipe.yaml", "data.chat=conversations.jsonl", "lora.r=8", STEPS, "--out", "runs/tuned"],
-        ["export", "zh_chat-1", "runs/demo8", "--int8"], ["export", "zh_chat-1", "runs/demo4", "--int4"],
+        ["export", "zh_chat-1", "runs/demo8", "--int8"],
         ["recipes", "copy", "zh_chat", "mine.yaml"],
     ):  # fmt: skip
         if "my_pairs.jsonl" in " ".join(line):

@@ -248,8 +248,7 @@ def test_quantiles_are_those_of_the_values_of_training_patients(tmp_path: Path) 
         values = [value for _, _, code, value in rows if code == name and value is not None]
         expected = [sorted(values)[round(share * (len(values) - 1))] if values else 0.0 for share in QUANTILES]
         assert data.known.quantiles[index].tolist() == expected, name
-    again = load_codes(data.known.to_bytes())
-    assert again.to_bytes() == data.known.to_bytes()
+    assert load_codes(data.known.to_bytes()).to_bytes() == data.known.to_bytes()
     without = json.loads(data.known.to_bytes())
     del without["quantiles"]
     old = json.dumps(without, ensure_ascii=False, indent=1).encode()

@@ -82,8 +82,7 @@ def random_patients(
         durations=torch.from_numpy(rng.exponential(500, num_seqs).astype(np.float32)),
         cause=torch.from_numpy((rng.random(num_seqs) < 0.5) * (1 + np.arange(num_seqs) % causes)),
     )
-    shares = [0.2, *[0.8 / classes] * classes]
-    labels = torch.from_numpy(rng.choice(np.arange(-1, classes), num_seqs, p=shares))
+    labels = torch.from_numpy(rng.choice(np.arange(-1, classes), num_seqs, p=[0.2, *[0.8 / classes] * classes]))
     return replace(batch, seq_labels=labels).with_part(events)
 
 

@@ -3,16 +3,15 @@
 from pathlib import Path
 from typing import TypeVar
 
-from unpad.interchange.quantize import weight_kinds
+from unpad.interchange.quantize import quantized_names
 from unpad.models.contract import Model
-from unpad.nn.native.quantized import Kind
 from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
 
 ModelType = TypeVar("ModelType", bound=Model)
 
 
-def quantized(model: ModelType, kind: Kind) -> ModelType:
+def quantized(model: ModelType) -> ModelType:
     """The model, with quantized weights as `unpad export --int8` gives them to a run."""
-    tensors = quantized_tensors(model.state_dict(), weight_kinds(model, kind), kind)
+    tensors = quantized_tensors(model.state_dict(), quantized_names(model))
     hold_quantized(model, packed_weights(tensors, Path("in memory")))
     return model

@@ -170,10 +170,10 @@ def test_scores_of_targets_are_those_of_all_logits(dtype: torch.dtype, monkeypat
 def test_logits_of_tokens_without_a_target_never_exist(tmp_path: Path) -> None:
     for kind, most in (("plain", 1), ("sft", 0)):  # TRL multiplies by the weights itself, without calling the head
         model = make_model("llama")
-        trainer = make_trainer(kind, model, tmp_path)
-        attach(trainer, tokens_per_micro=64)
-        rows = []
+        trainer, rows = make_trainer(kind, model, tmp_path), list[int]()
         model.lm_head.register_forward_hook(lambda module, args, out, rows=rows: rows.append(out.shape[1]))
+        attach(trainer, tokens_per_micro=64)
+        rows.clear()
         trainer.train()
         trainer.evaluate()
         assert max(rows, default=0) == most
@@ -319,13 +319,12 @@ def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:
 
 
 def test_a_loss_of_ones_own_gets_all_logits(tmp_path: Path) -> None:
-    def focal(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
+    def summed(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
         assert outputs.logits.shape[1] == labels.shape[1]
         logits, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-        nll = F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="none")
-        return ((1 - (-nll).exp()) ** 2 * nll).sum() / num_items_in_batch
+        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum") / num_items_in_batch
 
-    trainer = make_trainer("plain", make_model("llama"), tmp_path, compute_loss_func=focal)
+    trainer = make_trainer("plain", make_model("llama"), tmp_path, compute_loss_func=summed)
     attach(trainer, tokens_per_micro=64)
     trainer.train()
 

@@ -17,7 +17,6 @@ from unpad.models.decoder import Decoder
 from unpad.nn import linear
 from unpad.nn.linear import FIXED_ROWS, independent_rows, product, reading
 from unpad.nn.native import library
-from unpad.nn.native.quantized import Kind
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
 
@@ -93,11 +92,11 @@ def test_scores_of_prompts_together_are_those_of_each_alone(
 
 
 @pytest.mark.promise("models.quantized")
-@pytest.mark.parametrize(("weights", "precision", "path"), pairs(["int8", "int4"], ["fp32", "bf16"], PATHS))
+@pytest.mark.parametrize(("precision", "path"), pairs(["fp32", "bf16"], PATHS))
 def test_scores_of_quantized_weights_are_those_of_each_prompt_alone(
-    weights: Kind, precision: Precision, path: Path, scores: Scores
+    precision: Precision, path: Path, scores: Scores
 ) -> None:
-    model, prompts = quantized(decoder_of("gpt"), weights), unlike_prompts()[:12]
+    model, prompts = quantized(decoder_of("gpt")), unlike_prompts()[:12]
     with on(path):
         for prompt in prompts:
             generate(model, [prompt], GREEDY, eos_id=STOPS, precision=precision)

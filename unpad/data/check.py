@@ -262,6 +262,8 @@ def guess_kind(path: Path) -> str:
     Raises:
         SourceError: there is no file, or its rows match no kind.
     """
+    if _looks_like_events(path):
+        return "events"
     if _holds_classes(path):
         return "images"
     return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -25,6 +25,9 @@ from unpad.models import model_config, model_module
 from unpad.models.contract import Model, ModelConfig
 from unpad.recipes.data import KINDS, is_packaged
 from unpad.recipes.recipe import Recipe, stages_of
+
+if TYPE_CHECKING:
+    from unpad.data.show import Shown
 
 
 @dataclass(frozen=True)
@@ -230,6 +233,12 @@ class Data(ABC):
     @abstractmethod
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         """Build a batch of one piece without `load` or a plan; the ground truth of the proof."""
+
+    def show(self, micro: Micro) -> Shown:
+        """The only piece of a micro-batch as `load` gives it to the model; by default its length alone."""
+        from unpad.data.show import Shown
+
+        return Shown(self.where(int(micro.seq_ids[0])), (f"{int(micro.stops[0] - micro.starts[0]):,} positions",))
 
     @abstractmethod
     def where(self, seq_id: int) -> str:

@@ -25,6 +25,7 @@ from unpad.data.family import (
     sequence_table,
 )
 from unpad.data.replies import Replies
+from unpad.data.show import Shown, spans_of
 from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import expand, list_paths, resolve_path
@@ -111,6 +112,21 @@ class TextData(Data):
         if replies is None:
             return from_sequences([ids.tolist()], [counts.tolist()])
         return replies.with_pairs(from_sequences([ids.tolist()], [counts.tolist()], np.array([seq_id])))
+
+    def show(self, micro: Micro) -> Shown:
+        """Its tokens with the last one, which is a label only."""
+        batch = self.load(micro)
+        assert batch.input_ids is not None, "texts are tokens"
+        last = int(self.tokens_of(int(micro.seq_ids[0]))[int(micro.stops[0])])
+        ids, learnt = [*batch.input_ids.tolist(), last], [False, *batch.loss_mask.tolist()]
+        seq_id, side = micro.seq_ids[:1], ""
+        if self.replies is not None and self.replies.pair[seq_id] >= 0:
+            side = f" as the {'better' if self.replies.is_chosen(seq_id) else 'worse'} reply"
+        return Shown(
+            self.where(int(seq_id[0])),
+            (f"{len(ids):,} tokens, {sum(learnt):,} learnt{side}",),
+            spans_of(self.tokenizer, ids, learnt),
+        )
 
     def tokens_of(self, seq_id: int) -> np.ndarray:
         """Tokens of a sequence, those that are labels only included, (length,) int64."""

@@ -92,7 +92,6 @@ class Examples(Dataset[dict[str, Tensor]]):
         data: rows of `input_ids`; `labels` of the same length, -100 where there is no loss, by default all tokens;
             `attention_mask`, whose zeros are padding that is left out; and `seq_lengths` of rows that are packed, which
             are taken apart again. A list, a map-style dataset of torch, or a dataset of the package datasets.
-        columns: further columns with an entry for every token.
 
     Attributes:
         lengths: tokens of each example, (num_examples,) int64.
@@ -102,11 +101,11 @@ class Examples(Dataset[dict[str, Tensor]]):
         SourceError: data without length or rows, or rows without `input_ids` or with labels of another length.
     """
 
-    def __init__(self, data: Rows, columns: Sequence[str] = ()) -> None:
+    def __init__(self, data: Rows) -> None:
         if hasattr(data, "select_columns") and hasattr(data, "column_names"):  # of the package datasets
             data = data.select_columns([name for name in COLUMNS if name in data.column_names])
         refuse_streams(data)
-        self.data, self.columns = data, tuple(columns)
+        self.data = data
         self.places: list[tuple[int, int, slice]] = []  # row, which of the sequences in it, and its tokens
         sizes: list[tuple[int, int]] = []
         for number in range(len(data)):
@@ -123,7 +122,7 @@ class Examples(Dataset[dict[str, Tensor]]):
         return len(self.places)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`input_ids`, `labels` and `columns` of an example, each (length,); the first label is never a target.
+        """`input_ids` and `labels` of an example, each (length,); the first label is never a target.
 
         Example -1 - i is example i without a target, for a rank that has nothing else to compute.
 
@@ -156,13 +155,12 @@ class Examples(Dataset[dict[str, Tensor]]):
                 where=f"row {number}",
                 fix="give one label per token, -100 where there is no loss",
             )
-        own = {name: torch.as_tensor(row[name])[span] for name in self.columns}
-        own |= {"input_ids": ids[span], "labels": labels[span]}
+        ids, labels = ids[span], labels[span]
         if "attention_mask" in row:
             real = torch.as_tensor(row["attention_mask"])[span].bool()
-            own = {name: value[real] for name, value in own.items()}
-        own["labels"][:1] = IGNORED
-        return {**own, PLACE: torch.tensor([number, part])}
+            ids, labels = ids[real], labels[real]
+        labels[:1] = IGNORED
+        return {"input_ids": ids, "labels": labels, PLACE: torch.tensor([number, part])}
 
     def digest(self) -> str:
         """The same for examples of the same lengths and targets in the same order."""
@@ -310,11 +308,8 @@ def halved(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[
     return cut
 
 
-def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]], columns: Sequence[str] = ()) -> dict[str, Any]:
+def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]]) -> dict[str, Any]:
     """Rows of `input_ids` and, if not all tokens are targets, `labels`, end to end as one row without padding.
-
-    Args:
-        columns: further columns, with an entry for every token, that the batch gets too.
 
     Returns:
         `input_ids`, `labels`, `position_ids`, (1, total_tokens) int64; `cu_seq_lens_q` and `cu_seq_lens_k`,
@@ -328,7 +323,6 @@ def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]], columns: Seque
     lengths = [len(own) for own in ids]
     bounds = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32)
     return {
-        **{name: torch.cat([torch.as_tensor(row[name]) for row in rows])[None] for name in columns},
         "input_ids": torch.cat(ids)[None],
         "labels": torch.cat(labels)[None],
         "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],

@@ -1,7 +1,4 @@
-"""Models of transformers, made ready for flat batches, with NEFTune's noise where a trainer adds it.
-
-Jain et al. (2023), "NEFTune: Noisy Embeddings Improve Instruction Finetuning".
-"""
+"""Models of transformers, made ready for flat batches."""
 
 from __future__ import annotations
 
@@ -9,10 +6,9 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
@@ -142,29 +138,6 @@ def _takes_cache(inner: PreTrainedModel) -> bool:
 
 def _attention(inner: PreTrainedModel) -> str:
     return str(inner.config._attn_implementation)
-
-
-def add_noise(prepared: Prepared, alpha: float) -> RemovableHandle:
-    """Add noise to the embeddings in training: uniform, at most alpha / sqrt(length of the sequence * width).
-
-    Returns:
-        The hook, which its owner removes.
-    """
-    boundaries = next(hook for hook in prepared.model._forward_pre_hooks.values() if isinstance(hook, Boundaries))
-
-    def noise(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor | None:
-        """`out`: (batch, seq, width)."""
-        if not module.training:
-            return None
-        lengths = torch.full((1, 1, 1), out.shape[1], device=out.device)
-        if boundaries.layout is not None:
-            own = boundaries.layout.cu_seqlens.diff()
-            lengths = own.repeat_interleave(own).to(out.device).reshape(*out.shape[:2], 1)
-        most = alpha / (lengths * out.shape[2]).float().sqrt()
-        return out + torch.empty_like(out).uniform_(-1, 1) * most.to(out.dtype)
-
-    handle: RemovableHandle = prepared.inner.get_input_embeddings().register_forward_hook(noise)
-    return handle
 
 
 def _flat(sequences: Sequence[Sequence[int]]) -> Batch:

@@ -80,12 +80,12 @@ def _owner(trainer: Trainer, name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class ProvedModel:
-    """A prepared model with all that its proof rests on. Weights and what learns may change; looking hooks may come.
+    """A prepared model with all that its proof rests on. Weights and what learns may change.
 
     Args:
         parts: its modules by name, each with the `forward` that the object has of its own.
         attentions: configurations in it, each with the name of its attention.
-        on_head: numbers of hooks of the head, forward and backward; a loss in chunks does not call it with all targets.
+        on_head: number of hooks of the head; a loss in chunks does not call it with all targets.
         loss_function: that of the model of transformers.
     """
 
@@ -93,7 +93,7 @@ class ProvedModel:
     head: TargetHead
     parts: tuple[tuple[str, nn.Module, object], ...]
     attentions: tuple[tuple[Any, str], ...]
-    on_head: tuple[int, int]
+    on_head: int
     loss_function: object
 
     @classmethod
@@ -140,10 +140,7 @@ class ProvedModel:
                 return f"its part {name} was exchanged, or has another forward"
         if len(now) != len(self.parts):
             return f"it has {len(now)} parts, and had {len(self.parts)}"
-        if self.head.mode == "chunks" and (hooks := _on_head(self.prepared)) != self.on_head:
-            self.head.verifies = True
-            return "its head has other backward hooks" if hooks[1] != self.on_head[1] else ""
-        return ""
+        return "its head has other hooks" if _on_head(self.prepared) != self.on_head else ""
 
 
 def _bare(trainer: Trainer, model: nn.Module) -> nn.Module:
@@ -165,9 +162,7 @@ def _parts(prepared: Prepared) -> Iterator[tuple[str, nn.Module, object]]:
         yield name, part, None if part in roots else vars(part).get("forward")
 
 
-def _on_head(prepared: Prepared) -> tuple[int, int]:
+def _on_head(prepared: Prepared) -> int:
     head = prepared.inner.get_output_embeddings()
-    if head is None:
-        return 0, 0
-    forward = len(head._forward_hooks) + len(head._forward_pre_hooks)
-    return forward, len(head._backward_hooks) + len(head._backward_pre_hooks)
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return 0 if head is None else sum(len(getattr(head, kind)) for kind in kinds)

@@ -27,7 +27,7 @@ from unpad.hf.checks import (
     is_mean_of_means,
     is_sft,
     keeps_evaluation,
-    loss_of_logits,
+    loss_of_ones_own,
     own_counts,
     refuse,
     refuse_metrics,
@@ -46,7 +46,7 @@ from unpad.hf.loader import (
     is_streamed,
     refuse_other_plan,
 )
-from unpad.hf.prepare import Prepared, add_noise, preparing
+from unpad.hf.prepare import Prepared, preparing
 from unpad.hf.proved import ProvedModel, Settings
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, doubts_of_own, prove_ours, take_own
@@ -97,7 +97,7 @@ class Attachment:
         """The examples of a dataset, with lengths that are read once."""
         if id(data) not in self.examples:
             rows = self.rows_of(data)
-            self.examples[id(data)] = (data, Examples(rows, rows.columns))
+            self.examples[id(data)] = (data, Examples(rows))
         return self.examples[id(data)][1]
 
     def check(self, trainer: Trainer, called: nn.Module | None = None) -> None:
@@ -142,7 +142,6 @@ class UnpadMixin(Trainer):
     """
 
     attachment: Attachment | None = None
-    neftune_hook_handle: Any  # of Trainer, while it trains with noise
 
     def __init__(
         self,
@@ -223,7 +222,7 @@ class UnpadMixin(Trainer):
         loader = DataLoader(
             examples,
             batch_sampler=sampler,
-            collate_fn=partial(collate, columns=examples.columns),
+            collate_fn=collate,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
@@ -241,18 +240,6 @@ class UnpadMixin(Trainer):
             use_stateful_dataloader=accelerator.use_stateful_dataloader,
         )
         return prepared
-
-    def _inner_training_loop(self, *args: Any, **kwargs: Any) -> Any:
-        """Training, with noise on embeddings by the length of each sequence in place of the row's."""
-        if self.attachment is None or self.neftune_noise_alpha is None:
-            return super()._inner_training_loop(*args, **kwargs)
-        handle = add_noise(self.attachment.prepared, self.neftune_noise_alpha)
-        vars(self)["neftune_hook_handle"].remove()  # that of the row, which `train` has added
-        self.neftune_hook_handle = handle
-        try:
-            return super()._inner_training_loop(*args, **kwargs)
-        finally:
-            handle.remove()
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """A micro-batch, forward and backward, with logits of targets alone."""
@@ -353,19 +340,18 @@ def attach(
                 fix = "set tokens_per_micro and tokens_per_eval to 1 or more"
                 raise RecipeError("a micro-batch of no tokens", fix=fix)
             rows = CollatedRows.of(trainer, trainer.train_dataset)
-            examples = Examples(rows, rows.columns)
+            examples = Examples(rows)
             rows.check(args.per_device_train_batch_size)
             warn_of_cuts(trainer, examples)
             doubts = rows.doubts()
             with before.restored(trainer):
-                loss = loss_of_logits(trainer)
+                loss = loss_of_ones_own(trainer)
                 own = take_own(trainer, rows, examples) if prove else None
             model = trainer.accelerator.unwrap_model(trainer.model)
             prepared = stack.enter_context(preparing(model))
             for tokens in (tokens_per_micro, tokens_per_eval or tokens_per_micro):
                 refuse_lengths(prepared.limits, examples.lengths, tokens)
-            loss_type = args.loss_type if is_sft(trainer) else None
-            head = add_target_head(model, prepared.inner, trial(examples, prepared), loss_type)
+            head = add_target_head(model, prepared.inner, trial(examples, prepared), fused=is_sft(trainer))
             stack.push(lambda kind, error, trace: None if error is None else head.remove())
             attachment = Attachment(
                 tokens_per_micro,

@@ -14,7 +14,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,7 +23,6 @@ from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.models.contract import Model
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.activation import GATED
-from unpad.nn.native.quantized import to_int4, to_int8
 from unpad.nn.rope import position_table, rotary_frequencies, scaled_frequencies
 
 if TYPE_CHECKING:
@@ -281,8 +279,7 @@ def save_gguf(model: Model, tokenizer: Tokenizer, out: Path, kind: str, template
 
     Args:
         kind: one of `TYPES`, of matrices; norms, biases and tables of positions stay in fp32, and rows that are not
-            divided into blocks in fp16, beside q4_0 in fp32. Beside q4_0 embedding and head are q8_0, with one scale
-            for all blocks of a row: a run of int4 is written without loss, unless a factor is folded into embeddings.
+            divided into blocks in fp16, beside q4_0 in fp32. Beside q4_0 embedding and head are q8_0.
         template: of conversations, in Jinja; None: the tokenizer's, if it has one.
 
     Returns:
@@ -314,10 +311,10 @@ def save_gguf(model: Model, tokenizer: Tokenizer, out: Path, kind: str, template
         writer.add_file_type({"f32": 0, "f16": 1, "q4_0": 2, "q8_0": 7}[kind])
         _write_tokenizer(writer, tokenizer, model.vocab_size, template, out)
         for there, tensor in tensors_of(model, name):
-            own = _type_of(there, tensor, kind)
-            numbers: Any = _encoded(tensor, own, kind)
-            raw = gguf.GGMLQuantizationType[own.upper()] if own in BLOCK_TYPES else None
-            writer.add_tensor(there, numbers, raw_dtype=raw)
+            stored = _type_of(there, tensor, kind)
+            number_type = gguf.GGMLQuantizationType[stored.upper()]
+            numbers: Any = gguf.quants.quantize(tensor.numpy(), number_type)  # blocks as bytes
+            writer.add_tensor(there, numbers, raw_dtype=number_type if stored in BLOCK_TYPES else None)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -341,22 +338,6 @@ def _type_of(name: str, tensor: Tensor, kind: str) -> str:
     if kind in BLOCK_TYPES and tensor.shape[1] % BLOCK_NUMBERS:
         return "f16" if kind == "q8_0" else "f32"
     return "q8_0" if kind == "q4_0" and name in ("token_embd.weight", "output.weight") else kind
-
-
-def _encoded(tensor: Tensor, own: str, kind: str) -> np.ndarray:
-    """Numbers of one tensor of type `own` in a file of `kind`; blocks as bytes, (rows, bytes of a row)."""
-    from gguf import GGMLQuantizationType, quants
-
-    if own not in BLOCK_TYPES or kind == "q8_0":
-        numbers: np.ndarray = quants.quantize(tensor.numpy(), GGMLQuantizationType[own.upper()])
-        return numbers
-    if own == "q4_0":
-        cells, scales = to_int4(tensor)  # (rows, row / 2), (rows, blocks)
-    else:
-        cells, of_rows = to_int8(tensor, torch.float16)
-        scales = of_rows[:, None].expand(-1, tensor.shape[1] // BLOCK_NUMBERS)
-    cut = cells.view(torch.uint8).unflatten(1, (scales.shape[1], -1))  # (rows, blocks, bytes)
-    return torch.cat([scales.contiguous().view(torch.uint8).unflatten(1, (-1, 2)), cut], 2).flatten(1).numpy()
 
 
 def _write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, rows: int, template: str | None, out: Path) -> None:

@@ -1,7 +1,6 @@
-"""`unpad export --int8` and `--int4`: a run with weights of 8 or 4 bits in place of 32, for less memory.
+"""`unpad export --int8`: a run with weights of 8 bits in place of 32, for less memory.
 
-Matrices of linear layers and embeddings are quantized. Layers outside blocks, embeddings and heads among them, become
-int8 in either case.
+Matrices of linear layers and embeddings are quantized.
 """
 
 from __future__ import annotations
@@ -15,20 +14,17 @@ from unpad.data.family import family_of
 from unpad.errors import RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.contract import Model
-from unpad.nn.native.quantized import GROUP, MOST_INPUTS, Kind
+from unpad.nn.native.quantized import MOST_INPUTS
 from unpad.run.base import fingerprint, stored_weights, write_derived
 from unpad.run.folder import MADE_BY, find_run, refuse_run, run_recipe
 from unpad.run.kept import open_files
-from unpad.run.quantized import KEY, quantized_tensors, read_quantized
+from unpad.run.quantized import KEY, KIND, quantized_tensors, read_quantized
 
 LEAST_INPUTS = 32  # of a weight that is quantized: with fewer a scale for each output takes much of what is saved
 
 
-def quantize_run(name: str, out: Path, kind: Kind) -> list[str]:
+def quantize_run(name: str, out: Path) -> list[str]:
     """Write a run with quantized weights, which all verbs that only read weights open; adapters are merged.
-
-    Args:
-        kind: int8, or int4 for the layers of blocks.
 
     Returns:
         Lines on what was written.
@@ -47,38 +43,29 @@ def quantize_run(name: str, out: Path, kind: Kind) -> list[str]:
         raise RecipeError(f"its weights are {record.weights} already", where=str(folder), fix=fix)
     recipe = run_recipe(folder)
     model = build_model(model_config(recipe.model), family_of(recipe).num_outputs(open_files(recipe, folder)))
-    kinds = weight_kinds(model, kind)
-    tensors = quantized_tensors(weights, kinds, kind)
-    values = {KEY: {"weights": kind, "original": str(folder.resolve()), "sha256": fingerprint(weights)}}
-    write_derived(folder, out, tensors, state, {MADE_BY: f"unpad export {folder} --{kind}"}, values)
+    names = quantized_names(model)
+    tensors = quantized_tensors(weights, names)
+    values = {KEY: {"weights": KIND, "original": str(folder.resolve()), "sha256": fingerprint(weights)}}
+    write_derived(folder, out, tensors, state, {MADE_BY: f"unpad export {folder} --{KIND}"}, values)
     before, after = (sum(tensor.nbytes for tensor in each.values()) for each in (weights, tensors))
-    counts = Counter(kinds.values())
     return [
-        f"{' and '.join(f'{counts[one]} {one} weights' for one in sorted(counts)) or 'no weights'}; "
-        f"{before:,} bytes become {after:,}, {after / before:.3f} times as many",
-        *_unchanged(model, weights, kinds),
+        f"{len(names) or 'no'} {KIND} weights; {before:,} bytes become {after:,}, {after / before:.3f} times as many",
+        *_unchanged(model, weights, names),
         f"written to {out}",
     ]
 
 
-def weight_kinds(model: Model, kind: Kind) -> dict[str, Kind]:
-    """The weights of a model that are quantized, by name, and how."""
-    kinds: dict[str, Kind] = {}
-    for name, layer in model.named_modules():
-        if not isinstance(layer, nn.Linear | nn.Embedding):
-            continue
-        width = layer.weight.shape[1]
-        if LEAST_INPUTS <= width <= MOST_INPUTS:
-            fits = "blocks" in name.split(".") and width % GROUP == 0
-            kinds[f"{name}.weight"] = kind if fits else "int8"
-    return kinds
+def quantized_names(model: Model) -> set[str]:
+    """Names of the weights of a model that are quantized."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Embedding)}
+    return {f"{name}.weight" for name, each in layers.items() if LEAST_INPUTS <= each.weight.shape[1] <= MOST_INPUTS}
 
 
-def _unchanged(model: Model, weights: dict[str, Tensor], kinds: dict[str, Kind]) -> list[str]:
+def _unchanged(model: Model, weights: dict[str, Tensor], names: set[str]) -> list[str]:
     """A line that counts the numbers that stay in fp32 by their kinds of layers."""
     counts = Counter[str]()
     for name, tensor in weights.items():
-        if name not in kinds:
+        if name not in names:
             layer, _, last = name.rpartition(".")
             counts[f"{type(model.get_submodule(layer)).__name__}.{last}"] += tensor.numel()
     shown = ", ".join(f"{number:,} of {layer}" for layer, number in counts.most_common())

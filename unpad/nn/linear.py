@@ -23,7 +23,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from unpad.machine.load import processor_fields
 from unpad.nn.autograd import apply
 from unpad.nn.native import library
-from unpad.nn.native.quantized import Int8Weight, QuantizedWeight, multiply_int8, runs_native
+from unpad.nn.native.quantized import QuantizedWeight, multiply_int8, runs_native
 from unpad.nn.native.rowwise_linear import rowwise_linear
 from unpad.nn.scope import Scope
 
@@ -142,7 +142,7 @@ def _quantized_product(x: Tensor, weight: QuantizedWeight, bias: Tensor | None) 
     of_rows = not (torch.is_grad_enabled() and x.requires_grad)
     if of_rows and runs_native(x):
         y = weight.native(x.float())
-    elif of_rows and isinstance(weight, Int8Weight) and x.dtype != torch.float64:
+    elif of_rows and x.dtype != torch.float64:
         y = multiply_int8(x.float(), _kept_copy(weight, torch.float32, weight.whole), weight.scales)
     else:
         return product(x, _kept_copy(weight, x.dtype, lambda: weight.widened(x.dtype)), bias)

@@ -10,7 +10,7 @@ from unpad.batching.layout import Layout
 from unpad.nn.attend import Attend
 from unpad.nn.attention import self_attention
 from unpad.nn.native import library
-from unpad.nn.native.quantized import GROUP, Int4Weight, Int8Weight, multiply_int8, to_int4, to_int8
+from unpad.nn.native.quantized import QuantizedWeight, multiply_int8, to_int8
 from unpad.nn.native.rowwise_linear import rowwise_linear
 
 pytestmark = [
@@ -29,9 +29,7 @@ SIZES = [(1, 3), (70, 37), (256, 32), (3000, 5)]
 
 
 @pytest.mark.parametrize(("kernels", "sizes", "threads"), pairs(FLOATS + DOUBLES, SIZES, [1, 2]))
-def test_every_number_of_rows_gives_the_rows_of_the_most(
-    kernels: tuple[str, torch.dtype], sizes: tuple[int, int], threads: int
-) -> None:
+def test_every_number_of_rows_gives_the_rows_of_the_most(kernels, sizes, threads):
     torch.manual_seed(0)
     target, dtype = kernels
     width, outputs = sizes
@@ -52,48 +50,42 @@ QUANTIZED_SIZES = [(1, 3), (70, 37), (256, 32), (3008, 21)]
 
 @pytest.mark.parametrize("sizes", QUANTIZED_SIZES, ids=str)
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_number_of_rows_gives_the_rows_of_the_most_for_quantized_weights(
-    target: str, sizes: tuple[int, int]
-) -> None:
-    """int8 on every target, for any number of threads, and without kernels: sums are whole numbers."""
+def test_every_number_of_rows_gives_the_rows_of_the_most_for_quantized_weights(target, sizes):
+    """On every target, for any number of threads, and without kernels: sums are whole numbers."""
     torch.manual_seed(0)
     width, outputs = sizes
     x, weight = torch.randn(MOST_ROWS, width), torch.randn(outputs, width)
     x[7], x[8] = 0, x[8].sign() * 100  # sums of whole rows of the largest numbers
     weight[0] = x[8].sign()
-    eight = Int8Weight.pack(*to_int8(weight))
-    weights = [eight, Int4Weight.pack(*to_int4(weight))] if width % GROUP == 0 else [eight]
+    held = QuantizedWeight.pack(*to_int8(weight))
     order, counts = torch.randperm(MOST_ROWS), range(1, MOST_ROWS + 1)
-    assert eight.scales[0] * 127 == 1
-    exact = multiply_int8(x, eight.whole(), eight.scales)
+    assert held.scales[0] * 127 == 1
     with running(target):
-        assert torch.equal(eight.native(x), exact)
-        assert eight.native(x)[8, 0] == 100 * width
-        for of in weights:
-            most = of.native(x)
-            for threads in (1, 2):
-                torch.set_num_threads(threads)
-                for num_rows in counts if width < 1000 and threads == 1 else (1, 2, 5, 6, 7, 9, 43, 299):
-                    assert torch.equal(of.native(x[:num_rows]), most[:num_rows]), num_rows
-                assert torch.equal(of.native(x[order]), most[order])
+        most = held.native(x)
+        assert torch.equal(most, multiply_int8(x, held.whole(), held.scales))
+        assert most[8, 0] == 100 * width
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            for num_rows in counts if width < 1000 and threads == 1 else (1, 2, 5, 6, 7, 9, 43, 299):
+                assert torch.equal(held.native(x[:num_rows]), most[:num_rows]), num_rows
+            assert torch.equal(held.native(x[order]), most[order])
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_row_that_is_not_finite_spoils_its_own_results_alone(target: str) -> None:
+def test_a_row_that_is_not_finite_spoils_its_own_results_alone(target):
     torch.manual_seed(0)
     weight = torch.randn(20, 64)
     x = torch.randn(9, 64)
     x[1, 5], x[3, 63], x[5, 0] = torch.nan, torch.inf, -torch.inf
     x[7] *= 1e-40  # too small for the inverse of its scale
     bad, good = [1, 3, 5], [0, 2, 4, 6, 7, 8]
-    eight, four = Int8Weight.pack(*to_int8(weight)), Int4Weight.pack(*to_int4(weight))
+    held = QuantizedWeight.pack(*to_int8(weight))
     with running(target):
-        for of in (eight, four):
-            y = of.native(x)
-            assert not y[bad].isfinite().any()
-            assert torch.equal(y[good], of.native(x[good]))
-            assert y[good].isfinite().all()
-        assert torch.equal(eight.native(x)[good], multiply_int8(x, eight.whole(), eight.scales)[good])
+        y = held.native(x)
+        assert not y[bad].isfinite().any()
+        assert torch.equal(y[good], held.native(x[good]))
+        assert y[good].isfinite().all()
+        assert torch.equal(y[good], multiply_int8(x, held.whole(), held.scales)[good])
 
 
 # With the second scale scores are near 2^100: some rows need a shift before exponentiation and others do not. Not in
@@ -102,9 +94,7 @@ def test_a_row_that_is_not_finite_spoils_its_own_results_alone(target: str) -> N
     ("kernels", "sizes", "window", "scale"),
     pairs(FLOATS + BY_TILES, [(4, 4, 64), (4, 2, 32)], [None, 100], [1.0, 2.7, 40.0]),
 )
-def test_a_prefix_has_the_same_bits_whatever_follows(
-    kernels: tuple[str, torch.dtype], sizes: tuple[int, int, int], window: int | None, scale: float
-) -> None:
+def test_a_prefix_has_the_same_bits_whatever_follows(kernels, sizes, window, scale):
     (target, dtype), (heads, kv_heads, head_dim) = kernels, sizes
     torch.manual_seed(0)
     qkv = (torch.randn(330, heads + 2 * kv_heads, head_dim) * scale).to(dtype)

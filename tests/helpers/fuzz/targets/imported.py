@@ -165,8 +165,7 @@ def hf_files(folder: Path) -> Target:
         for name, content in files.items():
             (folder / "model" / name).write_bytes(content)
         try:
-            changes = json.loads(data).items()
-            for name, (kind, other, seed) in changes:
+            for name, (kind, other, seed) in json.loads(data).items():
                 _spoil(folder / "model" / name, kind, other, random.Random(seed))
         except (ValueError, TypeError, AttributeError):
             return  # a case that was reduced too far
