@@ -47,22 +47,20 @@ def test_all_or_none_right_has_the_exact_interval(num, limit):
         (0.995, 0.98, 100, {"commonest_class": 0.9}, True),
     ],
 )
-def test_a_figure_that_is_too_good_is_said_where_its_interval_and_guessing_allow(
-    value: float, low: float, num: int, others: dict[str, float], says: bool
-) -> None:
+def test_a_figure_that_is_too_good_is_said_where_its_interval_and_guessing_allow(value, low, num, others, says):
     metrics = {name: Metric(other, other, other, num) for name, other in others.items()}
     said = too_good({"loss": Metric(1, 1, 1, num), "accuracy": Metric(value, low, 1, num), **metrics})
     assert bool(said) == says
 
 
-def test_the_lower_limit_of_a_likely_share_is_that_of_wilson() -> None:
+def test_the_lower_limit_of_a_likely_share_is_that_of_wilson():
     # Table 1 of Newcombe (1998), "Two-sided confidence intervals for the single proportion", method 3.
     limits = {(81, 263): 0.2553, (15, 148): 0.0624, (0, 20): 0.0, (1, 29): 0.0061}
     for (right, num), low in limits.items():
         assert likely(right / num, num).low == pytest.approx(low, abs=1e-4)
 
 
-def test_intervals_count_groups_and_not_their_members() -> None:
+def test_intervals_count_groups_and_not_their_members():
     values = np.random.default_rng(0).normal(size=100)
     groups = np.arange(100)
     alone, copied = mean_of(values, groups), mean_of(np.repeat(values, 20), np.repeat(groups, 20))

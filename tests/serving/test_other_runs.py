@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import shutil
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +23,7 @@ from tests.helpers.toy import run
 from unpad.inference.embed import embed_file
 from unpad.inference.images import ask, classify
 from unpad.inference.loaded import load
+from unpad.run.report.samples import keep_samples
 from unpad.serving import patients as module
 from unpad.serving import routes, served
 
@@ -311,11 +313,7 @@ def test_the_routes_of_a_run_answer_and_errors_of_others_name_them(kind, images,
             assert told["message"].endswith(f": use {' or '.join(routes)}"), told
 
 
-def test_a_run_of_conversations_offers_questions_of_its_own_data(finished: Finished, tmp_path: Path) -> None:
-    from unpad.inference.loaded import load
-    from unpad.run.report.samples import keep_samples
-    from unpad.serving import served
-
+def test_a_run_of_conversations_offers_questions_of_its_own_data(finished, tmp_path):
     run = shutil.copytree(finished("conversations").run, tmp_path / "run")
     template = (loaded := load(run)).recipe.data.template
     user, assistant = template.user, template.assistant
@@ -324,12 +322,7 @@ def test_a_run_of_conversations_offers_questions_of_its_own_data(finished: Finis
     assert served.opened(loaded, "chat", 0).facts["examples"][:2] == ["two?", "one?"]
 
 
-def test_a_run_without_outcomes_offers_no_explanation(
-    patients: Running, finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from unpad.inference.loaded import load
-    from unpad.serving import served
-
+def test_a_run_without_outcomes_offers_no_explanation(patients, finished, monkeypatch):
     monkeypatch.setattr(served, "predicts", lambda run: (False, True))
     one = served.opened(load(finished("patients").run), "events", 0)
     assert one.facts["routes"] == ["/v1/models/events:predict"]
