@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +23,7 @@ from tests.helpers.toy import run
 from unpad.inference.embed import embed_file
 from unpad.inference.images import ask, classify
 from unpad.inference.loaded import load
+from unpad.run.report.samples import keep_samples
 from unpad.serving import patients as module
 from unpad.serving import routes, served
 
@@ -309,6 +311,15 @@ def test_the_routes_of_a_run_answer_and_errors_of_others_name_them(kind, images,
         if path not in routes:
             told = server.post(path, {}).json()["error"]
             assert told["message"].endswith(f": use {' or '.join(routes)}"), told
+
+
+def test_a_run_of_conversations_offers_questions_of_its_own_data(finished, tmp_path):
+    run = shutil.copytree(finished("conversations").run, tmp_path / "run")
+    template = (loaded := load(run)).recipe.data.template
+    user, assistant = template.user, template.assistant
+    asked = [f"{user}one?{assistant}", f"{user}{'long ' * 40}{assistant}", f"{user}a{assistant}b{user}c{assistant}"]
+    keep_samples(run, 10**6, [(text, "no") for text in [*asked, asked[0], f"{user}two?{assistant}"]])
+    assert served.opened(loaded, "chat", 0).facts["examples"][:2] == ["two?", "one?"]
 
 
 def test_a_run_without_outcomes_offers_no_explanation(patients, finished, monkeypatch):

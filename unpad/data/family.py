@@ -178,6 +178,21 @@ class FoundRow:
     remark: str = ""
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A claim about rows.
+
+    Args:
+        tried: number of texts or replies that were looked at; wrong: what is otherwise in some of them; beside: what a
+            reader should know of the others.
+    """
+
+    name: str
+    tried: int
+    wrong: tuple[str, ...] = ()
+    beside: str = ""
+
+
 class Data(ABC):
     """Sequences of a run.
 
@@ -292,6 +307,14 @@ class Data(ABC):
         """Class of every sequence, (num_sequences,) int64, -1 where it is unknown, and the names of the classes; None
         for data without classes, as by default."""
         return None
+
+    def claims(self) -> list[Claim]:
+        """Claims that the sequences are what the rows say, for the certificate; by default none.
+
+        Raises:
+            SourceError: a file cannot be read any more.
+        """
+        return []
 
     def check_trainable(self) -> None:
         """Refuse data that would teach a model next to nothing; by default nothing is refused.

@@ -14,6 +14,7 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
 from unpad.data.family import (
+    Claim,
     Data,
     NearDuplicates,
     RowSpan,
@@ -24,6 +25,7 @@ from unpad.data.family import (
     refuse_cuts,
     sequence_table,
 )
+from unpad.data.meaning import claims
 from unpad.data.replies import Replies
 from unpad.data.show import Shown, spans_of
 from unpad.data.sources.documents import single_document
@@ -178,6 +180,9 @@ class TextData(Data):
 
     def check_trainable(self) -> None:
         self.report.lost.refuse("tokenizer")
+
+    def claims(self) -> list[Claim]:
+        return claims(self.corpus, self.recipe)
 
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, TextData), "data of one family"

@@ -222,6 +222,7 @@ def report_of(
         bad_rows=bad,
         events=work.events,
         seconds=work.seconds,
+        book=work.book,
     )
 
 
