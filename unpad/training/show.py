@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any
 
 import numpy as np
 from rich.text import Text
@@ -19,6 +21,7 @@ from unpad.errors import RecipeError, SourceError
 from unpad.interchange.origin import open_named, starting_files
 from unpad.models import model_config
 from unpad.recipes.recipe import Recipe, stages_of
+from unpad.recipes.training import PlanSettings
 from unpad.run.kept import open_files
 from unpad.run.report.shown import keep_shown
 from unpad.terminal.printing import escaped
@@ -103,12 +106,12 @@ def first_sequences(stages: Sequence[StageSetup], num: int) -> list[Shown]:
     """The first `num` sequences of each stage in the order of the files, each once."""
     shown: dict[tuple[int, ...], Shown] = {}
     for stage in stages:
-        ids, bundle = np.unique(plan_inputs(stage, 0)[2]["seq_ids"]), stage.data.table.bundle
-        if stage.of_pairs and bundle is not None:
-            ids = ids[np.argsort(bundle[ids], kind="stable")]
-        for number, (piece, one) in enumerate(_pieces(stage, ids[: num * SPARE])):
-            if number == num:
-                break
+        inputs = plan_inputs(stage, 0)
+        ids, bundles = inputs[2]["seq_ids"], inputs[2]["bundles"]
+        if bundles is not None:
+            ids = ids[np.argsort(bundles[ids], kind="stable")]
+        once = np.array(list(dict.fromkeys(ids[: num * SPARE].tolist())), np.int64)
+        for piece, one in islice(_pieces(stage, inputs, once), num):
             shown.setdefault(piece, _of_stage(one, stage, stages))
     return list(shown.values())
 
@@ -128,7 +131,7 @@ def _of_row(recipe: Recipe, kept: dict[str, bytes] | None, data: Data, given: st
     for seq_id, begin, end in row.parts:
         kind = data.kinds[int(data.table.kind[seq_id])]
         stage = next(one for one in stages if kind in one.kinds or one is stages[-1])
-        pieces = list(_pieces(stage, np.array([seq_id])))
+        pieces = list(_pieces(stage, plan_inputs(stage, 0), np.array([seq_id])))
         for (_, start, stop, _), one in pieces:
             if start == stop or (start < end and stop > begin):
                 yield _of_stage(one, stage, stages)
@@ -144,11 +147,12 @@ def _of_stage(one: Shown, stage: StageSetup, stages: Sequence[StageSetup]) -> Sh
 
 
 Piece = tuple[int, int, int, int]  # sequence, start, stop, first target
+PlanInputs = tuple[np.ndarray, PlanSettings, dict[str, Any]]  # as of `plan_inputs`
 
 
-def _pieces(stage: StageSetup, seq_ids: np.ndarray) -> Iterator[tuple[Piece, Shown]]:
-    """Pieces of sequences, (n,) int64, as the plan of the first epoch cuts them."""
-    lengths, settings, known = plan_inputs(stage, 0)
+def _pieces(stage: StageSetup, inputs: PlanInputs, seq_ids: np.ndarray) -> Iterator[tuple[Piece, Shown]]:
+    """Pieces of sequences, (n,) int64, as the plan of the first epoch cuts them, given its inputs."""
+    lengths, settings, known = inputs
     whole, unit = settings.model_copy(update=ONE_STEP), family_of(stage.recipe).UNITS[1]
     pieces = plan(lengths, whole, epoch=0, **{**known, "seq_ids": seq_ids}).pieces
     columns = (pieces.seq_ids, pieces.starts, pieces.stops, pieces.first_target)

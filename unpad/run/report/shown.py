@@ -8,8 +8,6 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from unpad.errors import CheckpointError
 from unpad.run.report.section import document, table
 from unpad.storage import write_atomic
@@ -31,21 +29,6 @@ STYLE = """
 KEY = "<p class=key><b>Learnt tokens</b>, context, and <i>special tokens</i>.</p>"
 
 
-class _Span(TypedDict):
-    text: str
-    learnt: bool
-    special: bool
-
-
-class _Sequence(TypedDict):
-    where: str
-    facts: list[str]
-    spans: list[_Span]
-    pictures: list[str]
-    heads: list[str]
-    rows: list[list[str]]
-
-
 def keep_shown(folder: Path, sequences: Sequence[dict[str, Any]], *, private: bool) -> None:
     """Write sequences, as `Shown.to_json`, into a run.
 
@@ -58,10 +41,10 @@ def keep_shown(folder: Path, sequences: Sequence[dict[str, Any]], *, private: bo
 def draw(folder: Path) -> str:
     """The sequences of a run, folded; nothing without the file, or with one that cannot be read."""
     try:
-        sequences: list[dict[str, Any]] = read_shaped(folder / SHOWN, list[_Sequence])
-    except CheckpointError:
+        cards = _cards(read_shaped(folder / SHOWN, list[dict[str, Any]]))
+    except (CheckpointError, LookupError, TypeError, ValueError, AttributeError):
         return ""
-    return f"<details><summary>What was learnt: the first sequences</summary>{_cards(sequences)}</details>"
+    return f"<details><summary>What was learnt: the first sequences</summary>{cards}</details>"
 
 
 def page(title: str, line: str, sequences: Sequence[dict[str, Any]]) -> str:
