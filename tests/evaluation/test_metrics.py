@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unpad.evaluation import vqa
-from unpad.evaluation.metrics import EXTREMES, Metric, mean_of, measured, metric_lines, ratio
+from unpad.evaluation.metrics import EXTREMES, Metric, likely, mean_of, measured, metric_lines, ratio, too_good
 
 
 @pytest.mark.promise("data.holdout")
@@ -32,6 +32,34 @@ def test_all_or_none_right_has_the_exact_interval(num: int, limit: float) -> Non
     assert wrong.high == pytest.approx(1 - limit, abs=1e-4)
     some = measured(lambda w: ratio(np.ones(num), None, w), num, share=True)
     assert some.low == pytest.approx(limit, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("value", "low", "num", "others", "says"),
+    [
+        (0.995, 0.98, 30, {}, True),
+        (0.995, 0.98, 29, {}, False),
+        (0.995, 0.95, 100, {}, False),
+        (0.989, 0.98, 100, {}, False),
+        (1.0, math.nan, 100, {}, False),
+        (1.0, 0.96, 100, {"margin": 1.0}, False),
+        (0.995, 0.98, 100, {"commonest_class": 0.96}, False),
+        (0.995, 0.98, 100, {"commonest_class": 0.9}, True),
+    ],
+)
+def test_a_figure_that_is_too_good_is_said_where_its_interval_and_guessing_allow(
+    value: float, low: float, num: int, others: dict[str, float], says: bool
+) -> None:
+    metrics = {name: Metric(other, other, other, num) for name, other in others.items()}
+    said = too_good({"loss": Metric(1, 1, 1, num), "accuracy": Metric(value, low, 1, num), **metrics})
+    assert bool(said) == says
+
+
+def test_the_lower_limit_of_a_likely_share_is_that_of_wilson() -> None:
+    # Table 1 of Newcombe (1998), "Two-sided confidence intervals for the single proportion", method 3.
+    limits = {(81, 263): 0.2553, (15, 148): 0.0624, (0, 20): 0.0, (1, 29): 0.0061}
+    for (right, num), low in limits.items():
+        assert likely(right / num, num).low == pytest.approx(low, abs=1e-4)
 
 
 def test_intervals_count_groups_and_not_their_members() -> None:

@@ -11,11 +11,13 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from tests.helpers.families import Finished
 from tests.helpers.shell import Shell
+from unpad.errors import RecipeError
 from unpad.inference.embed import embed_file
-from unpad.inference.images import classify
+from unpad.inference.images import ask, classify
 from unpad.inference.loaded import load
 from unpad.inference.predict import Predictions, predict
 from unpad.storage import LineLog
@@ -194,6 +196,37 @@ def test_what_a_run_cannot_predict_is_refused_with_what_it_can(
     assert "unpad predict" in unpad("infer", finished("patients").run, "--image", picture, code=2).err
     refused = unpad("embed", finished("patients").run, "--out", tmp_path / "out.csv", code=2)
     assert "unpad predict RUN DATA --out out.csv" in refused.err
+
+
+@pytest.mark.promise("cli.predict")
+def test_from_python_images_are_paths_bytes_or_pictures(finished: Finished, pictures: Path) -> None:
+    run, paths = load(finished("images").run), sorted(pictures.glob("*.png"))
+    (pictures / "bad.png").write_bytes(b"")
+    *rows, bad = run.classify(
+        [str(paths[0]), paths[1], paths[2].read_bytes(), Image.open(paths[3]), pictures / "bad.png"]
+    )
+    assert [row["image"] for row in rows] == [str(paths[0]), str(paths[1]), "image 2", "image 3"]
+    assert [row["top"] for row in rows] == [dict(classify(run, [path])[0].top) for path in paths[:4]]
+    assert (bad["class"], bad["fault"].partition(" ")[0]) == (None, "E_EMPTY")
+    assert run.classify(paths[0]) == run.classify([paths[0]])
+    assert run.predict(str(pictures / "0.png"))[0].items() <= run.classify(paths[0])[0].items()
+    with pytest.raises(RecipeError, match="answers no questions"):
+        run.ask([{"image": "0.png", "question": "?"}])
+
+
+@pytest.mark.promise("cli.predict")
+def test_from_python_questions_are_rows(finished: Finished) -> None:
+    run = load(finished("questions").run)
+    first, second = sorted((finished("questions").recipe.parent / "pictures").rglob("*.png"))[::9][:2]
+    asked = [
+        {"image": str(first), "question": "亮不亮？", "id": 7}, {"image": [second, second], "question": "?"},
+        {"question": "天"}, {"image": "none.png", "question": "?"}, {"image": first},
+    ]  # fmt: skip
+    rows = run.ask(asked)
+    assert rows[0].items() >= {**asked[0], "answer": ask(run, [first], "亮不亮？")[0].text}.items()
+    assert [row["fault"].partition(" ")[0] for row in rows] == ["", "", "", "E_MISSING", "E_NULL"]
+    assert ["answer" in row for row in rows] == [True] * 3 + [False] * 2
+    assert run.ask(asked[1:2]) == rows[1:2]
 
 
 def test_a_terminal_shows_the_first_rows_in_80_columns_and_counts_the_others() -> None:

@@ -68,7 +68,7 @@ def test_the_packaged_recipes_pass(name: str, precision: str) -> None:
     for strategy in strategy_names():
         assert f"plan {strategy} = alone" in names
     for claim in (
-        "the same text has the same ids twice",
+        "the same text has the same ids twice", "text comes back from its ids",
         "labels stay within their sequence", "padded left = alone", "split into micro-batches, one empty = alone",
         "no gradient crosses between sequences", "what padding holds is invisible",
         "a token never changes an earlier output", f"{precision} gradients against fp64",

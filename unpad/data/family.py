@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -178,6 +178,21 @@ class FoundRow:
     remark: str = ""
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A claim about rows.
+
+    Args:
+        tried: number of texts or replies that were looked at; wrong: what is otherwise in some of them; beside: what a
+            reader should know of the others.
+    """
+
+    name: str
+    tried: int
+    wrong: tuple[str, ...] = ()
+    beside: str = ""
+
+
 class Data(ABC):
     """Sequences of a run.
 
@@ -293,6 +308,14 @@ class Data(ABC):
         for data without classes, as by default."""
         return None
 
+    def claims(self) -> list[Claim]:
+        """Claims that the sequences are what the rows say, for the certificate; by default none.
+
+        Raises:
+            SourceError: a file cannot be read any more.
+        """
+        return []
+
     def check_trainable(self) -> None:
         """Refuse data that would teach a model next to nothing; by default nothing is refused.
 
@@ -348,8 +371,8 @@ class Data(ABC):
     def _listed(cls, recipe: Recipe, path: str) -> list[str]:
         return []
 
-    def facts(self) -> dict[str, int]:
-        """Counts that the run's log keeps for those who use the run later, by name; by default none."""
+    def facts(self) -> dict[str, Any]:
+        """What the run's log and a plan keep of the data, by name; by default nothing."""
         return {}
 
     def complete(self, config: ModelConfig) -> ModelConfig:

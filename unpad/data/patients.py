@@ -46,6 +46,7 @@ from unpad.data.histories.assemble import (
 from unpad.data.histories.cohort import Cohort, PatientTables, find_row, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.data.histories.columns import are_whole
 from unpad.data.histories.event_rows import EventTable
+from unpad.data.histories.leaks import Leak, PatientEvents, worst_leak
 from unpad.data.histories.report import PatientsReport
 from unpad.data.histories.tables import alias, named_by, names_key
 from unpad.data.show import Shown
@@ -335,7 +336,29 @@ class EventData(Data):
             model.begin(batch, torch.from_numpy(np.unique(self.table.group[ids], return_inverse=True)[1]))
 
     def lines(self) -> list[str]:
-        return self.report.lines(self.cohort, self.known, self.values, self.sets)
+        return [*self.report.lines(self.cohort, self.known, self.values, self.sets), *self.leak_lines()]
+
+    def leak_lines(self) -> list[str]:
+        """A warning of what alone tells the label of the patients to train on."""
+        at_last = np.diff(self.table.group, append=-1) != 0  # the landmark of the longest history
+        leak = self.worst_leak(self.events_of(np.flatnonzero(at_last & (self.table.split == Split.TRAIN))))
+        if leak is None:
+            return []
+        fix = "if it is known after the prediction alone, leave it out of events and static, or set events.landmark"
+        return [f"warning: {leak.what[0]} alone tells label {leak.label}: {fix}"]
+
+    def worst_leak(self, events: PatientEvents) -> Leak | None:
+        """What tells the label of these patients, if one thing tells nearly all."""
+        return worst_leak(events, None if self.labels is None else self.labels[events.ids], self.classes)
+
+    def events_of(self, ids: np.ndarray) -> PatientEvents:
+        """Events of patients, by their sequences `ids`, (num_patients,) int64."""
+        starts = self.sets.events_of
+        events = _ranges(starts[ids], starts[ids + 1])
+        sizes = np.diff(self.sets.set_starts)
+        time = np.where(np.repeat(self.sets.timeless, sizes), np.nan, np.repeat(self.sets.times, sizes))
+        patient, code = np.repeat(np.arange(len(ids)), np.diff(starts)[ids]), self.code[events].astype(np.int64)
+        return PatientEvents(ids, patient, code, self.standard[events], time[events], self.codes)
 
     def describe_outputs(self) -> str:
         return number_of(len(self.codes), "codes")

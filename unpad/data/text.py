@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
 from unpad.data.family import (
+    Claim,
     Data,
     NearDuplicates,
     RowSpan,
@@ -24,6 +25,7 @@ from unpad.data.family import (
     refuse_cuts,
     sequence_table,
 )
+from unpad.data.meaning import claims
 from unpad.data.replies import Replies
 from unpad.data.show import Shown, spans_of
 from unpad.data.sources.documents import single_document
@@ -179,6 +181,9 @@ class TextData(Data):
     def check_trainable(self) -> None:
         self.report.lost.refuse("tokenizer")
 
+    def claims(self) -> list[Claim]:
+        return claims(self.corpus, self.recipe)
+
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, TextData), "data of one family"
         if run.report.characters > MOST_CHARACTERS:
@@ -203,12 +208,13 @@ class TextData(Data):
         more = [f"  and {len(paths) - MOST_LISTED:,} more"] if len(paths) > MOST_LISTED else []
         return [*(f"  {path}" for path in paths[:MOST_LISTED]), *more]
 
-    def facts(self) -> dict[str, int]:
+    def facts(self) -> dict[str, Any]:
         report = self.report
         return {
             "characters": report.characters,
             "lost_characters": report.lost.lost,
             SYSTEM_TURNS: report.num_system,
+            **report.unread.facts,
         }
 
     def describe_outputs(self) -> str:

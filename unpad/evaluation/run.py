@@ -14,7 +14,7 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.evaluation.family import check_new, measures_of
-from unpad.evaluation.metrics import Metric, NewFacts
+from unpad.evaluation.metrics import Metric, NewFacts, too_good
 from unpad.evaluation.quantized import against_original
 from unpad.evaluation.rows import Evaluation, ExampleRows, write_rows
 from unpad.inference.embed import moved
@@ -243,7 +243,9 @@ def _measure(
         name: metric if metric.part else replace(metric, part=part, best_of=best_of)
         for name, metric in evaluation.metrics.items()
     }
-    return replace(evaluation, metrics=metrics)
+    warning = too_good(metrics)
+    lines = [f"warning: {warning}: unpad doctor {loaded.folder}"] if warning else []
+    return replace(evaluation, metrics=metrics, lines=[*lines, *evaluation.lines])
 
 
 def _checks(loaded: LoadedRun) -> int | None:

@@ -382,7 +382,7 @@ def answer_rows(bulk: Bulk, out: Path) -> Written:
         try:
             with progress(f"answering {bulk.path.name}", num_rows, bulk.unit) as bar:
                 bar.begin_at(done)
-                for answer in _answers(bulk, left):
+                for answer in answers_of(bulk, left):
                     log.append(answer | {"made_by": bulk.made_by})
                     done, faults = done + 1, faults + bool(answer.get(FAULT))
                     bar.advance()
@@ -468,7 +468,7 @@ class _Open:
         return {"line": self.row.line, **self.row.given, **reported}
 
 
-def _answers(bulk: Bulk, left: Iterator[AskedRow]) -> Iterator[dict[str, Any]]:
+def answers_of(bulk: Bulk, left: Iterator[AskedRow]) -> Iterator[dict[str, Any]]:
     """Yield answers in the order of the rows."""
     asked: deque[_Open] = deque()
     row = next(left, None)

@@ -6,9 +6,10 @@ row, and the others go on.
 
 from __future__ import annotations
 
+import io
 import json
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,26 +18,41 @@ from typing import Any
 
 import pyarrow as pa
 
+from unpad.data.rows import read_classes
 from unpad.data.sources.images import SUFFIXES, checked_path, contained_bytes, file_bytes
 from unpad.data.sources.reader import read
-from unpad.data.sources.row import Row
+from unpad.data.sources.row import Row, require_text
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.bulk import (
     FAULT,
     BulkRow,
+    Report,
     answer_prompts,
     answer_questions,
+    answers_of,
+    ask_question,
+    questions_to,
     refuse_faults,
     rows_of,
     stops,
     table_file,
 )
 from unpad.inference.embed import open_patients, patient_columns, predicts
-from unpad.inference.images import Answer, check_classifies, classify_each, is_of_images, ledger, list_images
+from unpad.inference.engine import Request
+from unpad.inference.images import (
+    Answer,
+    check_asks,
+    check_classifies,
+    classify_each,
+    is_of_images,
+    ledger,
+    list_images,
+)
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.storage.parquet import check_file, write_table
+from unpad.storage.paths import user_path
 from unpad.terminal.printing import escaped
 from unpad.terminal.table import cells, number_of, text_table
 
@@ -195,3 +211,41 @@ def _replies(run: LoadedRun, path: Path, out: Path | None, same_seed: bool) -> P
 def _part_of(out: Path) -> Path:
     """JSON lines of the replies to a file that is not complete."""
     return out.with_name(f"{out.name}.part.jsonl")
+
+
+# --------------------------------------------------------------------------- from Python
+
+
+def classify_images(run: LoadedRun, images: Any) -> list[dict[str, Any]]:
+    """Rows of images, as `predict` gives them, with all classes; arguments and errors as `LoadedRun.classify`."""
+    images = [images] if isinstance(images, str | Path | bytes) else images
+    names = [Path(one) if isinstance(one, str | Path) else Path(f"image {place}") for place, one in enumerate(images)]
+    contents = [partial(_content, image) for image in images]
+    answers = classify_each(run, [*zip(names, contents, strict=True)], len(read_classes(run.files)))
+    return [{"image": str(answer.path), **_classified(answer), "top": dict(answer.top)} for answer in answers]
+
+
+def _content(image: Any) -> bytes:
+    """Bytes of an image: of its file, or of a PNG of a picture of Pillow."""
+    if isinstance(image, str | Path):
+        return file_bytes(user_path(image))
+    if isinstance(image, bytes):
+        return image
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+def ask_rows(run: LoadedRun, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows of questions with their answers; arguments and errors as `LoadedRun.ask`."""
+    check_asks(run)
+
+    def ask(row: Mapping[str, Any]) -> tuple[Request, Report]:
+        image = row.get("image")
+        paths = [user_path(one) for one in (image if isinstance(image, list) else [image]) if one is not None]
+        return ask_question(run, paths, require_text(row.get("question"), '"question"'))
+
+    asked = (BulkRow(f"rows:{number}", {}, partial(ask, row)) for number, row in enumerate(rows, 1))
+    bulk = questions_to(run, Path("rows"), "", lambda: asked, stops=False)
+    answers = ({**row, **answer} for row, answer in zip(rows, answers_of(bulk, asked), strict=True))
+    return [{name: value for name, value in answer.items() if name != "line"} for answer in answers]

@@ -382,6 +382,8 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
         progress.checks_without_progress += 1
     with run.timers("log"):
         run.monitor.evaluation(progress.step, name, result.values, result.num_targets, improved, result.refused)
+        if result.warning:
+            run.monitor.notice("warning", once="too_good", message=f"{result.warning}: unpad doctor {setup.folder}")
     if train.patience is not None and progress.checks_without_progress >= train.patience:
         message = (
             f"{name}: no progress in {number_of(train.patience, 'evaluations')}; best {progress.best:.4f} "
