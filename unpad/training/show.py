@@ -84,8 +84,7 @@ def show(name: str, overrides: Sequence[str], num: int, row: str | None = None, 
 def keep_first(setup: Setup) -> None:
     """Write the first sequences of a new run into it; none where one cannot be read, as its step will say."""
     with suppress(SourceError):
-        sequences = [one.to_json() for one in first_sequences(setup.stages, KEPT)]
-        keep_shown(setup.folder, sequences, private=setup.data.private)
+        keep_shown(setup.folder, [one.to_json() for one in first_sequences(setup.stages, KEPT)])
 
 
 def _stages(recipe: Recipe, data: Data) -> list[StageSetup]:
