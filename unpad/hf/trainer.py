@@ -242,6 +242,7 @@ class UnpadMixin(Trainer):
             loss, logits, given = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         if loss is not None:
             attachment.evaluated.add(loss, num_targets)
+            loss = loss.float()  # a rank without targets has no other type
         return loss, logits, given
 
     def evaluation_loop(
