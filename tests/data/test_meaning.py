@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from unpad.data.meaning import claims
+from unpad.data.sources.example import Turn
 from unpad.data.tokens import encode
 from unpad.data.tokens.corpus import open_corpus
 from unpad.data.tokens.tokenizer import LibraryTokenizer
@@ -58,7 +59,7 @@ def test_claims_hold_of_conversations_pairs_and_texts(chats, kind):
 
 
 def learns_users(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(encode, "LOSS_ROLES", ("text", "assistant", "user"))
+    patch.setattr(Turn, "has_loss", property(lambda turn: turn.role != "system"))
 
 
 def changed(patch: pytest.MonkeyPatch, change: Callable[[encode.Encoded], dict[str, np.ndarray]]) -> None:
