@@ -145,7 +145,7 @@ def test_what_a_run_of_patients_cannot_do_is_refused(unpad: Shell, run: Path, tm
     for verb in (("infer", run, "--image", tmp_path / "image.png"), ("generate", run, "--prompt", "a")):
         refused = unpad(*verb, code=2)
         assert "Traceback" not in refused.err
-    assert "unpad embed" in unpad("generate", run, "--prompt", "a").err
+    assert "unpad predict" in unpad("generate", run, "--prompt", "a").err
 
 
 def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad: Shell, tmp_path: Path) -> None:
