@@ -43,7 +43,6 @@ CASES = [
     ("plain", "gpt2", "chunks"),
     ("plain", "gemma2", "targets"),
     ("plain", "qwen3_5", "chunks"),
-    ("plain", "bloom", "chunks"),
     ("plain", "opt", "chunks"),  # its head calls the decoder, and not the base model around it
     ("sft", "llama", "chunks"),
     ("sft", "opt", "chunks"),

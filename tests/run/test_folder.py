@@ -56,7 +56,9 @@ def test_a_new_run_has_the_next_number_and_resuming_takes_the_newest_with_a_reci
     assert free_folder("zh_chat", True) == RUNS / "zh_chat-10"
 
 
-@pytest.mark.parametrize(("data", "expected"), [("{}", 1), ("{split_version: 1}", 1), ("{split_version: 2}", 2)])
+@pytest.mark.parametrize(
+    ("data", "expected"), [("{}", 1), ("{split_version: 1}", 1), ("{split_version: 2}", 2), ("{split_version: 3}", 3)]
+)
 def test_a_run_of_before_the_split_had_a_version_keeps_its_split(data: str, expected: int) -> None:
     recipe = run_recipe(make(Path("run"), f"train: {{max_epochs: 1}}\ndata: {data}\n"), ["optim.lr=0.5"])
     assert (recipe.data.split_version, recipe.optim.lr) == (expected, 0.5)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -345,6 +346,19 @@ def test_the_routes_of_a_run_answer_and_errors_of_others_name_them(
         if path not in routes:
             told = server.post(path, {}).json()["error"]
             assert told["message"].endswith(f": use {' or '.join(routes)}"), told
+
+
+def test_a_run_of_conversations_offers_questions_of_its_own_data(finished: Finished, tmp_path: Path) -> None:
+    from unpad.inference.loaded import load
+    from unpad.run.report.samples import keep_samples
+    from unpad.serving import served
+
+    run = shutil.copytree(finished("conversations").run, tmp_path / "run")
+    template = (loaded := load(run)).recipe.data.template
+    user, assistant = template.user, template.assistant
+    asked = [f"{user}one?{assistant}", f"{user}{'long ' * 40}{assistant}", f"{user}a{assistant}b{user}c{assistant}"]
+    keep_samples(run, 10**6, [(text, "no") for text in [*asked, asked[0], f"{user}two?{assistant}"]])
+    assert served.opened(loaded, "chat", 0).facts["examples"][:2] == ["two?", "one?"]
 
 
 def test_a_run_without_outcomes_offers_no_explanation(

@@ -56,7 +56,7 @@ def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: p
         calls: list[str] = []
         for place, name in (
             (drawn, "_draw_all"),
-            (alike, "_small"),
+            (alike, "_look"),
             (reference, "log_probabilities"),
             (reference, "write_reference"),
         ):
@@ -74,7 +74,7 @@ def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: p
         calls.clear()
         refused = "data.near_duplicates=refuse"
         pictures = prepare_setup(load_recipe("images", [refused]), tmp_path / "pictures", None, group=group)
-        found |= {"drawn": calls.count("_draw_all"), "decoded": calls.count("_small") > 0}
+        found |= {"drawn": calls.count("_draw_all"), "decoded": calls.count("_look") > 0}
         found["same"] += pictures.data.fingerprint()
         # Pairs: the log-probabilities of the start are shared, and those that the leader has kept are taken by all.
         setup = read(pairs, tmp_path, group)

@@ -322,7 +322,7 @@ def trial(examples: Examples, prepared: Prepared) -> dict[str, Any]:
     usable = np.flatnonzero(examples.targets > 0)
     ordered = usable[np.argsort(examples.lengths[usable], kind="stable")]
     spread = dict.fromkeys(ordered[np.linspace(0, len(ordered) // 2, TRIED).astype(int)].tolist())
-    chosen = within(list(spread), [int(examples.lengths[index]) for index in spread], prepared.limits)[0]
+    chosen = within(list(spread), [int(examples.lengths[index]) for index in spread], prepared.limit)[0]
     device = next(prepared.model.parameters()).device
     batch = collate([examples[index] for index in chosen])
     return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in batch.items()}

@@ -17,7 +17,7 @@ from unpad.hf.attention import NAME
 from unpad.hf.loader import collate
 from unpad.hf.mixers import Boundaries, isolate_mixers, join_mixers
 from unpad.proof.foreign.collators import Batch, Collator
-from unpad.proof.foreign.lengths import thresholds
+from unpad.proof.foreign.lengths import RowLimit, row_limit
 from unpad.proof.foreign.model import base_of, untouched
 
 TRIAL = (5, 3, 6)  # lengths of the sequences of a first flat batch
@@ -32,7 +32,7 @@ class Prepared:
         inner: the model of transformers.
         attention: name of the attention that its layers use: "unpad", or another where they cannot use that.
         mixers: names of the layers that are isolated.
-        limits: of `thresholds`.
+        limit: of `row_limit`.
         before: the attention that the model had; empty if it was ready before.
     """
 
@@ -40,7 +40,7 @@ class Prepared:
     inner: PreTrainedModel
     attention: str
     mixers: tuple[str, ...]
-    limits: dict[str, int]
+    limit: RowLimit | None
     before: str = ""
 
 
@@ -70,7 +70,7 @@ def preparing(model: nn.Module) -> Iterator[Prepared]:
         )
     for hook in model._forward_pre_hooks.values():
         if isinstance(hook, Boundaries):
-            yield Prepared(model, inner, _attention(inner), hook.isolated, hook.limits)
+            yield Prepared(model, inner, _attention(inner), hook.isolated, hook.limit)
             return
     before = _attention(inner)
     prepared = _prepare(model, inner, before)
@@ -99,13 +99,13 @@ def _prepare(model: nn.Module, inner: PreTrainedModel, before: str) -> Prepared:
     for attention in dict.fromkeys((NAME, before if before != NAME else "sdpa", "eager")):
         with suppress(ValueError):  # the family has attention of its own alone
             inner.set_attn_implementation(attention)
-        boundaries = Boundaries(_takes_cache(inner), thresholds(inner.config.get_text_config().to_dict()))
+        boundaries = Boundaries(_takes_cache(inner), row_limit(inner.config.get_text_config().to_dict()))
         handle: RemovableHandle | None = None
         try:
             boundaries.isolated = tuple(isolate_mixers(model, inner, boundaries))
             handle = model.register_forward_pre_hook(boundaries, with_kwargs=True)
             _try(model)
-            return Prepared(model, inner, _attention(inner), boundaries.isolated, boundaries.limits, before)
+            return Prepared(model, inner, _attention(inner), boundaries.isolated, boundaries.limit, before)
         except Exception as error:
             join_mixers(inner, boundaries.isolated)
             if handle is not None:

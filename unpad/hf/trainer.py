@@ -52,7 +52,7 @@ from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, doubts_of_own, prove_ours, take_own
 from unpad.processes.group import Group
 from unpad.proof.foreign.certificate import ForeignCertificate
-from unpad.proof.foreign.lengths import refuse_lengths
+from unpad.proof.foreign.lengths import refuse_long
 
 
 @dataclass
@@ -349,8 +349,7 @@ def attach(
                 own = take_own(trainer, rows, examples) if prove else None
             model = trainer.accelerator.unwrap_model(trainer.model)
             prepared = stack.enter_context(preparing(model))
-            for tokens in (tokens_per_micro, tokens_per_eval or tokens_per_micro):
-                refuse_lengths(prepared.limits, examples.lengths, tokens)
+            refuse_long(prepared.limit, max(tokens_per_micro, tokens_per_eval or 0, int(examples.lengths.max())))
             head = add_target_head(model, prepared.inner, trial(examples, prepared), fused=is_sft(trainer))
             stack.push(lambda kind, error, trace: None if error is None else head.remove())
             attachment = Attachment(
@@ -369,7 +368,7 @@ def attach(
             )
             stack.enter_context(replacing(trainer, attachment))
             if own is not None:
-                attachment.certificate = prove_ours(trainer, own, prepared.limits)
+                attachment.certificate = prove_ours(trainer, own, prepared.limit)
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
             talk.own.append(examples.digest())
         check_alike("training data or arguments", talk.told)

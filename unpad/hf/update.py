@@ -22,7 +22,7 @@ from unpad.hf.rows import CollatedRows, Collator
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, ComparedUpdate, Precision, judge
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
-from unpad.proof.foreign.lengths import within
+from unpad.proof.foreign.lengths import RowLimit, within
 from unpad.proof.foreign.measure import (
     OTHER_LOSS,
     UpdateResults,
@@ -32,7 +32,7 @@ from unpad.proof.foreign.measure import (
     one_at_a_time,
     take_gradient,
 )
-from unpad.proof.foreign.model import called, no_router_loss, untouched, untouched_generators
+from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.undisturbed import undisturbed, without_dropout
 from unpad.proof.foreign.update import LabelledSequence, converted, labelled, read_batch, read_update, refuse_missing
 
@@ -102,7 +102,7 @@ class TrainerUpdate:
         )
 
     def _forward(self, model: nn.Module, inputs: Mapping[str, object]) -> Any:
-        return called(model, {**inputs, "use_cache": False} if is_sft(self.trainer) else inputs)  # as it calls it
+        return model(**{**inputs, **({"use_cache": False} if is_sft(self.trainer) else {})})  # as it calls it
 
     def _step(self, batches: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, Tensor]]:
         """Loss and gradient of an update by `training_step` over its micro-batches."""
@@ -320,13 +320,13 @@ def _reasons(certificate: ForeignCertificate) -> str:
     return f"{certificate.verdict}: " + "; ".join(failed or dict.fromkeys(gaps))
 
 
-def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> ForeignCertificate:
+def prove_ours(trainer: Trainer, own: OwnUpdate, limit: RowLimit | None) -> ForeignCertificate:
     """Compute the update of the same rows on our batches, by the trainer with them, and compare.
 
     In fp32, as our kernels of attention are those of training there.
 
     Args:
-        limits: of `thresholds`.
+        limit: of `row_limit`.
 
     Raises:
         ProofError: it has other targets, another loss or another gradient than the rows have one at a time.
@@ -337,7 +337,7 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> Fore
         if len(numbers) == 1:  # twice, which changes no mean, but shows whether the model keeps them apart
             numbers, sequences = numbers * 2, sequences * 2
         parts = unequal(numbers, max(1, min(own.num_batches, len(numbers) // 2)))
-        parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limits)]
+        parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limit)]
         made = [collate([examples[index] for index in part]) for part in parts]
         certificate = TrainerUpdate.of(trainer, model, made, sequences, own.truth).certificate("fp32", notes)
     if certificate.passed is False or is_of_another_loss(certificate):

@@ -388,8 +388,9 @@ class DataSettings(Section):
     """Texts, conversations and pictures that are alike; report: count and name those of valid and test that are like
     training ones; together: keep them in one part, unless rows declare theirs; refuse: end if some are in training and
     in another part. Patients are not compared."""
-    split_version: Literal[1, 2] = 2
-    """Rule of the split; 1: that of runs of earlier versions, about the share, without groups."""
+    split_version: Literal[1, 2, 3] = 3
+    """Rule of the split, for runs of earlier versions; 1: about the share, without groups; 2: a book as any other text;
+    3: the end of a book, one plain text of many short paragraphs, is held out."""
     separator: str = "auto"
     """End of a document in plain text; auto: <|endoftext|> if it occurs, else a blank line."""
     template: Template = Template()

@@ -215,7 +215,8 @@ def test_outcomes_in_words_are_labels_by_a_map(tmp_path: Path, unpad: Shell) -> 
     assert "in place of each ?" in unpad("data", "check", mine, change, code=2).err
     change = change.replace("?", "0", 1).replace("?", "1")
     assert unpad("data", "check", mine, change).code == 0
-    assert "none is named" in unpad("data", "check", tmp_path / "l.csv", change).err
+    beside = unpad("data", "check", tmp_path / "l.csv", change)
+    assert "must be given\n  at: command line: events.labels.path" in beside.err
     told = {"labels": {**labels, "map": {"ALIVE": 0, "dead": 1, "lost": None}}}
     read = tables(tmp_path, labels=words, events=told, format=GERMAN)
     assert not read.bad

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -19,8 +19,6 @@ from unpad.proof.foreign.measure import (
     Forward,
     UpdateResults,
     by_rounding,
-    eager_experts,
-    has_experts,
     in_fp64,
     moves,
     not_below_fp32,
@@ -98,18 +96,14 @@ def judge(
     """
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     wants_exact = precision == "fp64" or (precision == "auto" and num_weights <= MOST_EXACT)
-    attempts = [(True, False), (True, True)] if wants_exact and has_experts(model) else [(True, False)] * wants_exact
-    for exact, eager in attempts:
-        with ExitStack() as stack:
-            try:
-                if eager:  # the grouped products of transformers' experts have no fp64
-                    stack.enter_context(eager_experts(model))
-                stack.enter_context(in_fp64(model))
-                comparison = compare(exact)
-                measured = comparison.measured(Errors(EXACT, EXACT, EXACT))
-            except Exception as error:
-                raise_memory(error)
-                continue
+    with in_fp64(model) if wants_exact else nullcontext():
+        try:
+            comparison = compare(True) if wants_exact else None
+            measured = comparison.measured(Errors(EXACT, EXACT, EXACT)) if comparison else None
+        except Exception as error:
+            raise_memory(error)
+            comparison = None
+        if comparison and measured:
             certificate = _certificate(model, comparison, measured, "fp64", notes)
             if not _has_small_errors(certificate):
                 return certificate

@@ -18,7 +18,6 @@ from unpad.proof.foreign.model import (
     accepts,
     alone_inputs,
     base_of,
-    called,
     logits_alone,
     logits_of,
     loss_of,
@@ -107,7 +106,7 @@ def by_rounding(model: nn.Module, size: float, compute: Callable[[], T]) -> T:
 @contextmanager
 def in_fp64(model: nn.Module) -> Iterator[None]:
     """Weights and buffers in fp64, and computation in it; the model has its own weights again afterwards."""
-    with _cast(model, (torch.float32, torch.bfloat16, torch.float16), torch.float64), wide():
+    with eager_experts(model), _cast(model, (torch.float32, torch.bfloat16, torch.float16), torch.float64), wide():
         yield
 
 
@@ -141,16 +140,14 @@ def _cast(model: nn.Module, dtypes: Collection[torch.dtype], to: torch.dtype) ->
             module._buffers[name] = buffer
 
 
-def has_experts(model: nn.Module) -> bool:
-    """True for a model with experts that can be computed in several ways, as those of transformers."""
-    return hasattr(base_of(model), "set_experts_implementation")
-
-
 @contextmanager
 def eager_experts(model: nn.Module) -> Iterator[None]:
-    """Experts one by one."""
+    """Experts of transformers one by one: their grouped products have no fp64."""
     base: Any = base_of(model)
-    before = base.get_experts_implementation()
+    before = base.get_experts_implementation() if hasattr(base, "set_experts_implementation") else None
+    if before is None:
+        yield
+        return
     base.set_experts_implementation("eager")
     try:
         yield
@@ -212,7 +209,7 @@ def error_of_loss(model: nn.Module, sequences: Sequence[LabelledSequence]) -> fl
     errors, device = [0.0], next(model.parameters()).device
     for one in sorted((one for one in sequences if one.num_targets), key=lambda one: len(one.ids))[:TRIED]:
         labels = torch.tensor([one.labels], device=device)
-        output = called(model, {**alone_inputs(model, one.ids), "labels": labels})
+        output = model(**alone_inputs(model, one.ids), labels=labels)
         returned = loss_of(output)
         if returned is None:
             return None
@@ -232,7 +229,7 @@ def one_at_a_time(model: nn.Module, sequences: Sequence[LabelledSequence]) -> Up
     logits, loss, total = [], 0.0, max(sum(one.num_targets for one in sequences), 1)
     for one in sequences:
         labels = torch.tensor([one.labels], device=next(model.parameters()).device)
-        made = logits_alone(called(model, alone_inputs(model, one.ids)), labels)
+        made = logits_alone(model(**alone_inputs(model, one.ids)), labels)
         logits.append(_columns(made))
         if one.num_targets:
             loss += _backward(cross_entropy(made[:-1], labels[0, 1:]) / total)
@@ -249,7 +246,7 @@ def in_batches(model: nn.Module, update: Update, *, returned: bool) -> UpdateRes
     total, loss = max(update.num_labelled, 1), 0.0
     for index, batch in enumerate(update.batches):
         labels = taken_labels(model, batch) if returned and batch.num_targets else {}
-        output = called(model, {**batch.inputs, **labels})
+        output = model(**batch.inputs, **labels)
         made = _take(logits, update, index, output)
         if batch.num_targets:
             mean = loss_of(output) if labels else None

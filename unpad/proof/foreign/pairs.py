@@ -13,7 +13,7 @@ from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, ComparedUpdate, Precision, judge, raise_memory, refused
 from unpad.proof.foreign.measure import OTHER_LOSS, error_of_loss, in_batches, one_at_a_time
-from unpad.proof.foreign.model import called, no_router_loss, untouched, untouched_generators
+from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.update import (
     IGNORE,
     Collated,
@@ -125,5 +125,5 @@ def _compare(model: nn.Module, update: Update, exact: bool) -> ComparedUpdate:
         update,
         lambda: one_at_a_time(model, sequences),
         lambda: in_batches(model, update, returned=error is not None),
-        partial(called, model),
+        lambda inputs: model(**inputs),
     )

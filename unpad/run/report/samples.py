@@ -63,6 +63,11 @@ def has_samples(folder: Path, step: int) -> bool:
     return any(row["step"] == step for row in _read(folder / SAMPLES, _Sample))
 
 
+def newest_prompts(folder: Path, most: int) -> list[str]:
+    """Different prompts of the newest replies of a run, with the words of its template."""
+    return list(dict.fromkeys(row["prompt"] for row in reversed(_read(folder / SAMPLES, _Sample))))[:most]
+
+
 def _step(line: bytes) -> float:
     """Step of a sample; infinite for a damaged line, which is left out."""
     step = (json_object(line) or {}).get("step")
