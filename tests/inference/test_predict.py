@@ -262,18 +262,13 @@ def test_bad_rows_of_patients_are_left_out_where_the_command_says_so(
     tests = pq.read_table(folder / "tests.parquet").to_pylist()
     tests[5]["days"] = None
     pq.write_table(pa.Table.from_pylist(tests), folder / "tests.parquet")
-    out = tmp_path / "out"
-    for verb in (
-        ("predict", run, folder, "--out", f"{out}.csv"),
-        ("embed", run, "--data", folder, "--out", f"{out}.parquet"),
-    ):
-        refused = unpad(*verb, code=3)
-        assert "data.on_bad_row=quarantine" in refused.err
-        told = unpad(*verb, *QUARANTINE, code=3 if verb[0] == "predict" else 0)
+    risks, vectors = tmp_path / "risks.csv", tmp_path / "vectors.parquet"
+    verbs = (3, "predict", run, folder, "--out", risks), (0, "embed", run, "--data", folder, "--out", vectors)
+    for code, *verb in verbs:
+        assert "data.on_bad_row=quarantine" in unpad(*verb, code=3).err
+        told = unpad(*verb, *QUARANTINE, code=code)
         assert "quarantined: " in told.err + told.out
-    assert [row["id"] for row in read_rows(tmp_path / "out.csv")] == [
-        str(one) for one in pq.read_table(f"{out}.parquet")["id"].to_pylist()
-    ]
+    assert [row["id"] for row in read_rows(risks)] == [str(row["id"]) for row in read_rows(vectors)]
     assert unpad("eval", run, "--data", folder, code=3)
     assert unpad("eval", run, "--data", folder, *QUARANTINE, code=0)
 
