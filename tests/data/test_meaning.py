@@ -38,7 +38,7 @@ def wrong(path: Path, kind: str = "bpe", what: str = "chat") -> dict[str, tuple[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_claims_hold_of_conversations_pairs_and_texts(chats: Path, kind: str) -> None:
+def test_claims_hold_of_conversations_pairs_and_texts(chats, kind):
     assert wrong(chats, kind) == {TEXT: (), REPLIES: (), TYPED: ()}
     pairs, texts = chats.with_name("pairs.jsonl"), chats.with_name("texts.jsonl")
     prompt = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
@@ -105,9 +105,7 @@ def marks_names(patch: pytest.MonkeyPatch) -> None:
         (marks_names, TYPED, "became special tokens"),
     ],
 )
-def test_a_fault_is_noticed_by_the_claim_on_it(
-    fault: Callable[[pytest.MonkeyPatch], None], claim: str, said: str, chats: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_is_noticed_by_the_claim_on_it(fault, claim, said, chats, monkeypatch):
     fault(monkeypatch)
     found = wrong(chats)
     assert said in " ".join(found[claim]), found
