@@ -174,6 +174,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
         characters=np.array(characters, np.int64) if characters else None,
         pictures=pictures if pictures.classes else None,
         note="; ".join(_remarks(kind, file, data, characters)),
+        unread=file.unread,
     )
     return CheckReport((file_check,), tuple(bad))
 

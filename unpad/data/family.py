@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -371,8 +371,8 @@ class Data(ABC):
     def _listed(cls, recipe: Recipe, path: str) -> list[str]:
         return []
 
-    def facts(self) -> dict[str, int]:
-        """Counts that the run's log keeps for those who use the run later, by name; by default none."""
+    def facts(self) -> dict[str, Any]:
+        """What the run's log and a plan keep of the data, by name; by default nothing."""
         return {}
 
     def complete(self, config: ModelConfig) -> ModelConfig:

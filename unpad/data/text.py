@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -208,12 +208,13 @@ class TextData(Data):
         more = [f"  and {len(paths) - MOST_LISTED:,} more"] if len(paths) > MOST_LISTED else []
         return [*(f"  {path}" for path in paths[:MOST_LISTED]), *more]
 
-    def facts(self) -> dict[str, int]:
+    def facts(self) -> dict[str, Any]:
         report = self.report
         return {
             "characters": report.characters,
             "lost_characters": report.lost.lost,
             SYSTEM_TURNS: report.num_system,
+            **report.unread.facts,
         }
 
     def describe_outputs(self) -> str:

@@ -205,7 +205,11 @@ def content_key(example: Example) -> int:
 
 def turns_key(turns: Sequence[Turn]) -> int:
     """64-bit hash of the roles and contents of some turns."""
-    content = "\0".join(part for turn in turns for part in (turn.role, turn.content, *filter(None, [turn.thoughts])))
+    content = "\0".join(
+        part
+        for turn in turns
+        for part in (turn.role, turn.content, *filter(None, [turn.thoughts]), *[""] * (not turn.learned))
+    )
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from unpad.data.sources.alike import near_sets, plain
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.documents import Shape, describe_book
-from unpad.data.sources.example import BadRow, Example, count_bad
+from unpad.data.sources.example import BadRow, Example, Unread, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadable
 from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading
@@ -199,6 +199,7 @@ class CorpusReport:
         num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
         held_groups: named groups with a document of valid; shared_groups: those also with one of train.
         num_system: system turns of training conversations.
+        unread: fields of the rows that nobody read.
         leaks: None without held-out documents, and until they are compared with training.
         leak_places: places of the worst leaks of the report, in its order, and of their training documents.
         test_leaks: None without documents of the test part; test_leak_places likewise.
@@ -229,6 +230,7 @@ class CorpusReport:
     cache_misses: int
     encoded_documents: int
     bad_rows: list[BadRow]
+    unread: Unread
     events: list[str]
     seconds: dict[str, float]
     leaks: LeakReport | None = None
@@ -249,6 +251,7 @@ class CorpusReport:
             f"cache: {number_of(self.cache_hits, 'hits')}, {self.cache_misses:,} missed,"
             f" {number_of(self.encoded_documents, 'documents')} encoded, {sum(self.seconds.values()):.2f} s",
         ]
+        lines += self.unread.lines()
         if self.book:
             held = f"  its end is held out, {number_of(self.num_holdout, 'documents')}"
             lines += [f"note: {self.book.what}", f"  do: {self.book.fix}", held]
