@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from unpad.data.meaning import claims
+from unpad.data.sources.example import Turn
 from unpad.data.tokens import encode
 from unpad.data.tokens.corpus import open_corpus
 from unpad.data.tokens.tokenizer import LibraryTokenizer
@@ -39,8 +40,14 @@ def wrong(path: Path, kind: str = "bpe", what: str = "chat") -> dict[str, tuple[
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_claims_hold_of_conversations_pairs_and_texts(chats: Path, kind: str) -> None:
+def test_claims_hold_of_conversations_pairs_and_texts(chats, kind):
     assert wrong(chats, kind) == {TEXT: (), REPLIES: (), TYPED: ()}
+    rows = [json.loads(line) for line in chats.read_text().splitlines()]
+    for row in rows:
+        row["messages"][1]["train"] = False
+    partly = chats.with_name("partly.jsonl")
+    partly.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert wrong(partly, kind) == {TEXT: (), REPLIES: (), TYPED: ()}
     pairs, texts = chats.with_name("pairs.jsonl"), chats.with_name("texts.jsonl")
     prompt = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     rows = [{"prompt": prompt, "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(6)]
@@ -53,7 +60,7 @@ def test_claims_hold_of_conversations_pairs_and_texts(chats: Path, kind: str) ->
 
 
 def learns_users(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(encode, "LOSS_ROLES", ("text", "assistant", "user"))
+    patch.setattr(Turn, "has_loss", property(lambda turn: turn.role != "system"))
 
 
 def changed(patch: pytest.MonkeyPatch, change: Callable[[encode.Encoded], dict[str, np.ndarray]]) -> None:
@@ -106,9 +113,7 @@ def marks_names(patch: pytest.MonkeyPatch) -> None:
         (marks_names, TYPED, "became special tokens"),
     ],
 )
-def test_a_fault_is_noticed_by_the_claim_on_it(
-    fault: Callable[[pytest.MonkeyPatch], None], claim: str, said: str, chats: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_is_noticed_by_the_claim_on_it(fault, claim, said, chats, monkeypatch):
     fault(monkeypatch)
     found = wrong(chats)
     assert said in " ".join(found[claim]), found

@@ -11,26 +11,13 @@ def between(kind: str, middle: bytes, code: str = "", *, used: int = 2, bad: int
     """A line between two good rows; without a code it is a third row, or no row where `used` is 2."""
     content = GOOD + middle + b"\n" + GOOD
     return Bad(
-        kind,
-        {"a.jsonl": content},
-        "text",
-        code,
-        "a.jsonl:2" if code else "",
-        used,
-        bad if code else 0,
+        kind, {"a.jsonl": content}, "text", code, "a.jsonl:2" if code else "", used, bad if code else 0,
         3 if code else 0,
-    )
+    )  # fmt: skip
 
 
 def whole(
-    kind: str,
-    content: bytes,
-    code: str = "",
-    *,
-    name: str = "a.jsonl",
-    used: int = 0,
-    bad: int = 0,
-    line: int = 1,
+    kind: str, content: bytes, code: str = "", *, name: str = "a.jsonl", used: int = 0, bad: int = 0, line: int = 1
 ) -> Bad:
     """A file on its own, with the line of its first fault."""
     place = f"{name}:{line}" if bad else ""

@@ -10,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.families import patients
-from tests.helpers.shell import Shell
 from unpad.data.histories.leaks import PatientEvents, worst_leak
 from unpad.evaluation.binary import auroc
 
@@ -34,9 +33,7 @@ ALONE = "warning: the code hospice (100% of the patients with the label, 0.0% of
     [("hospice", [-1], ALONE), ("a", range(-12, 0), "warning: the number of events (at the median "),
      ("hospice", [1], ""), ("a", [], "")],
 )  # fmt: skip
-def test_what_alone_tells_the_label_is_said_by_data_check(
-    code: str, days: Sequence[int], said: str, unpad: Shell, tmp_path: Path
-) -> None:
+def test_what_alone_tells_the_label_is_said_by_data_check(code, days, said, unpad, tmp_path):
     lines = unpad("data", "check", with_events(tmp_path / "p", code, days), code=0).out
     assert said in lines
     assert ("alone tells label 1: if it is known after the prediction alone, leave it out" in lines) == bool(said)
@@ -45,9 +42,7 @@ def test_what_alone_tells_the_label_is_said_by_data_check(
 @pytest.mark.slow
 @pytest.mark.promise("doctor.patients")
 @pytest.mark.parametrize("leaks", [True, False])
-def test_figures_that_are_too_good_are_said_once_in_training_and_by_every_evaluation(
-    leaks: bool, unpad: Shell, tmp_path: Path
-) -> None:
+def test_figures_that_are_too_good_are_said_once_in_training_and_by_every_evaluation(leaks, unpad, tmp_path):
     settings = {"optim": {"lr": 2e-2}, "train": {"max_epochs": 4, "threads": 1}}
     path = with_events(tmp_path / "p", "hospice", [-1] * leaks, 600, **settings)
     trained = unpad("train", path, "--out", "run", code=0)
@@ -58,7 +53,7 @@ def test_figures_that_are_too_good_are_said_once_in_training_and_by_every_evalua
     assert (said in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")) == leaks
 
 
-def test_the_area_by_ranks_is_the_auroc() -> None:
+def test_the_area_by_ranks_is_the_auroc():
     ids, labels = np.arange(200), np.arange(200) % 2
     values = np.where(labels == 1, ids + 200.0, -ids)
     values[:2] = 201  # of both

@@ -32,7 +32,7 @@ _NUMBER, _POINT, _COMMA = (
 )
 _NUMBERS = {None: _NUMBER, ".": _POINT, ",": _COMMA}
 _LIMIT = r"([<>≤≥]=?\s?)"
-_ANY_NUMBER = rf"^\s*{_LIMIT}?({_POINT}|{_COMMA})\s*$"  # whether or not the settings read it
+ANY_NUMBER = rf"^\s*{_LIMIT}?({_POINT}|{_COMMA})\s*$"  # whether or not the settings read it
 _NONFINITE = r"^[+-]?(?i:nan|inf|infinity)$"
 _ODD = "[\uff10-\uff19\uff0e\uff0d\u200b\u2060\ufeff]"  # full-width digits, point and minus; characters without width
 
@@ -71,6 +71,7 @@ class Faults:
         good: (num_rows,) bool, rows without a fault so far.
         ids: id of the patient of every row, once they are known.
         zones: column of timestamps that was read -> whether its times have a zone.
+        notes: remarks with their remedy.
     """
 
     def __init__(self, table: Table, decimal: Decimal | None = None, limits: Limits = "error") -> None:
@@ -80,6 +81,7 @@ class Faults:
         self.table = table
         self.decimal, self.limits = decimal, limits
         self.zones: dict[str, bool] = {}
+        self.notes: list[str] = []
         self.good = np.ones(len(table), np.bool_)
         self.ids: pa.Array | None = None
         self._rows: list[tuple[int, BadRow]] = []
@@ -252,7 +254,7 @@ class Column:
             return pa.nulls(len(self.values), pa.string())
         trimmed = pc.utf8_trim_whitespace(self.values)
         nothing = np.asarray(pc.is_in(trimmed, pa.array(NOTHING))) | ~self.valid
-        number = self.matches(_ANY_NUMBER) | _matches(trimmed, _NONFINITE)
+        number = self.matches(ANY_NUMBER) | _matches(trimmed, _NONFINITE)
         if self.faults.limits == "error":
             number &= ~_matches(trimmed, f"^{_LIMIT}")
         texts = pc.if_else(pa.array(nothing | number), None, trimmed)
@@ -265,7 +267,7 @@ class Column:
         """Read words or truth values as strings, null for empty rows; None for a column of numbers."""
         if pa.types.is_boolean(self.values.type):
             return self.values.cast(pa.string())
-        if not self.is_text or (self.matches(_ANY_NUMBER) | self.empty).all():  # CSV has numbers as texts
+        if not self.is_text or (self.matches(ANY_NUMBER) | self.empty).all():  # CSV has numbers as texts
             return None
         return pc.if_else(pa.array(self.empty), None, self.values)
 
@@ -323,12 +325,23 @@ class Column:
         decimal, limits = self.faults.decimal, self.faults.limits
         limit = "" if limits == "error" else f"{_LIMIT}?"
         good = _matches(texts, f"^{limit}{_NUMBERS[decimal]}$")
-        self.refuse(~(good | read), "E_TYPE", lambda row: _no_number(texts[row].as_py(), expected, decimal))
+        self.refuse(~(good | read), "E_TYPE", lambda row: _no_number(texts[row].as_py(), expected, decimal, limits))
+        if decimal is None:
+            self._note_thousands()
         plain = pc.replace_substring_regex(pc.if_else(pa.array(good), texts, None), f"^{_LIMIT}", "")
         for sign, other in {",": ((".", ""), (",", ".")), ".": ((",", ""),), None: ()}[decimal]:
             plain = pc.replace_substring(plain, sign, other)
         numbers = np.asarray(plain.cast(pa.float64()).fill_null(np.nan))
         return np.where(_matches(texts, "^[<≤]"), numbers / 2, numbers) if limits == "half" else numbers
+
+    def _note_thousands(self) -> None:
+        """Remark on points that may be between thousands: 1.250 beside 950, and no other decimals."""
+        pointed, thousands = self.matches(r"^\d+\."), self.matches(r"^[1-9]\d{0,2}\.\d{3}$")
+        if thousands.any() and not (pointed & ~thousands).any() and self.matches(r"^\d{3}$").any():
+            text = self.values[int(thousands.argmax())]
+            what = f'"{self.name}" has {text} beside whole numbers, and no other decimals'
+            fix = f'if its point is between thousands, set decimal: "," {_BESIDE}'
+            self.faults.notes.append(f"{what}; {fix}")
 
     def _refuse_nonfinite(self, wrong: np.ndarray) -> None:
         self.refuse(wrong, "E_NONFINITE", "is not finite", "leave it empty where there is no number")
@@ -464,30 +477,32 @@ def _matches(texts: pa.Array, pattern: str) -> np.ndarray:
     return np.asarray(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
 
 
-def _no_number(text: str, expected: str, decimal: Decimal | None) -> tuple[str, str]:
+def _no_number(text: str, expected: str, decimal: Decimal | None, limits: Limits) -> tuple[str, str]:
     """Describe why a text is not a number, and the fix; show only texts that cannot identify a patient."""
     if re.search(_ODD, text):
         return "is written with full-width digits or characters without width", "write it in plain digits"
     if text != text.strip():
         return "has white space around it", "remove the white space"
     if expected == "a number" and re.fullmatch(rf"{_LIMIT}[\d.,]{{1,12}}", text):
-        fix = f"set limits: half {_BESIDE}, which reads <5 as 2.5, or limits: bound, as 5; >5 is then 5 in both"
-        return f'is the limit "{text}"', fix
+        if limits == "error":
+            fix = f"set limits: half {_BESIDE}, which reads <5 as 2.5, or limits: bound, as 5; >5 is then 5 in both"
+            return f'is the limit "{text}"', fix
+        text = re.sub(_LIMIT, "", text)
     if expected == "a number" and re.fullmatch(RESULTS, text):
         fix = "set words: code on this item of data.events, which makes the word a part of the code, or write a number"
         return f'is the word "{text}", expected {expected}', fix
-    if decimal is None and re.fullmatch(_COMMA, text):
-        comma = float(text.replace(".", "").replace(",", "."))
-        fix = f'set decimal: "," {_BESIDE}, which reads {comma:.15g}'
-        if re.fullmatch(_POINT, text):
-            both = float(text.replace(",", ""))
-            return f'is "{text}", {both:.15g} or {comma:.15g}', f'{fix}, or decimal: ".", which reads {both:.15g}'
-        return f'has a decimal comma: "{text}"', fix
-    if decimal != "." and re.fullmatch(_POINT, text):
-        both = float(text.replace(",", ""))
-        if decimal is None:
-            return f'has commas between thousands: "{text}"', f'set decimal: "." {_BESIDE}, which reads {both:.15g}'
-        return f'is "{text}", and decimal is ","', "write all numbers of the table in one way"
+    if re.fullmatch(_POINT, text) and (decimal is None or not re.fullmatch(_COMMA, text)):
+        thousands = float(text.replace(",", ""))
+        if decimal == ",":
+            return f'is "{text}", and decimal is ","', "write all numbers of the table in one way"
+        if not re.fullmatch(_COMMA, text):
+            return f'has commas between thousands: "{text}"', f'set decimal: "." {_BESIDE}'
+        what = f'is "{text}", {thousands:.15g} or {float(text.replace(",", ".")):.15g}'
+        return what, f'set decimal: "." {_BESIDE} for the first, or decimal: "," for the second'
+    if re.fullmatch(_COMMA, text):
+        kind = "a decimal comma" if "," in text else "points between thousands"
+        fix = "write all numbers of the table in one way" if decimal else f'set decimal: "," {_BESIDE}'
+        return f'has {kind}: "{text}"', fix
     return f"is a text of {len(text)} characters, expected {expected}", f"write {expected}, or leave it empty"
 
 

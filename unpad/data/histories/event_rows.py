@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from unpad.data.histories.columns import Faults, are_whole
+from unpad.data.histories.columns import ANY_NUMBER, Faults, are_whole
 from unpad.data.histories.event_files import AUTO, Sides, find_files, number
 from unpad.data.histories.tables import Table, TableFile, alias, open_table
 from unpad.data.sources.example import BadRow
@@ -26,6 +26,7 @@ from unpad.recipes.data import EventSettings, EventSource
 from unpad.terminal.table import number_of
 
 UNIT_NAMES = ("unit", "units", "uom", "value_uom", "value_unit", "result_unit", "unit_of_measure", "einheit", "单位")
+MOST_GRADES = 5  # numbers that may well be names, such as those of stages
 FEW_PATIENTS = 20  # so few may well have one word each
 Facts = tuple[str, pa.Array | None, np.ndarray]  # a column of static: its name, its words, or else its numbers
 
@@ -141,6 +142,7 @@ def _read_timed(
         bad=faults.bad,
         notes=(
             *notes,
+            *(f"{source.path}: {note}" for note in faults.notes),
             *(
                 f'{source.path}: "{table.names["id"]}" is the id of the patient, and also the {name} of the events'
                 for name in ("code", "value")
@@ -337,21 +339,26 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         declared=Sides.joined(declared),
         unsorted=0,
         bad=faults.bad,
-        notes=tuple(_identifying(source, table, read)),
+        notes=(*(f"{source.path}: {note}" for note in faults.notes), *_doubtful(source, table, read)),
     )
 
 
-def _identifying(source: EventSource, table: Table, read: Sequence[Facts]) -> Iterator[str]:
-    """Warn of facts that name the patient: the column of ids, and words that nearly every patient has alone."""
+def _doubtful(source: EventSource, table: Table, read: Sequence[Facts]) -> Iterator[str]:
+    """Warn of facts that name the patient, by the column of ids or words that nearly every patient has alone, and of
+    numbers that are read as words, beside words."""
     for name, words, _ in read:
-        known = pa.array([], pa.string()) if words is None else words.drop_null()
+        there = pa.array([], pa.string()) if words is None else words.drop_null()
+        numbers = pc.drop_null(pc.if_else(pc.match_substring_regex(there, ANY_NUMBER), there, None))
         if table.names[f"static {name}"] == table.names["id"]:
-            what = f'"{name}" is the id of the patient, and also one of the facts that the model reads'
-        elif len(known) >= FEW_PATIENTS and len(known.unique()) > 0.9 * len(known):
-            what = f'"{name}" has a word of its own for nearly every patient, as an id has'
+            what = "is the id of the patient, and also one of the facts that the model reads; remove it from static"
+        elif len(numbers.unique()) > MOST_GRADES and 2 * len(numbers) > len(there):
+            what = f"has words in {number_of(len(there) - len(numbers), 'rows')}, so that its numbers are read as words"
+            what += " too; empty them to read numbers"
+        elif len(there) >= FEW_PATIENTS and len(there.unique()) > 0.9 * len(there):
+            what = "has a word of its own for nearly every patient, as an id has; remove it from static"
         else:
             continue
-        yield f"{source.path}: {what}; remove it from static"
+        yield f'{source.path}: "{name}" {what}'
 
 
 # --------------------------------------------------------------------------- all sources together

@@ -24,7 +24,7 @@ from unpad.models.set_sequence.event_sets import FIRST_COMPETING
 from unpad.recipes.data import EventLabels, EventSettings, as_word
 from unpad.terminal.table import number_of
 
-_WORD = r"(?!.{31})[^\W\d_]+([ /-][^\W\d_]+)*"
+_WORD = r"[^\W\d_](?=.{0,30}$)[\w ./()&+-]*"
 _TRUTHS = {"0": 0, "1": 1, "false": 0, "true": 1}
 MOST_WORDS = 12
 

@@ -305,7 +305,8 @@ def _as_events(path: Path, rows: Sequence[Cells]) -> str:
         field: next((name for name in names if folded(name) in known), "") for field, known in EVENT_LIKE.items()
     }
     if not all(columns.values()):
-        return "" if columns["code"] else _as_wide(path, rows, [columns["id"], columns["time"]])
+        kept = [columns["id"], columns["time"]]
+        return "" if columns["code"] else _as_wide(path, rows, kept) or _as_outcomes(path, rows, kept)
     times = {str(row.get(columns["time"], "")) for row in rows} - {""}
     unit = layout_advice(times)
     if all(map(_NUMBER.fullmatch, times)):
@@ -313,6 +314,8 @@ def _as_events(path: Path, rows: Sequence[Cells]) -> str:
     elif not unit or " or " in unit:
         unit = "unit: timestamp"
     named = ", ".join(f"{field}: {in_yaml(name)}" for field, name in columns.items())
+    if any(re.fullmatch(r"-?\d+,(\d{1,2}|\d{4,})", str(row.get(columns["value"]))) for row in rows):
+        unit += ', decimal: ","'
     item = f"{{path: {in_yaml(str(path))}, {named}, {unit}}}"
     return (
         f"a table of patients' events (docs/patients.md)? unpad recipes copy events my.yaml, with data.events: {item}"
@@ -336,3 +339,13 @@ def _as_wide(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
         f"a column for each measurement ({', '.join(measured[:3])})? events have a row for each: "
         f"python -c {shlex.quote(f'import pandas; {long}')}"
     )
+
+
+def _as_outcomes(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
+    """Advice on a table with an id of patients and a column of few words or numbers; arguments as of `_as_wide`."""
+    cells = {name: [str(row[name]) for row in rows if row.get(name) not in (None, "")] for name in rows[0]}
+    few = [name for name, values in cells.items() if name not in kept and 2 <= len(set(values)) <= len(values) / 3]
+    if folded(kept[0]) in ("", "id") or not few:
+        return ""
+    item = f"{{path: {in_yaml(str(path))}, id: {in_yaml(kept[0])}, label: {in_yaml(few[-1])}}}"
+    return f"outcomes of patients (docs/patients.md)? beside a table of their events, with events.labels: {item}"
