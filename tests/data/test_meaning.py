@@ -28,7 +28,6 @@ def chats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     turns = [("user", "hi there"), ("assistant", "Good day.\nYes?"), ("user", "你好"), ("assistant", "你好。")]
     rows = [{"messages": [{"role": r, "content": f"{c} {i}"} for r, c in turns]} for i in range(8)]
-    rows.append({"messages": [{"role": r, "content": c, "weight": int(i == 3)} for i, (r, c) in enumerate(turns)]})
     path = tmp_path / "chats.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
@@ -109,7 +108,7 @@ def marks_names(patch: pytest.MonkeyPatch) -> None:
         (learns_the_prompts_end, REPLIES, "is not its reply"),
         (cuts_the_end, REPLIES, "a reply is not learnt to its end"),
         (other_order, REPLIES, "is not its reply"),
-        (lower_case, TEXT, "9 of 36 texts come back with other characters"),
+        (lower_case, TEXT, "8 of 32 texts come back with other characters"),
         (marks_names, TYPED, "became special tokens"),
     ],
 )

@@ -37,6 +37,11 @@ class Turn:
     thoughts: str = ""
     learned: bool = True
 
+    @property
+    def has_loss(self) -> bool:
+        """True for a text and for a reply that is learned."""
+        return self.learned and self.role in ("text", "assistant")
+
 
 @dataclass(frozen=True, slots=True)
 class Example:

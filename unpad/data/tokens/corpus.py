@@ -45,7 +45,7 @@ from unpad.data.tokens.corpus_files import (
     split_documents,
     split_settings,
 )
-from unpad.data.tokens.encode import encode_examples, has_loss, lossy_texts, reserved_texts
+from unpad.data.tokens.encode import encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import CorpusShard, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
@@ -74,7 +74,7 @@ def keep_last_reply(examples: Sequence[Example], loss_mask: np.ndarray, offsets:
         SourceError: the tokens with loss of one of several replies are not in one run.
     """
     for example, (start, stop) in zip(examples, pairwise(offsets.tolist()), strict=True):
-        mask, num_replies = loss_mask[start:stop], sum(map(has_loss, example.turns))
+        mask, num_replies = loss_mask[start:stop], sum(turn.has_loss for turn in example.turns)
         if num_replies == 1:
             continue
         begins = np.flatnonzero(mask[1:] & ~mask[:-1]) + 1  # the first token, BOS or of a prompt, carries no loss
@@ -359,7 +359,7 @@ def _learned(example: Example, targets: np.ndarray, tokenizer: Tokenizer) -> str
     """Text that carries loss, from the messages; with thoughts from the ids, as templates may write only a part."""
     if tokenizer.chat is not None and any(map(has_thoughts, example.turns)):
         return tokenizer.decode(targets.tolist())
-    return "".join(turn.content for turn in example.turns if has_loss(turn))
+    return "".join(turn.content for turn in example.turns if turn.has_loss)
 
 
 def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokenizer) -> Shard:

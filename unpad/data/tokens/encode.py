@@ -77,7 +77,6 @@ def encode_chat_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, thinking: bo
     return tokenizer.encode_marked(marked.text, marked.messages or (), bounds)[0]
 
 
-LOSS_ROLES = ("text", "assistant")
 EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of their arrays; fewer for long examples:
 CHARS_AT_ONCE = 500_000
 THREADS = 2  # the tokenizer encodes one part, without the interpreter's lock, while another becomes arrays
@@ -129,11 +128,6 @@ _inherited: _Job | None = None  # set in a process that encodes, when it is fork
 def token_dtype(vocab_size: int) -> np.dtype:
     """Smallest type for every id."""
     return np.dtype("<u2" if vocab_size <= 1 << 16 else "<u4")
-
-
-def has_loss(turn: Turn) -> bool:
-    """True for a text, and for a reply that is learned."""
-    return turn.learned and turn.role in LOSS_ROLES
 
 
 def encode_examples(
@@ -319,7 +313,7 @@ def _lost_text(examples: Sequence[Example], lost: Sequence[str]) -> LostText:
             gone = next(following)
             counts.update(gone)
             chars[row] += len(gone)
-            if has_loss(turn):
+            if turn.has_loss:
                 target_chars[row] += len(gone)
                 target_bytes[row] += len(gone.encode())
     return LostText(chars, target_chars, target_bytes, counts)
@@ -356,6 +350,6 @@ def _append(
             loss += bytes(len(lead))
         content = next(contents)
         ids += content
-        is_reply = turn.role in LOSS_ROLES
+        is_reply = turn.role in ("text", "assistant")
         ids += [tokenizer.eos_id] * is_reply
-        loss += (b"\1" if has_loss(turn) else b"\0") * (len(content) + is_reply)
+        loss += (b"\1" if turn.has_loss else b"\0") * (len(content) + is_reply)
