@@ -178,7 +178,7 @@ class Connection(H11Protocol):
         self._arrival = arrival
         self._late: asyncio.TimerHandle | None = None
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+    def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._expect()
 

@@ -121,8 +121,8 @@ def converted(value: Any, *, device: torch.device | None = None, floats: torch.d
         return {name: part(one) for name, one in value.items()}
     if isinstance(value, list) and value and not isinstance(value[0], int):
         return list(map(part, value))
-    if is_dataclass(value):
-        return replace(value, **{one.name: part(getattr(value, one.name)) for one in fields(value)})  # type: ignore[type-var]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: part(getattr(value, one.name)) for one in fields(value)})
     return value
 
 
