@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.helpers.shell import Shell
-from unpad.processes.start import started_by_torchrun
+from unpad.processes.worker import started_by_torchrun
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a recipe, and print the commands that use the run."""
-    from unpad.processes.start import refuse_under_torchrun, started_by_torchrun
+    from unpad.processes.worker import refuse_under_torchrun, started_by_torchrun
     from unpad.run.folder import RECIPE, Start, holds_run, refuse_new_run
 
     start = Start.of(recipe, overrides or [], out, resume=resume)

@@ -10,10 +10,10 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
+from unpad.batching.balance import assign, micro_cost
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.pieces import TargetCount
 from unpad.batching.plan import Micro, Plan, plan
-from unpad.batching.shares import assign, micro_cost
 from unpad.data.family import Data
 from unpad.errors import needs_memory
 from unpad.models.contract import Model

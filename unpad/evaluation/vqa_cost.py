@@ -17,9 +17,9 @@ from unpad.errors import RecipeError
 from unpad.evaluation.metrics import EXTREMES, Metric
 from unpad.inference.engine import advance, prefill
 from unpad.inference.loaded import generation_precision, load
+from unpad.models.cost import pruner_operations, reading_operations, sizes_of
 from unpad.models.vision_language.model import TEACHING, Mode, VisionLanguage
 from unpad.nn.block import BEFORE
-from unpad.nn.flops import pruner_operations, reading_operations, sizes_of
 from unpad.nn.linear import independent_rows, keep_copies
 from unpad.nn.precision import autocast
 

@@ -29,7 +29,7 @@ from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.processes.children import run_all
 from unpad.processes.group import Group, joined
-from unpad.processes.start import refuse_under_torchrun
+from unpad.processes.worker import refuse_under_torchrun
 from unpad.proof.line import Certificate, Line
 from unpad.proof.sample import (
     WORK,

@@ -18,13 +18,17 @@ from unpad.data.family import family_of
 from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
 from unpad.receipts.receipt import Receipt, compare, differing, learnt, of_memory, reasons
 from unpad.receipts.starts import (
+    Session,
     StageSteps,
     advising,
+    cuts_until,
     put_start,
+    read_sessions,
     readable_states,
     recorded_steps,
     refuse_untrained,
     relocated,
+    session_of,
     starts,
 )
 from unpad.recipes.recipe import Recipe
@@ -32,7 +36,6 @@ from unpad.run.checkpoint import State
 from unpad.run.folder import find_run
 from unpad.run.kept import REFERENCE, open_files, read_reference
 from unpad.run.monitor import StepRecord, silent_monitor, train_row
-from unpad.run.sessions import Session, cuts_until, read_sessions, session_of
 from unpad.run.timers import Timers
 from unpad.storage import finite
 from unpad.terminal.progress import progress as shown_progress

@@ -21,8 +21,8 @@ from unpad.nn.cross_attention import CrossAttention, PairedRuns, PairGroup, pair
 from unpad.nn.draws import normal
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
-from unpad.nn.pool import AttentionPool
 from unpad.nn.precision import widened
+from unpad.nn.segments import AttentionPool
 
 # In standard deviations; closest where values are most frequent.
 KNOTS = (-4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)

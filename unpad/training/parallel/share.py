@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from unpad.batching.balance import assign, micro_cost
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.batching.shares import assign, micro_cost
 from unpad.models.contract import Trainable
 from unpad.nn.draws import draw
 from unpad.processes.group import Group
