@@ -4,8 +4,6 @@ Every process takes its share of an update by `assign`, and the update ends with
 tokens: all computation for one token except attention costs 1. Padding and filler count, communication does not.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Every check here is repeated where the value is used.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path

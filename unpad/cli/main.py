@@ -1,7 +1,5 @@
 """The program: runs a verb, and turns errors into three lines and an exit code."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os

@@ -1,7 +1,5 @@
 """Arguments and options that verbs share, with their completion by the shell, and output for programs."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -1,7 +1,5 @@
 """Verbs of `unpad recipes`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """Verbs that look at runs: lists, pages, comparisons, and the account of a step or of a row."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

@@ -1,7 +1,5 @@
 """The verb that puts a run behind HTTP."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

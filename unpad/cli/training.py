@@ -1,7 +1,5 @@
 """Verbs that train: one run, or the trials of a search."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated

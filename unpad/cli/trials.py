@@ -1,7 +1,5 @@
 """Verbs that examine a recipe on the user's data without keeping a run: cost, certificate and doctor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any

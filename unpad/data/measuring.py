@@ -1,7 +1,5 @@
 """Measure a model on sequences, each exactly once, in batches; several processes share the batches by cost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

@@ -1,8 +1,6 @@
 """Attention weights of a model's blocks by head, and maps of one held-out example that a run of texts or images keeps
 at its end for its page."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

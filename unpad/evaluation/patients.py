@@ -5,8 +5,6 @@ of one patient are not independent, and neither are its examples at several land
 Measures of the prediction leave out patients of unknown outcome.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Cost of reading and answering questions, with all visual tokens and with the kept ones."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace

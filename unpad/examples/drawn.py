@@ -5,8 +5,6 @@ Drawing is a pure function of a number, so the sets are the same everywhere. `ev
 outcomes, `events_labels` on the same patients with ready labels.
 """
 
-from __future__ import annotations
-
 import hashlib
 import io
 import json

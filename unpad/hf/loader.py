@@ -1,7 +1,5 @@
 """Flat batches of tokenized examples by our plan: every token once, none of padding."""
 
-from __future__ import annotations
-
 import hashlib
 import heapq
 import math

@@ -1,7 +1,5 @@
 """A trained run, opened for use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

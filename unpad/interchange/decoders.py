@@ -1,7 +1,5 @@
 """Decoders as models of Hugging Face, by the declarative description of a family, such as that of Llama."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 

@@ -7,8 +7,6 @@ inside or outside the language model, the tower with or without `vision_model`. 
 decoders, as in a folder of its own (`decoders.py`); here are the tower and the projector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -3,8 +3,6 @@
 Matrices of linear layers and embeddings are quantized.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

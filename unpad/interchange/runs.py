@@ -1,7 +1,5 @@
 """`unpad import` and `unpad export`: a folder of Hugging Face as a run, and a run as a folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -4,8 +4,6 @@ Operations are the numerator of a share of the machine's peak. They are the matr
 real tokens: no padding, no recomputation. The share is thus the part of the machine that did required work.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Activations of the feed-forward part, plain and gated (Shazeer 2020, arXiv 2002.05202)."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -5,8 +5,6 @@ with the same weights; inside `keep_copies` a copy lives until its weight change
 what it would get alone; inside `independent_rows` no product looks at the number of its rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass

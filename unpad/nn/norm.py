@@ -1,7 +1,5 @@
 """Residual add, dropout and normalisation over channels in one operation `unpad::add_norm`, summed in fp32 or wider."""
 
-from __future__ import annotations
-
 import ctypes
 from typing import Any, Literal
 

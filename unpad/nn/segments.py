@@ -4,8 +4,6 @@ Sums run over the tokens of their own sequence in order and without atomics: the
 the rest of the batch.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Literal
 

@@ -5,8 +5,6 @@ equal the same sequences one at a time, in outputs, loss terms and all gradients
 precision and kernels: it must agree with fp64 within stated bounds, and isolation must be exact.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import replace

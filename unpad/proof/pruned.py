@@ -8,8 +8,6 @@ assembled token by token, and inside the language model nothing moves: a removed
 it. So it shares neither the shortening of runs nor the kernels with the code under proof.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Receipts: the rows that a step learnt from and whether it was reproduced, as lines and as JSON."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

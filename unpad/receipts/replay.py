@@ -1,7 +1,5 @@
 """`unpad replay`: recompute one step of a run with the training code and compare it with the recorded metrics."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -1,8 +1,6 @@
 """The start of a recomputation: the processes that trained the run one after the other, from its log, with first step,
 machine and recipe of each; its data, where it is now, and checkpoints or beginnings of stages."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

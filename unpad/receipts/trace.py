@@ -1,7 +1,5 @@
 """`unpad trace`: the steps that trained on a row of the data files, from plans alone, or why none did."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence

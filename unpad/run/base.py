@@ -4,8 +4,6 @@ A checkpoint of such a run holds the adapters; its value `base` has the other ru
 weights.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import stat

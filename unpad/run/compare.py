@@ -1,7 +1,5 @@
 """Runs in a list and side by side: their summaries, differences of recipes, results and curves."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex

@@ -1,7 +1,5 @@
 """The routes: a body becomes an ask, the ask a place in the queue, and what comes back an answer of the protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time

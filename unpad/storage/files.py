@@ -1,7 +1,5 @@
 """Files and folders that replace what was there as a whole, checksums, and the cache folder."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import itertools

@@ -3,8 +3,6 @@
 Reading never follows a link, never waits for a pipe, and opens no file that the manifest does not name.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json

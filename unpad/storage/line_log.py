@@ -1,7 +1,5 @@
 """Append-only logs of JSON lines."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -3,8 +3,6 @@
 A value that does not fit its type is described in words: pydantic's errors without its own terms.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

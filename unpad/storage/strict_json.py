@@ -1,7 +1,5 @@
 """Strict JSON: parsing of untrusted files, and conversion to representable values."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Set-up of a run before its first step: data, model, stages, device and precision."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version

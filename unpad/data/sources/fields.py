@@ -1,8 +1,6 @@
 """Names of fields and columns as people write them: near spellings of the known ones, and the setting that names
 another."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import unicodedata

@@ -1,7 +1,5 @@
 """The tokenizer of a Hugging Face folder: its special tokens, its chat template and the ids that stop."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

@@ -5,8 +5,6 @@ Events are embedded from their code and their value. Blocks of attention through
 block the events of a set are pooled into a latent: a mean and a logarithm of a variance per dimension.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

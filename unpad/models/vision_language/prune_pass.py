@@ -1,7 +1,5 @@
 """One pass of a language model that drops visual tokens between its blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal

@@ -1,7 +1,5 @@
 """The certificate for an external model, collator or trainer: findings, a verdict, and each failure's cause and fix."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property

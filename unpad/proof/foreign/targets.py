@@ -1,7 +1,5 @@
 """The tokens that a loss learns a label from, determined by what moves it."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """The batches of one update, read without knowledge of their format, and checks of their labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial

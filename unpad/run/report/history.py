@@ -1,7 +1,5 @@
 """Files of a run read back: rows, log entries, and columns to draw."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator

@@ -4,8 +4,6 @@ Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `log.j
 `evaluations.jsonl`, `samples.jsonl` and `attention.json`; nothing is made up for a missing file.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from datetime import datetime

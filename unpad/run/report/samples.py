@@ -1,7 +1,5 @@
 """Report section of a run's evaluations and sample replies: `evaluations.jsonl` and `samples.jsonl`."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import datetime

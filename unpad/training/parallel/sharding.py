@@ -9,8 +9,6 @@ it divides sums by the number of processes, block by block; the step divides by 
 gradients are sums here.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager

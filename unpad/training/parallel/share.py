@@ -1,8 +1,6 @@
 """The share of an update that one process computes: its micro-batches, their random draws, and sums over all
 processes."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
