@@ -22,20 +22,8 @@ from unpad.models.adapters import merged
 from unpad.nn.precision import DTYPES, Precision
 from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
+from unpad.run import folder as run_folder
 from unpad.run.checkpoint import State, model_tensors, newest_weights
-from unpad.run.folder import (
-    CHECKPOINTS,
-    COMMAND,
-    KEPT,
-    MADE_BY,
-    OF_RUN,
-    RECIPE,
-    RUN_ID,
-    find_run,
-    read_command,
-    refuse_run,
-    run_recipe,
-)
 from unpad.run.quantized import packed_weights, read_quantized, refuse_training, widened
 from unpad.storage.reading import known_fields, misfit, shown
 
@@ -95,7 +83,7 @@ def start_weights(recipe: Recipe) -> tuple[Path, dict[str, Tensor]]:
     if recipe.train.init_from is None:
         what = "adapters need a trained model, and the recipe starts from random weights"
         raise RecipeError(what, where="lora", fix="name the model's run: train.init_from=RUN")
-    folder = find_run(recipe.train.init_from)
+    folder = run_folder.find_run(recipe.train.init_from)
     return folder, trainable_weights(folder)
 
 
@@ -139,7 +127,7 @@ def stored_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
 
 def _is_run(place: Path) -> bool:
     try:
-        return (place / RECIPE).is_file()
+        return (place / run_folder.RECIPE).is_file()
     except OSError:  # a name that no system can hold
         return False
 
@@ -158,7 +146,14 @@ def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
     raise CheckpointError(f"the adapters were trained on the run {base.run}, which is gone", where=str(folder), fix=fix)
 
 
-LEFT = (storage.LOCK, RECIPE, COMMAND, "report.html", "evaluations.jsonl", "evaluation.json")  # are not copied
+LEFT = (
+    storage.LOCK,
+    run_folder.RECIPE,
+    run_folder.COMMAND,
+    "report.html",
+    "evaluations.jsonl",
+    "evaluation.json",
+)  # are not copied
 
 
 def merge_run(name: str | Path, out: Path) -> Path:
@@ -178,12 +173,12 @@ def merge_run(name: str | Path, out: Path) -> Path:
         CheckpointError: the base of the adapters is missing or has changed.
         RunInUseError: another process writes to `out`.
     """
-    folder = find_run(name)
-    refuse_run(out)
+    folder = run_folder.find_run(name)
+    run_folder.refuse_run(out)
     weights, state = run_weights(folder)
     if KEY not in state.values:
         raise RecipeError("this run has no adapters to merge", where=str(folder), fix="use it as it is")
-    write_derived(folder, out, weights, state, {MADE_BY: f"unpad export {folder} --merge"})
+    write_derived(folder, out, weights, state, {run_folder.MADE_BY: f"unpad export {folder} --merge"})
     return out
 
 
@@ -203,20 +198,24 @@ def write_derived(
         about: fields of its `run.json`, MADE_BY among them.
         values: further values of its checkpoint.
     """
-    recipe, command = run_recipe(folder), read_command(folder)
+    recipe, command = run_folder.run_recipe(folder), run_folder.read_command(folder)
     storage.make_folder(out, private=_is_private(folder))
-    kept = {key: value for key, value in state.values.items() if key not in (KEY, OF_RUN)} | dict(values or {})
-    command.pop(RUN_ID, None)
+    kept = {key: value for key, value in state.values.items() if key not in (KEY, run_folder.OF_RUN)} | dict(
+        values or {}
+    )
+    command.pop(run_folder.RUN_ID, None)
     command |= about
     with storage.RunLock(out):
         for path in sorted(folder.iterdir()):
             if path.is_file() and path.name not in LEFT:
                 storage.write_atomic(out / path.name, path.read_bytes(), private=_is_private(path))
-        if (folder / KEPT).is_dir():
-            storage.write_folder(out / KEPT, storage.read_folder(folder / KEPT))
-        checkpoint.save_named(out / CHECKPOINTS, "best", State(state.step, model_tensors(tensors), kept))
-        storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
-        storage.write_atomic(out / RECIPE, recipe.model_copy(update={"lora": None}).to_yaml())  # last: now it is a run
+        if (folder / run_folder.KEPT).is_dir():
+            storage.write_folder(out / run_folder.KEPT, storage.read_folder(folder / run_folder.KEPT))
+        checkpoint.save_named(out / run_folder.CHECKPOINTS, "best", State(state.step, model_tensors(tensors), kept))
+        storage.write_atomic(out / run_folder.COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+        storage.write_atomic(
+            out / run_folder.RECIPE, recipe.model_copy(update={"lora": None}).to_yaml()
+        )  # last: now it is a run
 
 
 def _is_private(path: Path) -> bool:
