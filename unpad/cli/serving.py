@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.early import check_run
-from unpad.cli.options import Debug, RunArgument
+from unpad.cli.options import Debug, RunArgument, check_run
 from unpad.storage.paths import user_path
 
 verbs = typer.Typer()

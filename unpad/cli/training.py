@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.early import check_recipe, check_run
-from unpad.cli.options import Debug, Overrides, Verbose, run_or_recipe_names
+from unpad.cli.options import Debug, Overrides, Verbose, check_recipe, check_run, run_or_recipe_names
 from unpad.storage.lock import RunLock
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines
