@@ -33,7 +33,7 @@ from unpad.data.sources.files import (
     skipped_files,
 )
 from unpad.data.sources.json_rows import count_blank_lines
-from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading
+from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading, refuse_given
 from unpad.data.sources.split import content_key, turns_key
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, ImageSettings, Source
@@ -86,6 +86,7 @@ class _CheckMemory:
 
     keys: set[int] = dataclass_field(default_factory=set)
     asked: Asked = dataclass_field(default_factory=Asked)
+    has_template: bool = False  # of an imported model
 
 
 def _join(checks: Sequence[tuple[Path, Callable[[], CheckReport]]]) -> CheckReport:
@@ -120,7 +121,7 @@ def _is_recipe(path: Path) -> bool:
 
 def _check_path(kind: str | None, field: str | None, settings: Recipe, seen: _CheckMemory, path: Path) -> CheckReport:
     refuse_system(path)
-    data = settings.data
+    data, seen.has_template = settings.data, settings.tokenizer.path is not None
     if kind == "events" or (kind is None and field is None and _looks_like_events(path)):
         data = data.model_copy(update={"events": [EventSource(path=str(path))]})
         return _check_events(settings.model_copy(update={"data": data}), trains=False)
@@ -150,7 +151,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
     characters, pictures = list[int](), PictureCounts()
     num_used = num_keys = num_repeated = 0
     with reading(file.path):
-        for row in counted(_checked(kind, file, data), f"reading {file.path.name}", unit="rows"):
+        for row in counted(_checked(kind, file, data, seen.has_template), f"reading {file.path.name}", unit="rows"):
             if isinstance(row, BadRow):
                 bad.append(row)
                 continue
@@ -179,10 +180,12 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
     return CheckReport((file_check,), tuple(bad))
 
 
-def _checked(kind: str, file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
+def _checked(kind: str, file: SourceFile, data: DataSettings, has_template: bool) -> Iterator[Usable | BadRow]:
     """Rows of a file as its reader checks them, or without facts where it has `read` alone."""
     if kind in TEXT_KINDS:
-        yield from map(_usable, read_rows(kind, file, data))
+        for row in read_rows(kind, file, data):
+            refused = [] if has_template or isinstance(row, BadRow) else refuse_given(kind, file, [row])
+            yield refused[0] if refused else _usable(row)
         return
     reader = import_module(f"unpad.data.sources.{kind}")
     if hasattr(reader, "check"):
@@ -224,7 +227,7 @@ def _check_recipe(overrides: Sequence[str], seen: _CheckMemory, path: Path) -> C
     from unpad.data.sources.files import resolve_path  # imports pyarrow
 
     recipe = load_recipe(str(path), overrides)
-    data = recipe.data
+    data, seen.has_template = recipe.data, recipe.tokenizer.path is not None
     resolve = partial(resolve_path, data)
     files = [
         (kind, file)

@@ -2,6 +2,7 @@
 as `用户：…助手：…`.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -19,7 +20,8 @@ Role = Literal["system", "user", "assistant"]
 
 CONTEXTS = ("input", "context", "passage", "document", "article", "background")  # texts that complete a request
 SYSTEMS = ("system", "system_prompt")
-FIELDS = (*MESSAGES, *REQUESTS, *CONTEXTS, *REPLIES, "text", *SYSTEMS, "history")
+TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # as trainers have them
+FIELDS = (*MESSAGES, *REQUESTS, *CONTEXTS, *REPLIES, "text", *SYSTEMS, "history", *TEMPLATE_FIELDS)
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")  # by which rows and chat templates call thoughts
 CALLS = ("tool_calls", "function_call")
 ROLES: dict[str, Role] = {
@@ -56,7 +58,7 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
         turns = _turns_of_row(row, file)
         if len(row.value) == 1:
             return Example(row.where, turns)
-        example = Example(row.where, turns, *row.declared())
+        example = Example(row.where, turns, *row.declared(), given=given_of(row))
         refuse_unread(row, turns)
         return example
 
@@ -133,6 +135,21 @@ def asked(row: Row, request: str) -> list[Turn]:
         for role, content in zip(_PAIR, pair, strict=True)
     ]
     return [*said, Turn("user", text)]
+
+
+def given_of(row: Row) -> str:
+    """What a chat template is given beside the messages, as `Example` has it.
+
+    Raises:
+        RowFault: it is of another type.
+    """
+    tools, more = (listed(row.get(name)) for name in TEMPLATE_FIELDS)
+    if not is_blank(tools) and not (type(tools) is list and all(type(tool) is dict for tool in tools)):
+        raise RowFault("E_TYPE", f'"{TEMPLATE_FIELDS[0]}" is {type_name(tools)}, expected a list of objects')
+    if not is_blank(more) and type(more) is not dict:
+        raise RowFault("E_TYPE", f'"{TEMPLATE_FIELDS[1]}" is {type_name(more)}, expected an object')
+    given = ({} if is_blank(tools) else {"tools": tools}) | ({} if is_blank(more) else more)
+    return json.dumps(given, ensure_ascii=False) if given else ""
 
 
 def looks_like_chat(value: object) -> bool:

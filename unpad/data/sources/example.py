@@ -55,6 +55,7 @@ class Example:
             others; a group held out on purpose is declared, not leaked.
         keywords: words that a correct reply must contain; used by evaluation only.
         rejected: reply of a pair that is worse than the last turn, its chosen reply; None for other data.
+        given: what a chat template is given beside the messages, such as tools, as JSON of an object; "" for nothing.
     """
 
     where: str
@@ -63,6 +64,7 @@ class Example:
     group: str = ""
     keywords: tuple[str, ...] = ()
     rejected: Turn | None = None
+    given: str = ""
 
     @property
     def every_turn(self) -> tuple[Turn, ...]:

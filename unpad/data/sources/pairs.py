@@ -7,7 +7,7 @@ as public sets and trainers have them. Without a prompt of its own, it is what b
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from unpad.data.sources.chat import CONTEXTS, SYSTEMS, asked, in_turns, said_in, with_system
+from unpad.data.sources.chat import CONTEXTS, SYSTEMS, TEMPLATE_FIELDS, asked, given_of, in_turns, said_in, with_system
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.faults import RowFault, missing
 from unpad.data.sources.fields import REQUESTS
@@ -19,7 +19,7 @@ from unpad.recipes.data import DataSettings
 
 PROMPTS = ("messages", *REQUESTS)
 CHOSEN, REJECTED = REPLIES = ("chosen", "rejected")
-FIELDS = (*REPLIES, *PROMPTS, *CONTEXTS, *SYSTEMS, "history")
+FIELDS = (*REPLIES, *PROMPTS, *CONTEXTS, *SYSTEMS, "history", *TEMPLATE_FIELDS)
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
@@ -37,8 +37,9 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
         if not (replies[CHOSEN].learned and replies[REJECTED].learned):
             raise RowFault("E_NO_TARGET", "the pair has a reply that is marked as not learned", "remove the row")
         split, group, keywords = row.declared()
+        given = given_of(row)
         refuse_unread(row, (*turns, replies[REJECTED]))
-        return Example(row.where, turns, split, group or _name(prompt), keywords, replies[REJECTED])
+        return Example(row.where, turns, split, group or _name(prompt), keywords, replies[REJECTED], given)
 
     return examples(file, data, (*REPLIES, file.field, "system") if file.field else FIELDS, convert, "pairs")
 

@@ -131,7 +131,8 @@ def refuse_unread(row: Row, turns: Sequence[Turn]) -> None:
     texts = [turn.content.strip() for turn in turns]
     lengths = len(turns), sum(turn.role == "assistant" for turn in turns)
     for name in row.unread():
-        value = listed(row.get_unread(name))
+        value = row.get_unread(name)
+        items = listed(value)
         number, wanted = number_of(value), _says_wanted(name, _TRAINED | _WANTED, _MASKED | _UNWANTED)
         if type(value) is str and value.strip().lower() in _UNWANTED:
             number = 0
@@ -139,7 +140,7 @@ def refuse_unread(row: Row, turns: Sequence[Turn]) -> None:
             continue
         if type(value) is str and _repeats(value.strip(), texts):
             row.get(name)
-        elif type(value) is list and len(value) in lengths and all(item is None or _is_share(item) for item in value):
+        elif type(items) is list and len(items) in lengths and all(item is None or _is_share(item) for item in items):
             raise FieldFault(name, f'"{name}" has a number for each message, which may weigh or mask it')
         elif _completes(name):
             raise FieldFault(name, f'"{name}" is {shown(value)} that completes the request, and is not read here')

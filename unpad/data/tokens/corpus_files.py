@@ -20,7 +20,7 @@ from unpad.data.sources.documents import Shape, describe_book
 from unpad.data.sources.example import BadRow, Example, Unread, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadable
 from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
-from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading
+from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading, refuse_given
 from unpad.data.sources.split import (
     PARTS,
     Split,
@@ -106,6 +106,9 @@ class Preparation:
         if index not in self.read:
             file = self.files[index]
             examples, bad = read_file(file.kind, file.file, self.recipe.data)
+            if self.recipe.tokenizer.path is None and (refused := refuse_given(file.kind, file.file, examples)):
+                bad += refused
+                examples = [example for example in examples if not example.given]
             if hash_file(file.file.path) != file.sha256:
                 where = str(file.file.path.absolute())
                 fix = "start again when it is complete"
