@@ -22,7 +22,7 @@ from unpad.data.sources import chat, images, pairs
 from unpad.data.sources.documents import describe_book, single_document
 from unpad.data.sources.example import BadRow, Example, Usable, count_bad
 from unpad.data.sources.faults import FIXES, there_is
-from unpad.data.sources.fields import Advise, advice, is_picture
+from unpad.data.sources.fields import REPLIES, REQUESTS, Advise, advice, is_picture
 from unpad.data.sources.files import (
     FORMATS,
     TABLE_SUFFIXES,
@@ -289,6 +289,8 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
     there = there_is(names) if names else header.what.partition("; ")[2] if header else ""
     what = "E_KIND the rows or columns match no kind of data" + (f"; {there}" if there else "")
     fix = advise(values) if names else header.fix if header else ""
+    if set(names) & set(REQUESTS):
+        fix = f"write the reply that is wanted beside each request, as {' or '.join(REPLIES)}"
     if not fix or fix == FIXES["E_MISSING"]:
         fix = f"set --kind ({', '.join(KINDS)}), or name the fields or columns in a recipe and check it with "
         fix += "`unpad data check RECIPE.yaml`"
@@ -395,4 +397,8 @@ def _kind_of(file: SourceFile, data: DataSettings, kind: str | None) -> str:
         return "images" if any("label" in value for value in with_image) else "vqa"
     if 2 * sum(map(pairs.looks_like_pair, values)) > len(values):
         return "pairs"
-    return "chat" if 2 * sum(map(chat.looks_like_chat, values)) > len(values) else "text"
+    if 2 * sum(map(chat.looks_like_chat, values)) > len(values):
+        return "chat"
+    if values and not file.field and all(type(value) is dict and "text" not in value for value in values):
+        raise _no_kind(file, values, bad, advise)
+    return "text"

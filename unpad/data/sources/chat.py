@@ -35,7 +35,10 @@ _NAMES = ("System|User|Assistant", "system|user|assistant", "SYSTEM|USER|ASSISTA
 _MARKERS = (
     re.compile(r"(系统|用户|助手)[：:]"),
     *(re.compile(rf"(?<![^\W_])({names})[:：]") for names in _NAMES),
+    re.compile(r"(?:\A|\n\n)(Human|Assistant):"),  # as the sets of Anthropic have them
 )
+TOOLS = ("tool", "function", "observation", "ipython")  # words of roles of the messages of tools
+NO_TOOLS = "tools' messages are not covered"
 _PAIR: tuple[Role, Role] = ("user", "assistant")
 _MARKED: dict[str, Role] = {"系统": "system", "用户": "user", "助手": "assistant"}
 
@@ -126,6 +129,8 @@ def asked(row: Row, request: str) -> list[Turn]:
     more = row.one_of(CONTEXTS, "what completes the request")
     parts = [name for name in dict.fromkeys((request, more)) if name and not is_blank(row.get(name))] or [request]
     text = "\n".join(row.text(name) for name in parts)
+    if (turns := _up_to_reply(text)) is not None:
+        return turns
     earlier = [] if is_blank(row.get("history")) else listed(row["history"])
     if type(earlier) is not list or not all(type(pair) is list and len(pair) == 2 for pair in earlier):
         raise RowFault("E_TYPE", '"history" is not a list of requests with their replies')
@@ -214,23 +219,34 @@ def out_of_turn(roles: Sequence[str]) -> tuple[int, Role] | None:
     return None
 
 
+def _up_to_reply(text: str) -> list[Turn] | None:
+    """Messages of a text with the names of the speakers that ends where the reply begins; None for another text."""
+    text = text.strip()
+    marker = next((marker for marker in _MARKERS if marker.match(text)), None)
+    parts = marker.split(text)[1:] if marker else ["", ""]
+    is_open = not parts[-1].strip() and (_MARKED.get(parts[-2]) or ROLES.get(parts[-2].lower())) == "assistant"
+    return _parse(text[: text.rindex(parts[-2])]) if is_open and len(parts) > 2 else None
+
+
 def _message(message: object, name: str, index: int, row: Row | None) -> Turn:
     if type(message) is not dict:
         raise RowFault("E_TYPE", f"{name}[{index}] is {type_name(message)}, expected an object")
     if not ({"role", "content"} <= message.keys() or {"from", "value"} <= message.keys()):
         message = spelled(message, ("role", "content", "from", "value"))
+    place = f"{name}[{index}]"
+    if any(message.get(key) for key in CALLS):
+        raise RowFault("E_TYPE", f"{place} calls tools, and {NO_TOOLS}", "write the call into the content")
     role_key, content_key = ("role", "content") if "role" in message else ("from", "value")
     if role_key not in message or content_key not in message:
         wanted = (content_key,) if role_key in message else ("role", "from")
         raise missing(wanted, list(message), fix="give every message its role and its content")
     role = message[role_key]
     known = ROLES.get(role.strip().lower()) if type(role) is str else None
+    if type(role) is str and any(word in role.lower() for word in TOOLS):
+        raise RowFault("E_ROLE", f"{place} has the role {excerpt(role)}, and {NO_TOOLS}", "leave the conversation out")
     if known is None:
         fix = f"known roles, with or without capitals: {', '.join(ROLES)}"
-        raise RowFault("E_ROLE", f"{name}[{index}] has the unknown role {excerpt(role)}", fix)
-    place = f"{name}[{index}]"
-    if any(message.get(key) for key in CALLS):
-        raise RowFault("E_TYPE", f"{place} calls tools, which are not covered", "write the call into the content")
+        raise RowFault("E_ROLE", f"{place} has the unknown role {excerpt(role)}", fix)
     content = require_text(message[content_key], f'{place}."{content_key}"')
     read = (role_key, content_key, *THOUGHT_KEYS, *CALLS)
     learned, unread = read_marks(message, read, place, known == "assistant")

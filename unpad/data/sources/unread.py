@@ -21,10 +21,11 @@ def _words(text: str) -> frozenset[str]:
 # Words of names, without the s of a plural. A field is metadata by the last word that is no filler.
 _METADATA = _words(
     "id uuid idx index hash sha url uri link source origin dataset corpus subset version licence license language "
-    "lang locale country region date time timestamp year created updated modified category genre topic tag type kind "
-    "task domain subject difficulty level split fold meta metadata model engine author annotator worker file filename "
-    "path line page position order rank count length len size score rating quality perplexity seed"
+    "lang copyright locale country region date time timestamp year created updated modified category genre topic "
+    "tag type kind task domain subject difficulty level split fold meta metadata model engine author annotator "
+    "worker file filename path line page position order rank count length len size quality perplexity seed"
 )
+_SCORES = _words("score rating")
 _FILLERS = _words("at by code no name number value")
 _COUNTS = _words("num n number count meta metadata")  # first words that make a count of what follows
 _PLACES = _words("id idx index turn number position order time timestamp")  # numbers of a message
@@ -67,7 +68,7 @@ def is_metadata(name: str, value: Any) -> bool:
 
 def _named_metadata(name: str) -> bool:
     words = words_of(name)
-    return _last(name) in _METADATA or (len(words) > 1 and words[0] in _COUNTS)
+    return _last(name) in _METADATA or not _SCORES.isdisjoint(words) or (len(words) > 1 and words[0] in _COUNTS)
 
 
 def number_of(value: Any) -> float | None:
@@ -146,7 +147,7 @@ def refuse_unread(row: Row, turns: Sequence[Turn]) -> None:
             raise FieldFault(name, f'"{name}" is {shown(value)} that completes the request, and is not read here')
         elif is_metadata(name, value) or wanted is None or number is None:
             continue
-        elif bool(number) != wanted or number not in (0, 1):
+        elif bool(number) != wanted or (number != 1 and "weight" in words_of(name)):
             raise FieldFault(name, f'"{name}" is {shown(value)}, so the row is not one to learn as it is')
         else:
             row.get(name)
