@@ -19,7 +19,7 @@ from unpad.data.tokens.corpus import prepare
 from unpad.errors import SourceError
 
 U, A = "user", "assistant"
-ASKED: dict[str, Any] = {"prompt": "问", "completion": "答"}
+ASKED: dict[str, Any] = {"prompt": "问 10", "completion": "答"}
 
 
 def put(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -68,10 +68,11 @@ def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, name: str, v
 
 
 REFUSED = [
-    ("label", False), ("label", 0), ("label", "false"), ("label", "rejected"), ("desirable", False), ("accepted", 0),
-    ("is_correct", False), ("chosen", False), ("rejected", True), ("train", False), ("masked", True), ("weight", 0.5),
-    ("weight", 3), ("loss_mask", [0, 1]), ("anything", [0.5]), ("anything", [None, True]), ("documents", ["a", "b"]),
-    ("images", ["a.png"]), ("image_url", "https://a.org/a.png"), ("audio", {"path": "a.wav"}), ("choices", ["a", "b"]),
+    ("label", False), ("label", 0), ("label", "0"), ("label", "false"), ("label", "rejected"), ("accepted", 0),
+    ("desirable", False), ("is_correct", False), ("chosen", False), ("rejected", True), ("train", False),
+    ("masked", True), ("weight", 0.5), ("weight", 3), ("loss_mask", [0, 1]), ("anything", [0.5]),
+    ("anything", [None, True]), ("documents", ["a", "b"]), ("images", ["a.png"]),
+    ("image_url", "https://a.org/a.png"), ("audio", {"path": "a.wav"}), ("choices", ["a", "b"]),
 ]  # fmt: skip
 
 
@@ -83,7 +84,7 @@ def test_a_field_that_inverts_or_completes_is_refused_by_name(tmp_path: Path, na
 
 @pytest.mark.promise("data.fields")
 def test_a_row_that_says_it_is_wanted_and_a_repeated_text_are_quiet(tmp_path: Path) -> None:
-    assert verdict(tmp_path, {**ASKED, "label": True, "masked": False, "weight": 1, "text": "Q: 问 A: 答"}) == {}
+    assert verdict(tmp_path, {**ASKED, "label": True, "masked": False, "weight": 1, "text": "Q: 问 10 A: 答"}) == {}
     assert verdict(tmp_path, {**reply(), "prompt": "问", "answer": "答"}) == {}
 
 

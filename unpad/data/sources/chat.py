@@ -24,6 +24,7 @@ TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # as trainers have them
 FIELDS = (*MESSAGES, *REQUESTS, *CONTEXTS, *REPLIES, "text", *SYSTEMS, "history", *TEMPLATE_FIELDS)
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")  # by which rows and chat templates call thoughts
 CALLS = ("tool_calls", "function_call")
+_READ = frozenset(("role", "content", "from", "value", *THOUGHT_KEYS, *CALLS))
 ROLES: dict[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
     "gpt": "assistant",
@@ -248,8 +249,9 @@ def _message(message: object, name: str, index: int, row: Row | None) -> Turn:
         fix = f"known roles, with or without capitals: {', '.join(ROLES)}"
         raise RowFault("E_ROLE", f"{place} has the unknown role {excerpt(role)}", fix)
     content = require_text(message[content_key], f'{place}."{content_key}"')
-    read = (role_key, content_key, *THOUGHT_KEYS, *CALLS)
-    learned, unread = read_marks(message, read, place, known == "assistant")
+    if message.keys() <= _READ:
+        return Turn(known, content, _thoughts(message, known, place))
+    learned, unread = read_marks(message, _READ, place, known == "assistant")
     if row is not None:
         row.pass_over(*(f"{name.strip(chr(34))}[].{key}" for key in unread))
     return Turn(known, content, _thoughts(message, known, place), learned or known != "assistant")
