@@ -268,6 +268,7 @@ def test_bad_rows_of_patients_are_left_out_where_the_command_says_so(
         assert "data.on_bad_row=quarantine" in unpad(*verb, code=3).err
         told = unpad(*verb, *QUARANTINE, code=code)
         assert "quarantined: " in told.err + told.out
+    assert f"160 patients predicted, without 1 bad row: {risks}\n" in unpad(*verbs[0][1:], *QUARANTINE).out
     assert [row["id"] for row in read_rows(risks)] == [str(row["id"]) for row in read_rows(vectors)]
     assert unpad("eval", run, "--data", folder, code=3)
     assert unpad("eval", run, "--data", folder, *QUARANTINE, code=0)
