@@ -296,7 +296,7 @@ def test_tables_have_the_fields_of_all_rows(tmp_path: Path, ending: str) -> None
     shown = {
         ".csv": [{"id": "7", "notes": "a; b", "fault": ""}, {"id": "x", "notes": "", "fault": "E"}],
         ".jsonl": [{"id": 7, "notes": ["a", "b"]}, {"id": "x", "fault": "E"}],
-        ".parquet": [{"id": "7", "notes": ["a", "b"], "fault": None}, {"id": '"x"', "notes": None, "fault": "E"}],
+        ".parquet": [{"id": "7", "notes": ["a", "b"], "fault": None}, {"id": "x", "notes": None, "fault": "E"}],
     }
     assert read_rows(tmp_path / f"out{ending}") == shown[ending]
 
