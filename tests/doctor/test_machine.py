@@ -25,7 +25,7 @@ from unpad.doctor.machine import (
     check_room,
 )
 from unpad.errors import DOCTOR_FOUND_TROUBLE
-from unpad.machine.memory import MemoryLimit
+from unpad.machine import MemoryLimit
 from unpad.storage import disk
 
 Patch = pytest.MonkeyPatch

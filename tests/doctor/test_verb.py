@@ -9,9 +9,9 @@ import pytest
 from tests.doctor.examining import quiet_machine
 from tests.helpers.families import text
 from tests.helpers.shell import Shell
+from unpad import machine
 from unpad.doctor import examine
 from unpad.errors import DOCTOR_FOUND_TROUBLE
-from unpad.machine import load
 from unpad.terminal.table import WIDTH, cells
 
 pytestmark = pytest.mark.slow
@@ -22,7 +22,7 @@ def test_a_trouble_is_told_in_both_languages_drawn_and_written_and_is_the_exit_c
     unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(examine, "System", lambda: quiet_machine(cores=lambda: 2))
-    monkeypatch.setattr(load, "SHORTEST", 0.0)  # this recipe is examined in less
+    monkeypatch.setattr(machine, "SHORTEST", 0.0)  # this recipe is examined in less
     monkeypatch.setenv("COLUMNS", "80")
     recipe = text(tmp_path / "toy")
     before = sorted(path.name for path in (tmp_path / "toy").iterdir())

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch.nn import functional as F
 
 from unpad.errors import DiskError
-from unpad.machine.load import full_processor_name, processor_fields
+from unpad.machine import full_processor_name, processor_fields
 from unpad.nn.linear import independent_rows, product
 from unpad.nn.precision import Precision
 from unpad.storage import cache_folder, make_folder, write_atomic

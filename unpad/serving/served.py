@@ -37,7 +37,7 @@ from unpad.inference.prompts import (
     reads_chat,
     system_note,
 )
-from unpad.machine.load import full_processor_name
+from unpad.machine import full_processor_name
 from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.linear import has_tiles

@@ -15,7 +15,7 @@ from unpad.batching.balance import micro_costs
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Plan
 from unpad.errors import RecipeError
-from unpad.machine.memory import available_memory
+from unpad.machine import available_memory
 from unpad.models.contract import Model
 from unpad.nn.draws import GeneratorState
 from unpad.nn.precision import Precision

@@ -30,7 +30,7 @@ from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.chat_template import THOUGHTS_IN_TEXT
 from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer
 from unpad.errors import OutOfMemoryError, RecipeError, SourceError
-from unpad.machine.load import cores
+from unpad.machine import cores
 from unpad.recipes.data import PACKAGED_TEMPLATES, Template
 from unpad.terminal.progress import progress
 
