@@ -4,8 +4,6 @@ A model names its family (`DATA = "text"`): the module `data/text.py` has the me
 `evaluation/text.py` measures a model on it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -302,7 +300,7 @@ class Data(ABC):
         """
         return []
 
-    def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates | None:
+    def near_training(self, run: "Data", seq_ids: np.ndarray) -> NearDuplicates | None:
         """Near-duplicates of training rows among new rows, which this data holds; None if they are not compared.
 
         Args:

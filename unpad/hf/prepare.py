@@ -3,8 +3,6 @@
 Jain et al. (2023), "NEFTune: Noisy Embeddings Improve Instruction Finetuning".
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -3,8 +3,6 @@
 Prompts are those of `unpad generate` and `unpad chat`, so answers are theirs with the same settings and seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -82,7 +80,7 @@ class Notes:
             "warnings": list(self.warnings),
         }
 
-    def __add__(self, other: Notes) -> Notes:
+    def __add__(self, other: "Notes") -> "Notes":
         warnings = tuple(dict.fromkeys((*self.warnings, *other.warnings)))
         return Notes(self.left_out + other.left_out, self.unknown + other.unknown, warnings)
 

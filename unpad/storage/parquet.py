@@ -1,7 +1,5 @@
 """Tables as parquet files, written as a whole."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,7 +10,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def write_parquet(out: Path, columns: Mapping[str, Any] | pa.Table, *, private: bool = False) -> None:
+def write_parquet(out: Path, columns: "Mapping[str, Any] | pa.Table", *, private: bool = False) -> None:
     """Write columns, or a table of pyarrow, to a file, replacing an existing one.
 
     Raises:

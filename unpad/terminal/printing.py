@@ -6,8 +6,6 @@ characters in them, escape sequences, line breaks and changes of direction among
 reach the terminal.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -67,7 +65,7 @@ def show_cursor() -> None:
     print("\x1b[?25h", flush=True)
 
 
-def print_styled(console: Console, line: str, *, wraps: bool = True, style: str | None = None) -> None:
+def print_styled(console: "Console", line: str, *, wraps: bool = True, style: str | None = None) -> None:
     """Print a line on a console, above its live display.
 
     Args:

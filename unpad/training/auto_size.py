@@ -1,7 +1,5 @@
 """The largest `plan.tokens_per_micro` that fits into memory, determined before the first step of a new run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,7 +141,7 @@ class StageMemory:
     @classmethod
     def measured(
         cls, stage: StageSetup, model: Model, device: torch.device, precision: Precision, processes: int = 1
-    ) -> StageMemory:
+    ) -> "StageMemory":
         """Measure small micro-batches of the stage on its prepared model."""
         weights = prepare_model(model, stage).objective.final(model)
         footprint = measured(model, _probes(stage, device), weights, precision)

@@ -1,7 +1,5 @@
 """Records of source files: examples and bad rows, and their places as messages name them."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

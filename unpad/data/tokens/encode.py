@@ -8,8 +8,6 @@ special ids: text that looks like a special token is ordinary text. A tokenizer 
 conversations by that (`chat_template.py`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os
