@@ -1,8 +1,6 @@
 """The Python interface: the three one-call trainings, plans and batches for another loop, and a run opened again."""
 
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +42,7 @@ def gradients(model: Decoder, steps: list[list[RaggedBatch]]) -> dict[str, torch
 
 
 @pytest.mark.promise("batch.train-texts")
-def test_the_three_trainings_return_the_epochs_they_ran(tmp_path: Path) -> None:
+def test_the_three_trainings_return_the_epochs_they_ran(tmp_path):
     assert unpad.train_texts(TEXTS, 3, 1e-3, out=tmp_path / "a") == 3
     assert unpad.train_monitored(TEXTS, 3, 1e-3, 30, 4, out=tmp_path / "b") == 3
     assert unpad.train_monitored_batch(TEXTS, 3, 1e-3, 30, 4, out=tmp_path / "c") == 3
@@ -58,7 +56,7 @@ def test_the_three_trainings_return_the_epochs_they_ran(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("train.patience")
-def test_a_training_without_progress_stops_before_its_last_epoch(tmp_path: Path) -> None:
+def test_a_training_without_progress_stops_before_its_last_epoch(tmp_path):
     """At this rate nothing improves after the first checks, so patience 2 ends the run and the count says when."""
     epochs = unpad.train_monitored(TEXTS, 50, 1.0, 2, 4, out=tmp_path / "run")
     assert 2 < epochs < 50
@@ -66,7 +64,7 @@ def test_a_training_without_progress_stops_before_its_last_epoch(tmp_path: Path)
 
 
 @pytest.mark.promise("batch.train-texts")
-def test_accumulated_and_batched_training_are_the_same(tmp_path: Path) -> None:
+def test_accumulated_and_batched_training_are_the_same(tmp_path):
     """All texts have one length, so one batch of all is one step of all accumulated, to the rounding of bf16."""
     unpad.train_monitored(TEXTS, 3, 1e-3, 30, len(TEXTS), tmp_path / "accumulated")
     unpad.train_monitored_batch(TEXTS, 3, 1e-3, 30, len(TEXTS), out=tmp_path / "batched")
@@ -82,7 +80,7 @@ def test_accumulated_and_batched_training_are_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("batch.train-texts")
-def test_accumulation_computes_one_text_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accumulation_computes_one_text_at_a_time(tmp_path, monkeypatch):
     """The memory of accumulated training is that of one text, whatever the number of texts in a step."""
     passes = []
 
@@ -116,9 +114,7 @@ def test_accumulation_computes_one_text_at_a_time(tmp_path: Path, monkeypatch: p
     ],
     ids=["train_monitored", "train_monitored_batch"],
 )
-def test_a_deprecated_name_warns_with_its_replacement_which_trains_alike(
-    call: Callable[[Path], int], name: str, instead: Callable[[Path], int], tmp_path: Path
-) -> None:
+def test_a_deprecated_name_warns_with_its_replacement_which_trains_alike(call, name, instead, tmp_path):
     """The loss of the last step is that of the replacement, to the rounding of bf16 and of another order of sums."""
     with pytest.warns(DeprecationWarning, match=rf"^unpad\.{name} is deprecated .*unpad\.train_texts\(") as caught:
         assert call(tmp_path / "old") == 2
@@ -134,7 +130,7 @@ def test_a_deprecated_name_warns_with_its_replacement_which_trains_alike(
 
 @pytest.mark.promise("batch.train-texts")
 @pytest.mark.parametrize("strategy", strategy_names())
-def test_single_examples_and_batches_give_the_same_gradients(strategy: str) -> None:
+def test_single_examples_and_batches_give_the_same_gradients(strategy):
     model = tiny_model().eval()
     sequences = random_sequences([5, 12, 2, 1, 20, 9, 9])
     masks = [[i % 3 != 1 for i in range(len(s))] for s in sequences]
@@ -145,7 +141,7 @@ def test_single_examples_and_batches_give_the_same_gradients(strategy: str) -> N
         torch.testing.assert_close(batched[name], grad, rtol=1e-9, atol=1e-12)
 
 
-def test_batches_are_those_of_the_loader_that_training_uses(tmp_path: Path) -> None:
+def test_batches_are_those_of_the_loader_that_training_uses(tmp_path):
     from unpad.data.tokens.corpus import prepare
     from unpad.recipes.file import load_recipe
 
@@ -165,14 +161,14 @@ def test_batches_are_those_of_the_loader_that_training_uses(tmp_path: Path) -> N
                 assert torch.equal(getattr(a, field), getattr(b, field)), field
 
 
-def test_windows_of_batches_count_every_target_once() -> None:
+def test_windows_of_batches_count_every_target_once():
     sequences = random_sequences([40, 7, 23])
     for stride in (None, 3):
         made = list(unpad.batches(sequences, max_tokens=10, stride=stride, tokens_per_step=30))
         assert sum(micro.num_targets for micros in made for micro in micros) == 39 + 6 + 22
 
 
-def test_a_plan_is_the_planners_and_pure() -> None:
+def test_a_plan_is_the_planners_and_pure():
     lengths = [5, 12, 2, 20, 9, 9]
     ours = unpad.plan(lengths, seed=1, epoch=4, strategy="bucket", batch_size=2)
     settings = PlanSettings(strategy="bucket", batch_size=2)
@@ -182,7 +178,7 @@ def test_a_plan_is_the_planners_and_pure() -> None:
 
 
 @pytest.mark.parametrize("sequences", [[], [[1]], [[1], []]])
-def test_nothing_to_plan_is_said(sequences: list[list[int]]) -> None:
+def test_nothing_to_plan_is_said(sequences):
     with pytest.raises(PlanError, match="no batch comes of"):
         list(unpad.batches(sequences))
 
@@ -190,9 +186,8 @@ def test_nothing_to_plan_is_said(sequences: list[list[int]]) -> None:
 # --------------------------------------------------------------------------- a run
 
 
-def test_training_a_recipe_gives_a_run_that_opens_again(tmp_path: Path) -> None:
-    recipe = str(write_toy(tmp_path))
-    run = unpad.train(recipe, "train.max_steps=6", "optim.lr=3e-3", out=tmp_path / "run")
+def test_training_a_recipe_gives_a_run_that_opens_again(tmp_path):
+    run = unpad.train(str(write_toy(tmp_path)), "train.max_steps=6", "optim.lr=3e-3", out=tmp_path / "run")
     again = unpad.load(tmp_path / "run")
     assert run.recipe.optim.lr == again.recipe.optim.lr == 3e-3
     assert same_tensors(dict(run.model.state_dict()), dict(again.model.state_dict()))
@@ -203,7 +198,7 @@ def test_training_a_recipe_gives_a_run_that_opens_again(tmp_path: Path) -> None:
     assert "".join(run.stream(prompts[0], max_new_tokens=8)) == run.generate(prompts[:1], max_new_tokens=8)[0]
 
 
-def test_a_prompt_of_a_text_run_begins_with_bos_and_that_of_a_chat_run_with_its_template(tmp_path: Path) -> None:
+def test_a_prompt_of_a_text_run_begins_with_bos_and_that_of_a_chat_run_with_its_template(tmp_path):
     chat = unpad.train(str(write_toy(tmp_path / "chat")), "train.max_steps=1", out=tmp_path / "a")
     text = unpad.train(
         str(write_toy(tmp_path / "text")), "data.chat=[]", "stages=[]", "train.max_steps=1", out=tmp_path / "b"
@@ -213,7 +208,7 @@ def test_a_prompt_of_a_text_run_begins_with_bos_and_that_of_a_chat_run_with_its_
     assert chat.prompt_ids("小猫")[0] == chat.tokenizer.bos_id
 
 
-def test_a_run_that_does_not_exist_names_the_nearest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_does_not_exist_names_the_nearest(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(RecipeError, match="there is no run") as caught:
         unpad.load("zh_chat-1")

@@ -69,7 +69,7 @@ def faults(files: dict[str, str]) -> Iterator[str]:
             yield f"a circle in {folder}: {' -> '.join(error.args[1])}"
 
 
-def test_every_import_leads_to_a_layer_below_and_there_is_no_circle() -> None:
+def test_every_import_leads_to_a_layer_below_and_there_is_no_circle():
     files = sources()
     assert {module.split(".")[1] for module in files} == {name for line in layers() for name in line} | {"__init__"}
     assert sum(module.count(".") == 1 for module in files) <= 6, "modules beside the packages"
@@ -77,12 +77,12 @@ def test_every_import_leads_to_a_layer_below_and_there_is_no_circle() -> None:
 
 
 @pytest.mark.parametrize("line", ["import unpad.data.text", "def f():\n    from unpad.nn.block import Stream"])
-def test_an_import_in_the_wrong_direction_is_found(line: str) -> None:
+def test_an_import_in_the_wrong_direction_is_found(line):
     files = sources()
     assert list(faults(files | {"unpad.nn.norm": files["unpad.nn.norm"] + "\n" + line}))
 
 
-def test_shared_layers_name_no_family_of_data() -> None:
+def test_shared_layers_name_no_family_of_data():
     for module, text in sources().items():
         if module.split(".")[1] in ("nn", "batching"):
             found = [node for node in nodes(text) if not isinstance(node, ast.alias)]
@@ -98,7 +98,7 @@ def imports_of_tests(files: dict[str, str]) -> list[tuple[str, str]]:
     return [edge for edge in imports(texts) if edge[1].rpartition(".")[2].startswith("test_")]
 
 
-def test_no_test_file_is_imported_by_another() -> None:
+def test_no_test_file_is_imported_by_another():
     """What tests share is in `tests/helpers/` or beside them, so that a test file is read and moved alone."""
     files = sources_of_tests()
     assert len(files) > 400
@@ -113,7 +113,7 @@ def test_no_test_file_is_imported_by_another() -> None:
     ]
 
 
-def test_one_folder_decides_how_a_model_is_divided() -> None:
+def test_one_folder_decides_how_a_model_is_divided():
     """Elsewhere a recipe's `train.shard` is not read, and its divisions not told apart."""
     deciding = re.compile(r"\btrain\.shard\b(?!=)|isinstance\(.*\b(Sharding|Replicas|FastSum)\b")
     found = {module for module, text in sources().items() if deciding.search(text)}
@@ -121,7 +121,7 @@ def test_one_folder_decides_how_a_model_is_divided() -> None:
     assert {module.rpartition(".")[0] for module in found} <= {"unpad.training.parallel", "unpad.recipes"}
 
 
-def test_lines_of_kernels_are_as_short_as_those_of_python() -> None:
+def test_lines_of_kernels_are_as_short_as_those_of_python():
     paths = [*(ROOT / "unpad/nn/native").glob("*.h"), *(ROOT / "unpad/nn/native").glob("*.cpp")]
     assert len(paths) > 10
     lines = [(path.name, line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.helpers.processes import in_child
-from tests.helpers.shell import Outcome, Shell
+from tests.helpers.shell import Outcome
 from tests.helpers.toy import write_toy
 from tests.helpers.verbs import USAGE, VERBS, commands
 from unpad.cli.main import main
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.promise("llm.your-data")
 @pytest.mark.parametrize("name", VERBS)
-def test_every_verb_helps_with_an_example(unpad: Shell, name: str) -> None:
+def test_every_verb_helps_with_an_example(unpad, name):
     verb = name.split()
     shown = unpad(*verb, "--help")
     assert unpad(*verb, "-h") == shown
@@ -46,7 +46,7 @@ def test_every_verb_helps_with_an_example(unpad: Shell, name: str) -> None:
 
 @pytest.mark.promise("llm.your-data")
 @pytest.mark.parametrize("arguments", USAGE)
-def test_wrong_usage_is_code_2(unpad: Shell, arguments: list[str]) -> None:
+def test_wrong_usage_is_code_2(unpad, arguments):
     assert unpad(*arguments).code == 2
 
 
@@ -68,16 +68,15 @@ def assert_three_lines(outcome: Outcome, code: int, kind: str) -> None:
     [("model.heads=7", "width 256 is not a multiple of heads 7"), ("optim.lr=-1", "greater than 0"),
      ("plan.batch_size=0", "greater than or equal to 1"), ("lr", "is not key=value")],
 )  # fmt: skip
-def test_a_value_that_cannot_be_is_refused_before_any_work(unpad: Shell, override: str, says: str) -> None:
+def test_a_value_that_cannot_be_is_refused_before_any_work(unpad, override, says):
     outcome = unpad("train", "zh_chat", override)
     assert_three_lines(outcome, 2, "RecipeError")
     assert says in outcome.err
 
 
 @pytest.mark.promise("llm.your-data")
-def test_a_directory_with_a_run_is_not_overwritten(unpad: Shell, tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    arguments = ["train", recipe, "train.max_steps=1", "--out", tmp_path / "run"]
+def test_a_directory_with_a_run_is_not_overwritten(unpad, tmp_path):
+    arguments = ["train", write_toy(tmp_path / "toy"), "train.max_steps=1", "--out", tmp_path / "run"]
     assert unpad(*arguments).code == 0
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
     outcome = unpad(*arguments)
@@ -87,7 +86,7 @@ def test_a_directory_with_a_run_is_not_overwritten(unpad: Shell, tmp_path: Path)
 
 
 @pytest.mark.promise("cli.resume")
-def test_the_printed_command_continues_the_run_when_it_is_pasted(unpad: Shell, tmp_path: Path) -> None:
+def test_the_printed_command_continues_the_run_when_it_is_pasted(unpad, tmp_path):
     recipe = write_toy(tmp_path / "toy", stages=[])
     arguments = ["train", recipe, "train.max_epochs=9", "train.max_steps=2", "--out"]
     for out in ("zh_chat", "it's my run"):  # the name of a recipe, and one that a shell would take apart
@@ -116,9 +115,7 @@ def test_the_printed_command_continues_the_run_when_it_is_pasted(unpad: Shell, t
 
 
 @pytest.mark.promise("memory.sequence")
-def test_out_of_memory_is_code_8_and_names_sequence_peak_and_setting(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_out_of_memory_is_code_8_and_names_sequence_peak_and_setting(unpad, tmp_path, monkeypatch):
     from unpad.models.decoder import Decoder
 
     def full(*_: object) -> None:
@@ -134,7 +131,7 @@ def test_out_of_memory_is_code_8_and_names_sequence_peak_and_setting(
     assert "plan.max_tokens" in outcome.err
 
 
-def test_ctrl_c_outside_of_training_is_code_130(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_outside_of_training_is_code_130(unpad, monkeypatch):
     def interrupted(*_: object) -> None:
         signal.raise_signal(signal.SIGINT)
 
@@ -151,22 +148,12 @@ def test_ctrl_c_outside_of_training_is_code_130(unpad: Shell, monkeypatch: pytes
 # --------------------------------------------------------------------------- data and recipes
 
 
-def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, tmp_path: Path) -> None:
+def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad, tmp_path):
     listed = unpad("recipes", code=0)
     assert [line.split()[0] for line in listed.out.splitlines() if line[0] != " "] == [
-        "chat",
-        "dpo",
-        "events",
-        "events_labels",
-        "images",
-        "images_cnn",
-        "llava_prune",
-        "llm",
-        "small",
-        "vqa",
-        "vqa_prune",
-        "zh_chat",
-    ]
+        "chat", "dpo", "events", "events_labels", "images", "images_cnn", "llava_prune", "llm", "small", "vqa",
+        "vqa_prune", "zh_chat",
+    ]  # fmt: skip
     copy = tmp_path / "mine.yaml"
     assert unpad("recipes", "copy", "zh_chat", copy).code == 0
     assert copy.read_bytes() == (RECIPES / "zh_chat.yaml").read_bytes()
@@ -181,7 +168,7 @@ def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad: Shell, 
 # --------------------------------------------------------------------------- a whole run
 
 
-def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
+def test_a_run_from_data_to_answers(unpad, tmp_path):
     recipe = write_toy(tmp_path / "toy")
     run = tmp_path / "runs" / "toy-1"
     assert unpad("runs").out.startswith("nothing has run here yet")
@@ -218,14 +205,11 @@ def test_a_run_from_data_to_answers(unpad: Shell, tmp_path: Path) -> None:
     assert len(chatted.out.splitlines()) == 2
 
     assert "toy-1" in unpad("runs").out
-    reported = unpad("runs", "toy-1")
-    assert Path(reported.out.strip()).read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert Path(unpad("runs", "toy-1").out.strip()).read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
 @pytest.mark.promise("llm.tokenizer", "llm.your-data")
-def test_the_language_model_takes_a_tokenizer_file_and_every_option_of_model_and_training(
-    unpad: Shell, tmp_path: Path
-) -> None:
+def test_the_language_model_takes_a_tokenizer_file_and_every_option_of_model_and_training(unpad, tmp_path):
     toy = write_toy(tmp_path / "toy", tokenizer={"kind": "bpe"})
     assert unpad("train", toy, "train.max_steps=1", "--out", tmp_path / "first").code == 0
     tokenizer = tmp_path / "first" / "tokenizer.json"  # any tokenizer.json does; here one trained on the text
@@ -260,9 +244,7 @@ def test_the_language_model_takes_a_tokenizer_file_and_every_option_of_model_and
 
 
 @pytest.mark.promise("llm.epochs")
-def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_epoch(
-    unpad: Shell, tmp_path: Path
-) -> None:
+def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_epoch(unpad, tmp_path):
     recipe = write_toy(tmp_path / "toy", stages=[], checkpoint={"every": None})
     assert unpad("train", recipe, "train.max_epochs=2", "--out", tmp_path / "run").code == 0
     rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
@@ -280,21 +262,20 @@ def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_e
 
 
 @pytest.mark.nightly
-def test_plan_and_prove_speak_json(unpad: Shell, tmp_path: Path) -> None:
+def test_plan_and_prove_speak_json(unpad, tmp_path):
     recipe = write_toy(tmp_path / "toy")
     planned = unpad("plan", recipe, "--json", "--plot", tmp_path / "plan.svg", code=0)
     values = json.loads(planned.out)
     assert {"strategies", "ledger"} <= set(values)
     assert all({"name", "pad_share"} <= set(row) for row in values["strategies"])
     assert (tmp_path / "plan.svg").read_text("utf-8").startswith("<svg")
-    proved = unpad("prove", recipe, "--json", code=0)
-    certificate = json.loads(proved.out)
+    certificate = json.loads(unpad("prove", recipe, "--json", code=0).out)
     assert certificate["passed"] is True
     assert all({"name", "kernel", "measured", "bound", "passed"} <= set(line) for line in certificate["lines"])
     assert not list(tmp_path.glob("runs*")), "neither command leaves a run behind"
 
 
-def test_plan_and_prove_speak_to_people(unpad: Shell, tmp_path: Path) -> None:
+def test_plan_and_prove_speak_to_people(unpad, tmp_path):
     recipe = write_toy(tmp_path / "toy")
     planned = unpad("plan", recipe).out
     for word in ("fixed", "dynamic", "bucket", "budget", "pack *", "rows", "trained", "█", "bucket width:"):
@@ -304,7 +285,7 @@ def test_plan_and_prove_speak_to_people(unpad: Shell, tmp_path: Path) -> None:
     assert re.search(r"all \d+ lines hold", proved)
 
 
-def test_numbers_without_end_are_still_json(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numbers_without_end_are_still_json(unpad, tmp_path, monkeypatch):
     from unpad.evaluation.metrics import Metric
 
     endless = {"perplexity": Metric(float("inf"), 1e300, float("inf"), 3)}
@@ -321,9 +302,8 @@ def _in_bash(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(["bash", "-c", script], capture_output=True, text=True, cwd=folder, check=False)
 
 
-def test_the_command_ends_quietly_when_its_reader_has_left(tmp_path: Path) -> None:
-    done = _in_bash("unpad recipes | true", tmp_path)
-    assert done.stderr == ""
+def test_the_command_ends_quietly_when_its_reader_has_left(tmp_path):
+    assert _in_bash("unpad recipes | true", tmp_path).stderr == ""
 
 
 def _in_child(folder: Path, command: Sequence[object]) -> tuple[int, str]:
@@ -347,7 +327,7 @@ def _in_child(folder: Path, command: Sequence[object]) -> tuple[int, str]:
 
 
 @pytest.mark.slow
-def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path):
     recipe = write_toy(tmp_path / "toy")
     folder = tmp_path / "texts"
     folder.mkdir()
@@ -365,7 +345,7 @@ def test_names_that_are_not_utf8_are_refused_and_shown_escaped(tmp_path: Path) -
 
 
 @pytest.mark.nightly
-def test_output_that_cannot_be_written_or_shown_is_no_traceback(tmp_path: Path) -> None:
+def test_output_that_cannot_be_written_or_shown_is_no_traceback(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"你": 1}\n{"text": "a"}\n', encoding="utf-8")
     check = "unpad data check a.jsonl"
     for code, command in ((3, f"PYTHONIOENCODING=ascii {check}"), (3, f"{check} >&-"), (6, f"{check} > /dev/full")):

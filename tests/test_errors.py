@@ -19,7 +19,7 @@ from unpad.errors import LONGEST_LINE, OutOfMemoryError, RecipeError, is_memory_
         (ImportError("No module named 'optuna'"), False),
     ],
 )  # fmt: skip
-def test_an_error_of_memory_is_told_by_its_message(error: Exception, is_memory: bool) -> None:
+def test_an_error_of_memory_is_told_by_its_message(error, is_memory):
     assert is_memory_error(error) == is_memory
     with pytest.raises(OutOfMemoryError if is_memory else type(error)), needs_memory("the model", "lower model.width"):
         raise error
@@ -32,7 +32,7 @@ def test_an_error_of_memory_is_told_by_its_message(error: Exception, is_memory: 
         (RuntimeError("bad_alloc" + "x" * 300), "bad_alloc" + "x" * 191),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_says_why_on_one_line_and_what_to_lower(error: Exception, reason: str) -> None:
+def test_what_does_not_fit_says_why_on_one_line_and_what_to_lower(error, reason):
     with pytest.raises(OutOfMemoryError) as caught, needs_memory("the model", "lower model.width"):
         raise error
     assert caught.value.what == f"the model does not fit into memory: {reason}"
@@ -41,7 +41,7 @@ def test_what_does_not_fit_says_why_on_one_line_and_what_to_lower(error: Excepti
 
 
 @pytest.mark.promise("input.long-lines")
-def test_the_middle_of_a_long_line_is_left_out_and_its_ends_stay() -> None:
+def test_the_middle_of_a_long_line_is_left_out_and_its_ends_stay():
     error = RecipeError(f"no key {'a' * 9000} is known", where="x" * LONGEST_LINE, fix="shorten it")
     what, where, fix = str(error).split("\n")
     assert len(what) <= LONGEST_LINE

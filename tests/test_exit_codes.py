@@ -22,6 +22,8 @@ from unpad.nn.attend import Attend
 from unpad.nn.native import library
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.promise("cli.exit-codes")
+
 PAGE = Path(__file__).parents[1] / "docs" / "run_directory.md"
 OF_TRAINING = {
     7: "loss that is not finite in one process", 8: "no memory in one process", 11: "collapse", 130: "Ctrl-C",
@@ -113,11 +115,8 @@ class Endings:
         return process.returncode
 
 
-@pytest.mark.promise("cli.exit-codes")
 @pytest.mark.parametrize("code", [code for code in documented() if code not in ELSEWHERE])
-def test_an_ending_has_the_code_that_the_page_says(
-    code: int, unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_ending_has_the_code_that_the_page_says(code, unpad, tmp_path, monkeypatch):
     endings = Endings(unpad, monkeypatch, tmp_path)
     if code in OF_TRAINING:
         [ending] = [one for one in ENDINGS if one.name == OF_TRAINING[code]]
@@ -129,8 +128,7 @@ def test_an_ending_has_the_code_that_the_page_says(
         assert method() == code
 
 
-@pytest.mark.promise("cli.exit-codes")
-def test_every_code_of_an_error_is_on_the_page_and_of_one_kind_alone() -> None:
+def test_every_code_of_an_error_is_on_the_page_and_of_one_kind_alone():
     kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, UnpadError)]
     own = [kind for kind in kinds if "exit_code" in vars(kind)]
     own.remove(errors.RunFileError)  # what is damaged of a run, as CheckpointError
@@ -141,13 +139,9 @@ def test_every_code_of_an_error_is_on_the_page_and_of_one_kind_alone() -> None:
     assert all((Path(__file__).parents[1] / test).is_file() for test in ELSEWHERE.values())
 
 
-@pytest.mark.promise("cli.exit-codes")
-def test_the_page_lists_the_codes_of_verdicts() -> None:
+def test_the_page_lists_the_codes_of_verdicts():
     verdicts = [
-        errors.UNFORESEEN,
-        errors.NOT_PROVED,
-        errors.DOCTOR_FOUND_TROUBLE,
-        errors.REPLAY_DIFFERS,
-    ]
+        errors.UNFORESEEN, errors.NOT_PROVED, errors.DOCTOR_FOUND_TROUBLE, errors.REPLAY_DIFFERS,
+    ]  # fmt: skip
     assert len(set(verdicts)) == len(verdicts)
     assert set(verdicts) <= documented().keys()

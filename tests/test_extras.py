@@ -63,9 +63,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
 
 @pytest.mark.promise("install.packages")
 @pytest.mark.nightly
-def test_without_matplotlib_and_tensorboard_a_run_keeps_its_other_curves_and_says_so_once(
-    ran: tuple[Path, list[str]],
-) -> None:
+def test_without_matplotlib_and_tensorboard_a_run_keeps_its_other_curves_and_says_so_once(ran):
     folder, (shown, told, _) = ran
     assert shown.count("TensorBoard") == 1
     assert "pip install 'unpad[tensorboard]'" in shown
@@ -83,7 +81,7 @@ def test_without_matplotlib_and_tensorboard_a_run_keeps_its_other_curves_and_say
 
 @pytest.mark.promise("install.packages")
 @pytest.mark.nightly
-def test_without_matplotlib_a_plan_is_drawn(ran: tuple[Path, list[str]]) -> None:
+def test_without_matplotlib_a_plan_is_drawn(ran):
     assert (ran[0] / "plan.svg").read_text("utf-8").startswith("<svg")
 
 
@@ -98,7 +96,7 @@ def names(requirements: list[str]) -> set[str]:
 
 
 @pytest.mark.promise("install.packages")
-def test_few_packages_are_required_and_each_direct_one_is_pinned() -> None:
+def test_few_packages_are_required_and_each_direct_one_is_pinned():
     required, extras = project()["dependencies"], project()["optional-dependencies"]
     assert len(required) <= 11
     assert not names(required) & {"matplotlib", "tensorboard"}
@@ -108,7 +106,7 @@ def test_few_packages_are_required_and_each_direct_one_is_pinned() -> None:
     assert all("==" in pin for pin in pins)
 
 
-def test_every_extra_for_users_is_on_the_page_of_the_installation() -> None:
+def test_every_extra_for_users_is_on_the_page_of_the_installation():
     page = (ROOT / "docs/installing.md").read_text("utf-8")
     missing = [name for name in project()["optional-dependencies"] if name != "dev" and f"`{name}`" not in page]
     assert not missing

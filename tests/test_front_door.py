@@ -67,12 +67,12 @@ def loaded_by(folder: Path, watched: tuple[str, ...], *verbs: list[str]) -> dict
 
 
 @pytest.mark.promise("speed.imports")
-def test_help_and_the_package_load_the_standard_library_and_typer_only(tmp_path: Path) -> None:
+def test_help_and_the_package_load_the_standard_library_and_typer_only(tmp_path):
     assert loaded_by(tmp_path, (*HEAVY, *PARSERS), ["--help"]) == {"--help": []}
 
 
 @pytest.mark.promise("speed.imports")
-def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path: Path) -> None:
+def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path):
     run = write_files(tmp_path)
     calls = light_calls()
     shown = loaded_by(tmp_path, HEAVY, *calls, ["completion"], ["runs", "mine-1"])
@@ -86,9 +86,7 @@ DIVIDING = ("unpad.training.parallel.sharding",)  # a model among processes
 
 
 @pytest.mark.promise("processes.one")
-def test_training_in_one_process_loads_nothing_of_hugging_face_the_compiler_of_torch_or_what_divides_a_model(
-    tmp_path: Path,
-) -> None:
+def test_training_in_one_process_loads_nothing_of_hugging_face_the_compiler_of_torch_or_what_divides_a_model(tmp_path):
     assert all(map(find_spec, DIVIDING)), "the rule is about today's names"
     chat = [{"role": "user", "content": "你好"}, {"role": "assistant", "content": "你好！"}]
     rows = [{"messages": [*chat, {"role": "user", "content": f"第{number}"}, chat[1]]} for number in range(40)]
@@ -123,7 +121,7 @@ print("\\n" + json.dumps(ended))
 
 @pytest.mark.nightly
 @pytest.mark.promise("cli.early")
-def test_errors_of_names_fields_and_places_are_told_before_a_heavy_module_is_loaded(tmp_path: Path) -> None:
+def test_errors_of_names_fields_and_places_are_told_before_a_heavy_module_is_loaded(tmp_path):
     write_files(tmp_path)
     calls = refused_calls()
     command = [sys.executable, "-c", FAILING, json.dumps([LIGHT, *(words for _, words in calls)])]
@@ -133,7 +131,7 @@ def test_errors_of_names_fields_and_places_are_told_before_a_heavy_module_is_loa
     assert "Traceback" not in done.stderr
 
 
-def test_recipes_complete_to_packaged_names_and_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recipes_complete_to_packaged_names_and_files(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("mine.yaml", "other.yml", "data.jsonl"):
         Path(name).write_text("{}\n")
@@ -146,7 +144,7 @@ def test_recipes_complete_to_packaged_names_and_files(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.promise("cli.completion")
-def test_fields_complete_section_by_section_and_then_their_values() -> None:
+def test_fields_complete_section_by_section_and_then_their_values():
     def names(incomplete: str) -> list[str]:
         return [name for name, _ in complete_field("vqa", incomplete)]
 
@@ -171,7 +169,7 @@ def test_fields_complete_section_by_section_and_then_their_values() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.promise("cli.completion")
-def test_the_shell_completes_recipes_runs_and_fields_once_installed(tmp_path: Path) -> None:
+def test_the_shell_completes_recipes_runs_and_fields_once_installed(tmp_path):
     """As bash asks: it sources the installed script, whose function calls `unpad` with the words typed so far."""
     for name in ("runs/first-1", "runs/other-1"):
         (tmp_path / name).mkdir(parents=True)

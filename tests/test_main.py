@@ -39,21 +39,21 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=False)
 
 
-def test_the_package_runs_as_a_module_and_names_itself_as_the_command_does() -> None:
+def test_the_package_runs_as_a_module_and_names_itself_as_the_command_does():
     done = run("-m", "unpad", "recipes", "--help")
     assert (done.returncode, done.stderr) == (0, "")
     assert "Usage: unpad recipes" in done.stdout
 
 
 @pytest.mark.parametrize("module", ["typer", "pydantic"])
-def test_ctrl_c_while_a_module_is_imported_is_one_line_and_code_130(module: str) -> None:
+def test_ctrl_c_while_a_module_is_imported_is_one_line_and_code_130(module):
     done = run("-c", INTERRUPTED, module, "recipes")
     assert (done.returncode, done.stdout) == (Interrupted.exit_code, "")
     assert done.stderr == "Interrupted: stopped by Ctrl-C\n"
 
 
 @pytest.mark.promise("cli.utf-8")
-def test_names_and_texts_are_utf8_whatever_the_locale(tmp_path: Path) -> None:
+def test_names_and_texts_are_utf8_whatever_the_locale(tmp_path):
     (tmp_path / "中文.jsonl").write_text('{"text": "a b c"}\n', encoding="utf-8")
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     # The finder of an editable installation holds the checkout as a text, which Python cannot encode there.
@@ -65,7 +65,7 @@ def test_names_and_texts_are_utf8_whatever_the_locale(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("processes.ctrl-c")
-def test_ctrl_c_that_the_launcher_held_back_is_one_line_and_code_130() -> None:
+def test_ctrl_c_that_the_launcher_held_back_is_one_line_and_code_130():
     assert __main__.LAUNCHER == LAUNCHER
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -84,7 +84,7 @@ def test_ctrl_c_that_the_launcher_held_back_is_one_line_and_code_130() -> None:
 
 
 @pytest.mark.promise("input.addresses")
-def test_a_limit_of_addresses_that_libraries_do_not_fit_into_is_named_before_they_load() -> None:
+def test_a_limit_of_addresses_that_libraries_do_not_fit_into_is_named_before_they_load():
     """With 650 MB torch ends by a signal, with 800 MB tokenizers aborts."""
 
     def limit() -> None:

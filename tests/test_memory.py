@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.shell import Shell
 from tests.helpers.toy import events, run, write_toy
 from unpad.data.text import TextData
 from unpad.errors import OutOfMemoryError
@@ -59,9 +58,8 @@ def with_room(folder: Path, *commands: list[object]) -> list[tuple[int, str]]:
 
 @pytest.mark.promise("memory.sequence")
 @pytest.mark.parametrize("verb", ["train", "plan", "prove"])
-def test_a_model_that_no_memory_holds_names_its_sizes(unpad: Shell, tmp_path: Path, verb: str) -> None:
-    outcome = unpad(verb, write_toy(tmp_path / "toy"), *HUGE, code=8)
-    what, do = outcome.err.strip().splitlines()
+def test_a_model_that_no_memory_holds_names_its_sizes(unpad, tmp_path, verb):
+    what, do = unpad(verb, write_toy(tmp_path / "toy"), *HUGE, code=8).err.strip().splitlines()
     assert what.startswith("OutOfMemoryError: a model of kind decoder with")
     assert do == "  do: lower model.width or model.blocks or model.hidden"
     assert not list(tmp_path.glob("runs/*"))
@@ -70,7 +68,7 @@ def test_a_model_that_no_memory_holds_names_its_sizes(unpad: Shell, tmp_path: Pa
 @pytest.mark.nightly
 @pytest.mark.promise("memory.sequence")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
-def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path) -> None:
+def test_memory_that_ends_in_the_middle_is_code_8(tmp_path):
     """The weights take 200 MiB: with less room the model is not built, with more a copy, gradients or moments fail."""
     recipe = write_toy(tmp_path / "toy")
     sizes = ["model.width=2048", "model.hidden=4096", "model.blocks=1", "model.heads=2", "train.max_steps=2"]
@@ -86,7 +84,7 @@ def test_memory_that_ends_in_the_middle_is_code_8(tmp_path: Path) -> None:
 @pytest.mark.nightly
 @pytest.mark.promise("memory.cut")
 @pytest.mark.skipif(sys.platform != "linux", reason="limits of address space are of Linux")
-def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path: Path) -> None:
+def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path):
     """The largest micro-batch takes about a gigabyte: with 600 MiB it is computed in two parts, and the run ends."""
     recipe = write_toy(tmp_path / "toy", stages=[], data={"chat": []})
     texts = tmp_path / "toy/texts.jsonl"
@@ -101,7 +99,7 @@ def test_a_run_goes_on_in_parts_where_memory_ends(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("memory.sequence")
-def test_a_batch_and_a_checkpoint_without_room_are_code_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_batch_and_a_checkpoint_without_room_are_code_8(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path / "toy")
 
     def nothing_left(*_: object) -> None:

@@ -21,8 +21,7 @@ def guesses(source: str) -> Iterator[tuple[int, str]]:
     """Lines of a module that hold for some places of the checkout alone, with what each of them does."""
     if not SIGNS.search(source):
         return
-    tree = ast.parse(source)
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(source)):
         match node:
             case ast.Constant(value=str(text)) if re.search(r"(?<![\w.*])/unpad(/|$)", text) and "\n" not in text:
                 yield node.lineno, "takes every folder called unpad for the package"
@@ -52,7 +51,7 @@ def _unquoted(line: ast.JoinedStr) -> bool:
 
 
 @pytest.mark.promise("install.any-place")
-def test_no_source_guesses_where_the_checkout_stands() -> None:
+def test_no_source_guesses_where_the_checkout_stands():
     found = []
     for path in SOURCES:
         lines = guesses(path.read_text(encoding="utf-8"))
@@ -71,5 +70,5 @@ def test_no_source_guesses_where_the_checkout_stands() -> None:
         "subprocess.run(command, shell=True)",
     ],
 )
-def test_each_kind_of_guess_is_found(line: str) -> None:
+def test_each_kind_of_guess_is_found(line):
     assert len(list(guesses(line))) == 1

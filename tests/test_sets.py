@@ -32,22 +32,19 @@ def chosen(which: str, items: list[Item]) -> list[str]:
     return [item.nodeid for item in rest]
 
 
-def test_first_cases_of_slow_tests_and_a_test_of_every_promise_are_quick_and_the_others_the_rest() -> None:
+def test_first_cases_of_slow_tests_and_a_test_of_every_promise_are_quick_and_the_others_the_rest():
     mark, shows = pytest.mark, pytest.mark.promise
     items = [
         Item("plain[1]"), Item("plain[2]"), Item("slow[1]", mark.slow, shows("x")), Item("slow[2]", mark.slow),
         Item("night", mark.nightly, shows("x")), Item("only[1]", mark.nightly, shows("y")),
         Item("only[2]", mark.nightly, shows("y")),
     ]  # fmt: skip
-    quick = ["plain[1]", "plain[2]", "slow[1]", "only[1]"]
-    assert chosen("quick", items) == quick
+    assert chosen("quick", items) == ["plain[1]", "plain[2]", "slow[1]", "only[1]"]
     assert chosen("rest", items) == ["slow[2]", "night", "only[2]"]
     assert chosen("all", items) == [item.nodeid for item in items]
 
 
-def test_any_two_values_of_two_axes_meet_in_a_row_and_all_rows_are_there_in_full(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_any_two_values_of_two_axes_meet_in_a_row_and_all_rows_are_there_in_full(monkeypatch):
     monkeypatch.delenv("UNPAD_GRID", raising=False)
     rows = pairs(*AXES)
     assert len(rows) == 9

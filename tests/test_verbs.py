@@ -13,7 +13,6 @@ import pytest
 import typer
 from rich.console import Console
 
-from tests.helpers.shell import Shell
 from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import NOT_PROVED, PLEASE_REPORT, UNFORESEEN
 from unpad.inference.prompts import Prompt, Reply
@@ -63,7 +62,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     return Calls(monkeypatch)
 
 
-def test_no_module_keeps_a_replaced_function() -> None:
+def test_no_module_keeps_a_replaced_function():
     replaced = set(re.findall(r'(?:replace|setattr)\(\s*"([\w.]+)"', Path(__file__).read_text(encoding="utf-8")))
     binding = set()
     for path in sorted((ROOT / "unpad").rglob("*.py")):
@@ -86,8 +85,8 @@ LINES = "first [b]\nsecond\n"
 
 @pytest.mark.parametrize(("options", "said"), [([], ""), (["--data", "new.jsonl"], "5 rows read\n")])
 def test_the_json_of_an_evaluation_is_json_alone_and_rows_of_new_data_are_told_beside_it(
-    unpad: Shell, monkeypatch: pytest.MonkeyPatch, options: list[str], said: str
-) -> None:
+    unpad, monkeypatch, options, said
+):
     new = SimpleNamespace(metrics={}, lines=["5 rows read"], facts={"near_duplicates": {"near": 2}})
     monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: ({}, ["5 rows read"]))
     monkeypatch.setattr("unpad.evaluation.run.evaluate_new", lambda *_: new)
@@ -96,7 +95,7 @@ def test_the_json_of_an_evaluation_is_json_alone_and_rows_of_new_data_are_told_b
 
 
 @pytest.mark.parametrize("passed", [True, False])
-def test_prove_and_check_end_with_the_code_of_what_they_found(unpad: Shell, calls: Calls, passed: bool) -> None:
+def test_prove_and_check_end_with_the_code_of_what_they_found(unpad, calls, passed):
     found = shown(passed=passed)
     found.passed = passed
     calls.replace("unpad.proof.recipe.prove_recipe", found)
@@ -130,7 +129,7 @@ class Writes:
         return [Reply(one, f"{seed}", 1, "eos", seed) for one, seed in zip(prompts, seeds, strict=True)]
 
 
-def test_generate_draws_each_prompt_with_the_next_seed_unless_one_is_given(unpad: Shell, calls: Calls) -> None:
+def test_generate_draws_each_prompt_with_the_next_seed_unless_one_is_given(unpad, calls):
     calls.replace("unpad.inference.loaded.load", Writes())
     calls.replace("unpad.evaluation.text.heldout_openings", ["one", "two"])
     assert unpad("generate", "mine", "--prompt", "a", "--prompt", "b").out == "a -> 5\n\nb -> 6\n\n"
@@ -151,7 +150,7 @@ def test_generate_draws_each_prompt_with_the_next_seed_unless_one_is_given(unpad
     assert next(made for made in calls.made if made[0] == "heldout_openings")[1][1:] == (2,)
 
 
-def test_a_recipe_is_not_copied_over_a_file(unpad: Shell, tmp_path: Path) -> None:
+def test_a_recipe_is_not_copied_over_a_file(unpad, tmp_path):
     told = unpad("recipes", "copy", "zh_chat", "mine.yaml")
     assert told.out == "mine.yaml written; run it with: unpad train mine.yaml\n"
     before = (tmp_path / "mine.yaml").read_bytes()
@@ -160,7 +159,7 @@ def test_a_recipe_is_not_copied_over_a_file(unpad: Shell, tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("cli.exit-codes")
-def test_the_traceback_of_an_error_is_printed_only_if_asked(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_traceback_of_an_error_is_printed_only_if_asked(unpad, monkeypatch):
     def full(*_: Any) -> None:
         raise MemoryError("\n")
 

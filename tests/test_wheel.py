@@ -90,9 +90,7 @@ def install(wheel: Path, folder: Path, extras: str = "") -> Path:
 @pytest.mark.nightly
 @pytest.mark.promise("install.wheel")
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
-def test_the_wheel_of_this_platform_has_the_whole_package_and_its_own_kernels_and_trains_by_them(
-    project: Path, tmp_path: Path
-) -> None:
+def test_the_wheel_of_this_platform_has_the_whole_package_and_its_own_kernels_and_trains_by_them(project, tmp_path):
     # The library of this checkout, newer than its sources, so that it is not compiled again.
     built = project / "build" / f"lib.{PLATFORM}-{sys.implementation.cache_tag}" / KERNELS
     built.parent.mkdir(parents=True)
@@ -114,9 +112,7 @@ def test_the_wheel_of_this_platform_has_the_whole_package_and_its_own_kernels_an
 
 @pytest.mark.nightly
 @pytest.mark.promise("install.wheel")
-def test_without_a_compiler_the_wheel_is_for_every_platform_and_its_runs_say_what_computes_them(
-    project: Path, tmp_path: Path
-) -> None:
+def test_without_a_compiler_the_wheel_is_for_every_platform_and_its_runs_say_what_computes_them(project, tmp_path):
     wheel = make_wheel(project, CC="/no/compiler", CXX="/no/compiler")
     assert wheel.name.endswith("-py3-none-any.whl")
     assert contents(wheel) == package_files()

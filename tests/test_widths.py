@@ -34,13 +34,13 @@ def too_wide(lines: list[str]) -> list[str]:
     return [line for part in lines for line in part.splitlines() if cells(line) > WIDTH]
 
 
-def test_the_help_of_every_verb_fits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_help_of_every_verb_fits(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", str(WIDTH))
     shown = {name: Shell(monkeypatch, capsys)(*name.split(), "--help").out for name in VERBS}
     assert {name: wide for name, text in shown.items() if (wide := too_wide([text]))} == {}
 
 
-def test_the_plan_of_a_large_corpus_fits() -> None:
+def test_the_plan_of_a_large_corpus_fits():
     ledger = Ledger()
     numbers = {"real_tokens": 10**12, "padded_tokens": 2 * 10**12, "steps": 123_456_789, "micros": 10**9}
     numbers |= {"attention_cells_needed": 10**12, "attention_cells_computed": 123 * 10**12}
@@ -70,9 +70,7 @@ class Terminal(StringIO):
 
 
 @pytest.mark.parametrize("no_color", ["", "1"])
-def test_no_color_takes_every_control_sequence_away(
-    no_color: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_color_takes_every_control_sequence_away(no_color, tmp_path, monkeypatch):
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.setenv("NO_COLOR", no_color)
     monkeypatch.delenv("UNPAD_PROGRESS", raising=False)
@@ -93,7 +91,7 @@ def test_no_color_takes_every_control_sequence_away(
 
 @pytest.mark.promise("proof.narrow")
 @pytest.mark.parametrize("width", [40, 55, 72])
-def test_tables_follow_a_narrower_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_follow_a_narrower_terminal(width, monkeypatch):
     monkeypatch.setenv("COLUMNS", str(width))
     metrics: dict[str, Metric] = {
         "kept_visual_tokens_after_the_last_layer": Metric(1234.5, 1.0, 4321.0, 1_234_567, EXTREMES),

@@ -26,9 +26,7 @@ def texts(num: int, median: float = 200, longest: int = 2000) -> np.ndarray:
 @pytest.mark.parametrize("strategy", strategy_names())
 @given(lengths=LENGTHS, num=st.integers(1, 7), ratio=st.sampled_from([20.0, math.inf]), by_set=st.booleans())
 @settings(max_examples=30)
-def test_efficiency_bound_and_idle_processes_equal_a_recount(
-    strategy: str, lengths: list[int], num: int, ratio: float, by_set: bool
-) -> None:
+def test_efficiency_bound_and_idle_processes_equal_a_recount(strategy, lengths, num, ratio, by_set):
     sizes = np.array(lengths)
     attended = (sizes + 1) // 2 if by_set else None
     made = made_of(sizes, strategy=strategy, tokens_per_step=90, tokens_per_micro=40)
@@ -54,7 +52,7 @@ def test_efficiency_bound_and_idle_processes_equal_a_recount(
     assert found.idle == sum(2 * count < made.num_steps for count in worked)
 
 
-def test_a_long_plan_is_judged_by_updates_spread_over_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_plan_is_judged_by_updates_spread_over_it(monkeypatch):
     costs = Costs(made_of(texts(2000), tokens_per_step=2048, tokens_per_micro=512), 1000.0)
     whole = costs.balance(4)
     monkeypatch.setattr(module, "MOST_UPDATES", 40)
@@ -62,14 +60,14 @@ def test_a_long_plan_is_judged_by_updates_spread_over_it(monkeypatch: pytest.Mon
     assert costs.balance(4).efficiency == pytest.approx(whole.efficiency, abs=0.05)
 
 
-def test_the_largest_sequence_is_the_longest_or_has_the_largest_set() -> None:
+def test_the_largest_sequence_is_the_longest_or_has_the_largest_set():
     made = made_of(np.array([5, 30, 8]), tokens_per_step=100)
     assert (Costs(made, 10.0).tokens, Costs(made, 10.0).largest) == (30, 30 + 900 / 10)
     attended = np.array([50, 1, 1])
     assert (Costs(made, 10.0, attended).tokens, Costs(made, 10.0, attended).largest) == (5, 5 + 2500 / 10)
 
 
-def test_one_micro_batch_per_update_leaves_all_processes_but_one_idle() -> None:
+def test_one_micro_batch_per_update_leaves_all_processes_but_one_idle():
     found = Costs(made_of(texts(300), tokens_per_step=2048, tokens_per_micro=4096), 1000.0).balance(4)
     assert found.idle == 3
     assert found.efficiency == pytest.approx(1 / 4)
@@ -83,7 +81,7 @@ def cut_of(num: int, lengths: np.ndarray, **fields: object) -> tuple[module.Bala
 
 
 @pytest.mark.parametrize("num", [2, 3, 8])
-def test_a_finer_cut_gives_every_process_work(num: int) -> None:
+def test_a_finer_cut_gives_every_process_work(num):
     cut, coarse = cut_of(num, texts(2000, 40, 200), tokens_per_step=4096)
     assert cut.tokens_per_micro < 4096
     assert Costs(coarse, 1000.0).balance(num).idle == num - 1
@@ -93,17 +91,17 @@ def test_a_finer_cut_gives_every_process_work(num: int) -> None:
     assert cut.balance.efficiency >= BUSY
 
 
-def test_there_is_no_finer_cut_of_fewer_sequences_than_processes() -> None:
+def test_there_is_no_finer_cut_of_fewer_sequences_than_processes():
     assert cut_of(64, texts(200), tokens_per_step=2048)[0] is None
     assert cut_of(2, np.array([50, 50]), tokens_per_step=60)[0] is None
 
 
-def test_strategies_that_cut_by_sequences_have_no_finer_cut() -> None:
+def test_strategies_that_cut_by_sequences_have_no_finer_cut():
     assert cut_of(64, texts(300), tokens_per_step=2048, strategy="fixed")[0] is None
 
 
 @pytest.mark.parametrize(("num", "strategy"), [(2, "pack"), (16, "pack"), (16, "budget"), (16, "bucket")])
-def test_updates_of_the_size_that_fills_processes_keep_them_busy(num: int, strategy: str) -> None:
+def test_updates_of_the_size_that_fills_processes_keep_them_busy(num, strategy):
     lengths = texts(30_000)
     fields: dict[str, object] = {"strategy": strategy, "tokens_per_micro": 2048}
     fill = Costs(made_of(lengths, tokens_per_step=1 << 40, **fields), 2000.0).fill_tokens(num)
@@ -116,13 +114,12 @@ def test_updates_of_the_size_that_fills_processes_keep_them_busy(num: int, strat
     assert busy(fill // 4) < BUSY
 
 
-def test_sequences_that_no_update_evens_out_have_no_size_that_fills() -> None:
-    lengths = np.append(np.ones(2000, np.int64), 10_000)
-    made = made_of(lengths, tokens_per_step=1 << 40, tokens_per_micro=64)
+def test_sequences_that_no_update_evens_out_have_no_size_that_fills():
+    made = made_of(np.append(np.ones(2000, np.int64), 10_000), tokens_per_step=1 << 40, tokens_per_micro=64)
     assert Costs(made, 1.0).fill_tokens(64) is None
 
 
-def test_an_empty_plan_leaves_every_process_idle() -> None:
+def test_an_empty_plan_leaves_every_process_idle():
     made = made_of(np.zeros(0, np.int64), tokens_per_step=10)
     found = Costs(made, 10.0)
     assert found.balance(3).idle == 3

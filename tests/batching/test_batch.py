@@ -1,6 +1,5 @@
 """A batch is its sequences and nothing else: round trips, labels, padding and splits lose and add nothing."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.conftest import random_batch, random_sequences, tiny_model
 from unpad.api import batches
-from unpad.batching.batch import RaggedBatch, Side, concatenate, from_padded, from_sequences, make_batch, to_padded
+from unpad.batching.batch import RaggedBatch, concatenate, from_padded, from_sequences, make_batch, to_padded
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.decoder import Decoder
 from unpad.recipes.training import OptimSettings, PlanSettings
@@ -36,7 +35,7 @@ def mean_nll(model: Decoder, *micros: object) -> float:
 
 
 @pytest.mark.promise("batch.worked-example")
-def test_the_worked_example_of_lengths_2_3_4() -> None:
+def test_the_worked_example_of_lengths_2_3_4():
     sequences = [[5, 6], [7, 8, 9], [1, 2, 3, 4]]
     flat = np.concatenate([np.array(s) for s in sequences])
     batch = make_batch(flat, np.zeros_like(flat), np.zeros(flat.size, np.bool_), np.array([2, 3, 4]))
@@ -54,7 +53,7 @@ def test_the_worked_example_of_lengths_2_3_4() -> None:
 @pytest.mark.promise("batch.worked-example")
 @settings(deadline=None)
 @given(lengths=LENGTHS, side=SIDES, pad_to=st.integers(0, 20), width=st.integers(0, 3))
-def test_padding_and_back_is_exact(lengths: list[int], side: Side, pad_to: int, width: int) -> None:
+def test_padding_and_back_is_exact(lengths, side, pad_to, width):
     layout = build_layout(np.array(lengths, np.int64))
     values = torch.arange(sum(lengths) * max(width, 1)).view((-1, width) if width else (-1,))
     padded, mask = to_padded(values, layout, side, pad_to, fill=-1)
@@ -66,7 +65,7 @@ def test_padding_and_back_is_exact(lengths: list[int], side: Side, pad_to: int, 
 
 @settings(deadline=None)
 @given(lengths=LENGTHS, data=st.data())
-def test_any_choice_of_sequences_is_those_sequences(lengths: list[int], data: st.DataObject) -> None:
+def test_any_choice_of_sequences_is_those_sequences(lengths, data):
     batch = replace(random_batch([n + 1 for n in lengths]), seq_ids=torch.arange(len(lengths)) + 100)
     chosen = data.draw(st.lists(st.integers(0, len(lengths) - 1), max_size=6)) if lengths else []
     part = batch.select(chosen)
@@ -83,7 +82,7 @@ def test_any_choice_of_sequences_is_those_sequences(lengths: list[int], data: st
 
 
 @pytest.mark.promise("batch.labels")
-def test_inputs_are_all_but_the_last_token_and_labels_all_but_the_first() -> None:
+def test_inputs_are_all_but_the_last_token_and_labels_all_but_the_first():
     batch = from_sequences([[3, 4, 5], [6, 7], [8, 9, 1, 2]])
     assert batch.input_ids.tolist() == [3, 4, 6, 8, 9, 1]
     assert batch.labels.tolist() == [4, 5, 7, 9, 1, 2]
@@ -92,7 +91,7 @@ def test_inputs_are_all_but_the_last_token_and_labels_all_but_the_first() -> Non
 
 
 @pytest.mark.promise("batch.labels")
-def test_the_end_of_a_short_row_is_no_target() -> None:
+def test_the_end_of_a_short_row_is_no_target():
     """The last token of a short row has no successor in the rectangle but padding, which nobody has to predict."""
     rectangle = from_sequences([[3, 4, 5], [6, 7], [8, 9, 1, 2]]).pad(pad_to=6, pad_id=0)
     mask = padded_mask(rectangle.layout)
@@ -103,14 +102,14 @@ def test_the_end_of_a_short_row_is_no_target() -> None:
 
 
 @pytest.mark.promise("batch.labels")
-def test_a_sequence_of_one_token_gives_no_position_and_changes_nothing() -> None:
+def test_a_sequence_of_one_token_gives_no_position_and_changes_nothing():
     model = tiny_model().eval()
     with_single, without = from_sequences([[3, 4, 5], [6], []]), from_sequences([[3, 4, 5]])
     assert with_single.layout.lengths().tolist() == [2, 0, 0]
     assert mean_nll(model, with_single) == mean_nll(model, without)
 
 
-def test_only_the_tokens_chosen_for_the_loss_are_targets() -> None:
+def test_only_the_tokens_chosen_for_the_loss_are_targets():
     batch = from_sequences([[3, 4, 5, 6], [7, 8]], [[True, False, True, True], [False, True]])
     assert batch.loss_mask.tolist() == [False, True, True, True]
     assert batch.labels.tolist() == [0, 5, 6, 8]
@@ -120,7 +119,7 @@ def test_only_the_tokens_chosen_for_the_loss_are_targets() -> None:
 
 
 @pytest.mark.promise("train.replies-only")
-def test_a_label_that_does_not_count_can_be_anything() -> None:
+def test_a_label_that_does_not_count_can_be_anything():
     model = tiny_model().eval()
     batch = random_batch([6, 9], share=0.5)
     other = torch.where(batch.loss_mask, batch.labels, (batch.labels + 7) % 50)
@@ -134,7 +133,7 @@ def test_a_label_that_does_not_count_can_be_anything() -> None:
 @pytest.mark.promise("batch.pad-share")
 @settings(deadline=None)
 @given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=8), pad_to=st.integers(0, 60))
-def test_a_rectangle_is_as_long_as_its_own_longest_sequence(lengths: list[int], pad_to: int) -> None:
+def test_a_rectangle_is_as_long_as_its_own_longest_sequence(lengths, pad_to):
     batch = random_batch([n + 1 for n in lengths])
     mask = padded_mask(batch.pad().layout)
     assert mask.shape == (len(lengths), max(lengths))
@@ -146,19 +145,16 @@ def test_a_rectangle_is_as_long_as_its_own_longest_sequence(lengths: list[int], 
 @pytest.mark.promise("batch.mean-loss")
 @settings(deadline=None, max_examples=25)
 @given(lengths=LENGTHS.filter(any), side=SIDES, pad_to=st.integers(0, 30), pad_id=st.integers(0, 49))
-def test_the_mean_loss_is_that_of_the_sequences_one_by_one(
-    lengths: list[int], side: Side, pad_to: int, pad_id: int
-) -> None:
+def test_the_mean_loss_is_that_of_the_sequences_one_by_one(lengths, side, pad_to, pad_id):
     model = tiny_model().eval()
     batch = random_batch([n + 1 for n in lengths], share=1.0)
-    alone = [batch.select([i]) for i in range(batch.num_seqs)]
-    expected = mean_nll(model, *alone)
+    expected = mean_nll(model, *[batch.select([i]) for i in range(batch.num_seqs)])
     assert mean_nll(model, batch) == pytest.approx(expected, rel=1e-10)
     assert mean_nll(model, batch.pad(side, pad_to, pad_id)) == pytest.approx(expected, rel=1e-10)
 
 
 @pytest.mark.promise("batch.pad-id")
-def test_the_pad_id_is_the_callers_and_changes_no_gradient() -> None:
+def test_the_pad_id_is_the_callers_and_changes_no_gradient():
     """Token 0 is a word of this corpus; padding with it or with any other id must give the same training."""
     model = tiny_model().eval()
     batch = random_batch([4, 9, 2], share=1.0)
@@ -175,7 +171,7 @@ def test_the_pad_id_is_the_callers_and_changes_no_gradient() -> None:
 
 
 @pytest.mark.promise("batch.pad-gradient")
-def test_no_gradient_reaches_the_embedding_of_the_pad_id() -> None:
+def test_no_gradient_reaches_the_embedding_of_the_pad_id():
     model = tiny_model(tied=False).eval()
     batch = random_batch([4, 9, 2], share=1.0)
     pad_id = 7
@@ -186,7 +182,7 @@ def test_no_gradient_reaches_the_embedding_of_the_pad_id() -> None:
 
 
 @pytest.mark.promise("batch.pad-gradient")
-def test_a_padded_query_without_any_key_gives_finite_values_and_no_gradient() -> None:
+def test_a_padded_query_without_any_key_gives_finite_values_and_no_gradient():
     model = tiny_model().eval()
     batch = random_batch([1, 9]).pad()  # its first row is padding from end to end
     assert not padded_mask(batch.layout)[0].any()
@@ -196,7 +192,7 @@ def test_a_padded_query_without_any_key_gives_finite_values_and_no_gradient() ->
 
 
 @pytest.mark.parametrize("strategy", ["fixed", "dynamic", "bucket", "budget", "pack", "rows"])
-def test_every_strategy_feeds_the_same_sequences_and_targets(strategy: str) -> None:
+def test_every_strategy_feeds_the_same_sequences_and_targets(strategy):
     sequences = random_sequences([9, 2, 1, 14, 30, 7, 7, 3])
     found: list[list[int]] = []
     for micros in batches(sequences, strategy=strategy, tokens_per_step=25, row_tokens=30, batch_size=3):
@@ -214,7 +210,7 @@ def test_every_strategy_feeds_the_same_sequences_and_targets(strategy: str) -> N
 
 
 @pytest.mark.promise("batch.buckets", "llm.windows")
-def test_sections_of_a_recipe_refuse_batches_that_cannot_be() -> None:
+def test_sections_of_a_recipe_refuse_batches_that_cannot_be():
     for field in ("batch_size", "bucket_width", "tokens_per_step", "tokens_per_micro", "max_tokens", "stride"):
         with pytest.raises(ValueError, match=r"greater than or equal to 1|at least 1"):
             PlanSettings(**{field: 0})
@@ -262,7 +258,7 @@ def places(batch: RaggedBatch) -> dict[int, list[float]]:
     return found
 
 
-def test_a_choice_of_sequences_brings_their_images_along() -> None:
+def test_a_choice_of_sequences_brings_their_images_along():
     batch = mixed_batch()
     wanted = places(batch)
     for chosen in ([0, 1, 2, 3], [3, 0], [2], [1], [], [0, 0]):
@@ -277,7 +273,7 @@ def test_a_choice_of_sequences_brings_their_images_along() -> None:
 
 
 @pytest.mark.parametrize("make", [mixed_batch, lambda: image_batch([(2, 3), (1, 1), (4, 2)])])
-def test_sequences_apart_and_joined_again_are_the_batch(make: Callable[[], RaggedBatch]) -> None:
+def test_sequences_apart_and_joined_again_are_the_batch(make):
     batch = make()
     again = concatenate([batch.select([i]) for i in range(batch.num_seqs)])
     for name, value in vars(batch).items():
@@ -290,19 +286,19 @@ def test_sequences_apart_and_joined_again_are_the_batch(make: Callable[[], Ragge
         assert places(batch) == places(again)
 
 
-def test_a_left_pad_pads_left() -> None:
+def test_a_left_pad_pads_left():
     batch = random_batch([3, 4, 5])
     assert batch.pad("left").layout.attention_mask.int().tolist() == [[0, 0, 1, 1], [0, 1, 1, 1], [1, 1, 1, 1]]
     assert batch.pad("right").flat().layout.max_seqlen == 4
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_keeps_images_at_their_tokens(side: Side) -> None:
+def test_padding_keeps_images_at_their_tokens(side):
     batch = mixed_batch()
     assert places(batch.pad(side, pad_to=11, pad_id=1)) == places(batch)
 
 
-def test_labels_of_sequences_are_the_targets_where_there_are_any() -> None:
+def test_labels_of_sequences_are_the_targets_where_there_are_any():
     batch = image_batch([(2, 3), (1, 1), (4, 2)])
     assert batch.num_targets == 3
     assert batch.select([2, 0]).num_targets == 2
@@ -315,7 +311,7 @@ def test_labels_of_sequences_are_the_targets_where_there_are_any() -> None:
 @pytest.mark.promise("vqa.hard-pruning")
 @settings(deadline=None)
 @given(lengths=LENGTHS, data=st.data())
-def test_a_layout_without_some_tokens_counts_those_that_are_left(lengths: list[int], data: st.DataObject) -> None:
+def test_a_layout_without_some_tokens_counts_those_that_are_left(lengths, data):
     layout = build_layout(np.array(lengths, np.int64))
     kept = torch.tensor(
         data.draw(st.lists(st.booleans(), min_size=sum(lengths), max_size=sum(lengths))), dtype=torch.bool

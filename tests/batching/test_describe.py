@@ -2,7 +2,6 @@
 
 import re
 from io import StringIO
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +14,7 @@ from unpad.batching.batch import describe_batch
 from unpad.training.loop import train
 
 
-def test_every_tensor_is_named_with_its_shape_and_masks_with_their_sum() -> None:
+def test_every_tensor_is_named_with_its_shape_and_masks_with_their_sum():
     batch = random_batch([3, 9, 5])
     lines = describe_batch(batch)
     assert lines[0] == f"3 sequences, {batch.total_tokens} tokens, the longest {int(batch.layout.lengths().max())}"
@@ -27,16 +26,15 @@ def test_every_tensor_is_named_with_its_shape_and_masks_with_their_sum() -> None
     assert f"layout.attention_mask (3, {longest}) bool, {batch.total_tokens} True" in padded
 
 
-def test_parts_of_a_family_are_named_too() -> None:
-    batch = random_patients([4, 2])
-    lines = describe_batch(batch)
+def test_parts_of_a_family_are_named_too():
+    lines = describe_batch(random_patients([4, 2]))
     assert any(re.fullmatch(r"EventSets.has_value \(6,\) bool, \d True", line) for line in lines), lines
     assert any("members.cu_seqlens" in line for line in lines)
 
 
 @pytest.mark.promise("run.verbose")
 @pytest.mark.slow
-def test_verbose_training_shows_them_under_every_step(tmp_path: Path) -> None:
+def test_verbose_training_shows_them_under_every_step(tmp_path):
     recipe, out = write_toy(tmp_path / "toy"), StringIO()
     train(str(recipe), tmp_path / "loud", ["train.max_steps=2"], console=Console(file=out, width=300), verbose=True)
     micros = re.findall(r"^  micro-batch \d+: \d+ sequences, (\d+) tokens", out.getvalue(), re.M)

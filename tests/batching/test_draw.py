@@ -11,8 +11,7 @@ from unpad.errors import PlanError
 @settings(deadline=None)
 def test_a_weight_takes_its_whole_part_of_everything_and_a_share_of_the_rest(source_of, weights):
     source_of = np.array(source_of, np.int64)
-    ids = draw_sequences(source_of, weights, seed=0, epoch=0)
-    times = np.bincount(ids, minlength=len(source_of))
+    times = np.bincount(draw_sequences(source_of, weights, seed=0, epoch=0), minlength=len(source_of))
     for source, weight in enumerate(weights):
         of_source = times[source_of == source]
         assert set(of_source.tolist()) <= {int(weight), int(weight) + 1}

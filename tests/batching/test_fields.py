@@ -1,7 +1,6 @@
 """Every field of a batch has a kind, and a new one travels with its batch by that kind alone."""
 
 from dataclasses import dataclass, field, fields, replace
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -10,20 +9,8 @@ from torch import Tensor
 
 from tests.conftest import random_batch
 from tests.helpers.patients import random_patients
+from unpad.batching import fields as fieldss
 from unpad.batching.batch import RaggedBatch, concatenate
-from unpad.batching.fields import (
-    KIND,
-    SEQUENCE,
-    BatchPart,
-    FieldHolder,
-    Kind,
-    per,
-    per_sequence,
-    per_token,
-    runs,
-    sequence_of,
-    token_places,
-)
 from unpad.batching.layout import Layout, build_layout
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.preference import Pairs
@@ -32,17 +19,17 @@ META, LENGTHS = torch.device("meta"), [3, 0, 2, 4]
 
 
 @dataclass(frozen=True)
-class Days(BatchPart):
+class Days(fieldss.BatchPart):
     """A part that nothing in the library has heard of, with levels of its own: days, hours and visitors."""
 
-    days: Layout = field(metadata=runs(SEQUENCE, "day"))
-    hours: Layout = field(metadata=runs("day", "hour"))
-    noise: Tensor = field(metadata=per("hour"))
-    weight: Tensor = field(metadata=per_token(pad=-1))
-    marked: Tensor = field(metadata=token_places())
-    visitor: Tensor = field(metadata=sequence_of("visitor"))
-    age: Tensor = field(metadata=per("visitor"))
-    year: Tensor | None = field(default=None, metadata=per_sequence())
+    days: Layout = field(metadata=fieldss.runs(fieldss.SEQUENCE, "day"))
+    hours: Layout = field(metadata=fieldss.runs("day", "hour"))
+    noise: Tensor = field(metadata=fieldss.per("hour"))
+    weight: Tensor = field(metadata=fieldss.per_token(pad=-1))
+    marked: Tensor = field(metadata=fieldss.token_places())
+    visitor: Tensor = field(metadata=fieldss.sequence_of("visitor"))
+    age: Tensor = field(metadata=fieldss.per("visitor"))
+    year: Tensor | None = field(default=None, metadata=fieldss.per_sequence())
 
 
 def with_days(year: bool = True) -> RaggedBatch:
@@ -71,18 +58,18 @@ def assert_same(one: RaggedBatch, two: RaggedBatch) -> None:
 
 
 @pytest.mark.parametrize("holder", [RaggedBatch, EventSets, Pairs, Days])
-def test_every_field_has_a_kind(holder: type[FieldHolder]) -> None:
+def test_every_field_has_a_kind(holder):
     assert fields(holder)
     for one in fields(holder):
-        assert isinstance(one.metadata.get(KIND), Kind), f"{holder.__name__}.{one.name}"
+        assert isinstance(one.metadata.get(fieldss.KIND), fieldss.Kind), f"{holder.__name__}.{one.name}"
 
 
-def test_these_are_all_parts_that_families_add() -> None:
-    ours = {part for part in BatchPart.__subclasses__() if part.__module__.startswith("unpad.")}
+def test_these_are_all_parts_that_families_add():
+    ours = {part for part in fieldss.BatchPart.__subclasses__() if part.__module__.startswith("unpad.")}
     assert ours == {EventSets, Pairs}
 
 
-def test_a_part_is_selected_with_its_sequences() -> None:
+def test_a_part_is_selected_with_its_sequences():
     part = with_days().select([3, 1, 0, 3]).require(Days)
     assert part.days.lengths().tolist() == [1, 2, 1, 1]
     assert part.hours.lengths().tolist() == [1, 1, 3, 2, 1]
@@ -96,14 +83,14 @@ def test_a_part_is_selected_with_its_sequences() -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 2, 4])
-def test_parts_that_are_joined_are_the_part(cut: int) -> None:
+def test_parts_that_are_joined_are_the_part(cut):
     batch = with_days()
     assert_same(concatenate([batch.select(range(cut)), batch.select(range(cut, 4))]), batch)
     assert_same(concatenate([batch.select([i]) for i in range(4)]), batch)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_moves_tokens_and_nothing_else_of_a_part(side: Literal["left", "right"]) -> None:
+def test_padding_moves_tokens_and_nothing_else_of_a_part(side):
     batch = with_days()
     padded = batch.pad(side, pad_to=5)
     part, before = padded.require(Days), batch.require(Days)
@@ -116,14 +103,14 @@ def test_padding_moves_tokens_and_nothing_else_of_a_part(side: Literal["left", "
     assert batch.flat() is batch
 
 
-def test_a_part_goes_to_the_device_of_its_batch() -> None:
+def test_a_part_goes_to_the_device_of_its_batch():
     moved = with_days().to(META)
     part = moved.require(Days)
     assert {value.device for value in vars(part).values() if isinstance(value, Tensor)} == {META}
     assert part.hours.cu_seqlens.device == moved.labels.device == META
 
 
-def test_dropping_tokens_leaves_what_is_counted_otherwise() -> None:
+def test_dropping_tokens_leaves_what_is_counted_otherwise():
     batch = with_days()
     kept = torch.tensor([True, False, True, True, True, False, True, True, True])
     left = batch.keep(kept)
@@ -135,19 +122,18 @@ def test_dropping_tokens_leaves_what_is_counted_otherwise() -> None:
     assert left.target_index.tolist() == left.loss_mask.nonzero().flatten().tolist()
 
 
-def test_a_batch_is_asked_for_a_part_by_its_type() -> None:
+def test_a_batch_is_asked_for_a_part_by_its_type():
     batch = random_batch([3, 4])
     assert batch.part(EventSets) is None
     with pytest.raises(AssertionError, match="no EventSets"):
         batch.require(EventSets)
-    patients = random_patients([4, 0, 9])
-    both = patients.with_part(with_days().require(Days))
+    both = random_patients([4, 0, 9]).with_part(with_days().require(Days))
     other = replace(both.require(EventSets), durations=None)
     assert both.with_part(other).part(EventSets) is other
     assert len(both.with_part(other).parts) == 2
 
 
-def test_batches_of_different_fields_are_not_joined() -> None:
+def test_batches_of_different_fields_are_not_joined():
     batch = random_batch([3, 4])
     with pytest.raises(AssertionError, match="some of these batches have `seq_ids`"):
         concatenate([batch, replace(batch, seq_ids=torch.arange(2))])

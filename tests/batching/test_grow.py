@@ -31,7 +31,7 @@ def one_stage(folder: Path, **sections: Any) -> Path:
 
 @pytest.mark.promise("plan.grow")
 @pytest.mark.parametrize("strategy", ["pack", "rows", "budget", "bucket", "dynamic", "fixed"])
-def test_an_epoch_is_that_of_the_size_that_holds_in_it(strategy: str) -> None:
+def test_an_epoch_is_that_of_the_size_that_holds_in_it(strategy):
     base = {"strategy": strategy, "tokens_per_step": 200, "tokens_per_micro": 80, "row_tokens": 64, "batch_size": 2}
     growing = PlanSettings(**base, grow={3: 400, 6: 800})
     for epoch, tokens in enumerate([200, 200, 400, 400, 400, 800, 800]):
@@ -42,10 +42,9 @@ def test_an_epoch_is_that_of_the_size_that_holds_in_it(strategy: str) -> None:
 
 @pytest.mark.promise("plan.grow")
 @pytest.mark.parametrize("strategy", ["pack", "rows", "budget", "bucket", "dynamic", "fixed"])
-def test_steps_grow_within_an_epoch_and_every_sequence_is_planned_once(strategy: str) -> None:
+def test_steps_grow_within_an_epoch_and_every_sequence_is_planned_once(strategy):
     base = {"strategy": strategy, "tokens_per_step": 200, "tokens_per_micro": 80, "row_tokens": 64, "batch_size": 2}
-    growing = PlanSettings(**base, grow={4: 400, 8: 800}, grow_per="step")
-    made = plan(LENGTHS, growing, seed=0, epoch=0)
+    made = plan(LENGTHS, PlanSettings(**base, grow={4: 400, 8: 800}, grow_per="step"), seed=0, epoch=0)
     steps = [made.step(index) for index in range(made.num_steps)]
     assert sorted(i for step in steps for micro in step for i in micro.seq_ids.tolist()) == list(range(len(LENGTHS)))
     tokens = [sum(int((micro.stops - micro.starts).sum()) for micro in step) for step in steps]
@@ -59,17 +58,16 @@ def test_steps_grow_within_an_epoch_and_every_sequence_is_planned_once(strategy:
     assert made.ledger.to_json() == plain.ledger.to_json()
 
 
-def test_an_epoch_begins_with_the_size_of_its_first_step() -> None:
+def test_an_epoch_begins_with_the_size_of_its_first_step():
     growing = PlanSettings(tokens_per_step=200, grow={4: 400, 8: 800}, grow_per="step")
     for first_step, tokens in ((3, 400), (7, 800), (100, 800)):
-        parts = growing.parts(5, first_step)
-        assert parts[0][1].tokens_per_step == tokens
+        assert growing.parts(5, first_step)[0][1].tokens_per_step == tokens
     assert [(count, part.tokens_per_step) for count, part in growing.parts(0, 2)] == [(1, 200), (4, 400), (None, 800)]
     late = contents(plan(LENGTHS, growing, seed=0, epoch=1, first_step=7))
     assert late == contents(plan(LENGTHS, PlanSettings(tokens_per_step=800), seed=0, epoch=1))
 
 
-def test_a_short_last_step_is_that_of_the_size_in_which_the_epoch_ends() -> None:
+def test_a_short_last_step_is_that_of_the_size_in_which_the_epoch_ends():
     growing = PlanSettings(tokens_per_step=200, grow={4: 400}, grow_per="step", drop_last=True)
     made = plan(np.full(97, 10), growing, seed=0, epoch=0)
     assert made.num_steps == 3  # 3 * 200, and 370 that would be a full step of 200
@@ -80,7 +78,7 @@ def test_a_short_last_step_is_that_of_the_size_in_which_the_epoch_ends() -> None
 
 @given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 20)), min_size=1, max_size=4), st.integers(0, 20))
 @settings(deadline=None, max_examples=60)
-def test_epochs_and_updates_are_counted_as_by_hand(parts: list[tuple[int, int]], epoch: int) -> None:
+def test_epochs_and_updates_are_counted_as_by_hand(parts, epoch):
     lengths = [steps for num, steps in parts for _ in range(num)]  # of every epoch; the last goes on
     first = np.cumsum([0, *(num for num, _ in parts[:-1])])
     epochs = Epochs(tuple(first.tolist()), tuple(steps for _, steps in parts))
@@ -92,7 +90,7 @@ def test_epochs_and_updates_are_counted_as_by_hand(parts: list[tuple[int, int]],
         assert at == pytest.approx(epoch + within / lengths[epoch])
 
 
-def test_rates_by_epoch_and_by_decay_follow_epochs_of_any_length() -> None:
+def test_rates_by_epoch_and_by_decay_follow_epochs_of_any_length():
     epochs, epoch_of = Epochs((0, 1), (4, 2)), [0, 0, 0, 0, 1, 1, 2, 2]
 
     def rates(settings: OptimSettings) -> list[float]:
@@ -101,8 +99,7 @@ def test_rates_by_epoch_and_by_decay_follow_epochs_of_any_length() -> None:
 
     by_epoch = OptimSettings(lr=1.0, schedule="exponential", decay=0.5, decay_epochs=1, per="epoch")
     assert rates(by_epoch) == [1] * 4 + [0.5] * 2 + [0.25] * 2
-    by_update = by_epoch.model_copy(update={"per": "update"})
-    found = rates(by_update)
+    found = rates(by_epoch.model_copy(update={"per": "update"}))
     assert found == pytest.approx(
         [0.5 ** (step / 4) for step in range(4)] + [0.5 ** (1 + step / 2) for step in range(4)]
     )
@@ -112,7 +109,7 @@ def test_rates_by_epoch_and_by_decay_follow_epochs_of_any_length() -> None:
 
 @pytest.mark.promise("plan.grow")
 @pytest.mark.slow
-def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path: Path) -> None:
+def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path):
     recipe = one_stage(tmp_path, optim={"lr": 0.01, "warmup": 0, "schedule": "cosine", "floor": 0.1})
     result = run(recipe, tmp_path / "run", GROW)
     found = rows(tmp_path / "run", "train")
@@ -130,9 +127,7 @@ def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path: Path) -
 
 @pytest.mark.promise("plan.grow")
 @pytest.mark.slow
-def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(tmp_path, monkeypatch):
     recipe = one_stage(tmp_path, optim={"lr": 0.01, "warmup": 0, "schedule": "cosine", "floor": 0.1})
     growth = ["plan.grow={8: 400, 11: 800}", "plan.grow_per=step"]
     run(recipe, tmp_path / "calm", *growth)
@@ -166,7 +161,7 @@ def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(
 
 @pytest.mark.promise("plan.grow")
 @pytest.mark.slow
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, monkeypatch):
     recipe = one_stage(tmp_path)
     run(recipe, tmp_path / "calm", GROW, "optim.per=epoch")
     first = [row["epoch"] for row in rows(tmp_path / "calm", "train")]
@@ -192,7 +187,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path: Path, monkeypatch: pyt
         run(recipe, tmp_path / "run", "plan.grow={3: 500, 4: 800}", resume=True)
 
 
-def test_epochs_are_read_as_numbers_wherever_they_stand(tmp_path: Path) -> None:
+def test_epochs_are_read_as_numbers_wherever_they_stand(tmp_path):
     file = tmp_path / "my.yaml"
     file.write_text("plan:\n  grow: {3: 400, '6': 800}\n", encoding="utf-8")
     wanted = {3: 400, 6: 800}
@@ -207,13 +202,13 @@ def test_epochs_are_read_as_numbers_wherever_they_stand(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["{1: 400}", "{3: 0}", "{x: 400}", "{3: many}", "[400]"])
-def test_what_is_no_growth_is_refused_by_its_field(value: str) -> None:
+def test_what_is_no_growth_is_refused_by_its_field(value):
     with pytest.raises(RecipeError) as caught:
         load_recipe("zh_chat", [f"plan.grow={value}"])
     assert "plan.grow" in caught.value.where
 
 
-def test_growth_past_the_data_is_refused_before_training(tmp_path: Path) -> None:
+def test_growth_past_the_data_is_refused_before_training(tmp_path):
     recipe = one_stage(tmp_path)
     with pytest.raises(PlanError, match="no step from epoch 3 on"):
         run(recipe, tmp_path / "run", "plan.grow={3: 1000000}", "plan.drop_last=true")

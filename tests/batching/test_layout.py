@@ -14,7 +14,7 @@ LENGTHS = st.lists(st.integers(0, 60), max_size=40)
 
 @settings(deadline=None)
 @given(lengths=LENGTHS)
-def test_groups_hold_every_token_once_and_in_place(lengths: list[int]) -> None:
+def test_groups_hold_every_token_once_and_in_place(lengths):
     layout = build_layout(np.array(lengths, np.int64))
     total = sum(lengths)
     sequence = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths, dtype=torch.int64))
@@ -39,7 +39,7 @@ def test_groups_hold_every_token_once_and_in_place(lengths: list[int]) -> None:
 
 @settings(deadline=None)
 @given(lengths=LENGTHS)
-def test_boundaries_are_the_running_sum_of_lengths(lengths: list[int]) -> None:
+def test_boundaries_are_the_running_sum_of_lengths(lengths):
     layout = build_layout(np.array(lengths, np.int64))
     assert layout.cu_seqlens.dtype == torch.int32
     assert layout.cu_seqlens.tolist() == np.cumsum([0, *lengths]).tolist()
@@ -49,25 +49,25 @@ def test_boundaries_are_the_running_sum_of_lengths(lengths: list[int]) -> None:
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
-def test_nothing_but_empty_sequences_is_a_layout_without_groups(lengths: list[int]) -> None:
+def test_nothing_but_empty_sequences_is_a_layout_without_groups(lengths):
     layout = build_layout(np.array(lengths, np.int64))
     assert layout.groups == ()
     assert layout.num_seqs == len(lengths)
     assert layout.max_seqlen == 0
 
 
-def test_empty_sequences_between_others_keep_their_boundaries() -> None:
+def test_empty_sequences_between_others_keep_their_boundaries():
     layout = build_layout(np.array([0, 3, 0, 5, 0]))
     assert layout.cu_seqlens.tolist() == [0, 0, 3, 3, 8, 8]
     assert sum(group.num_seqs for group in layout.groups) == 2
 
 
-def test_runs_that_are_longest_first_already_are_not_moved() -> None:
+def test_runs_that_are_longest_first_already_are_not_moved():
     assert build_layout(np.array([9, 9, 4, 1, 0])).by_length is None
     assert build_layout(np.array([4, 9])).by_length is not None
 
 
-def test_groups_are_made_once_and_only_for_those_who_ask(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_are_made_once_and_only_for_those_who_ask(monkeypatch):
     made: list[int] = []
     count = layout_module.length_groups
     monkeypatch.setattr(layout_module, "length_groups", lambda lengths: made.append(len(lengths)) or count(lengths))
@@ -81,7 +81,7 @@ def test_groups_are_made_once_and_only_for_those_who_ask(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("lengths", [[3, 0, 5, 1], [0, 2, 4, 0], [0, 0], []])
-def test_some_of_the_tokens_have_a_layout_of_their_own(lengths: list[int]) -> None:
+def test_some_of_the_tokens_have_a_layout_of_their_own(lengths):
     layout = build_layout(np.array(lengths, int))
     kept = torch.arange(sum(lengths)) % 3 != 1
     left = [int(part.sum()) for part in kept.split(lengths)] if lengths else []
@@ -90,19 +90,19 @@ def test_some_of_the_tokens_have_a_layout_of_their_own(lengths: list[int]) -> No
         assert found.cu_seqlens.dtype == torch.int32
 
 
-def test_a_negative_length_is_refused() -> None:
+def test_a_negative_length_is_refused():
     with pytest.raises(AssertionError, match="negative"):
         build_layout(np.array([3, -1]))
 
 
-def test_a_rectangle_counts_its_real_cells() -> None:
+def test_a_rectangle_counts_its_real_cells():
     mask = torch.tensor([[True, True, False], [False, True, False], [False, False, False]])
     layout = PaddedLayout(mask)
     assert layout.num_seqs == 3
     assert layout.lengths().tolist() == [2, 1, 0]
 
 
-def test_moving_takes_every_tensor_along_and_moves_nothing_that_is_there() -> None:
+def test_moving_takes_every_tensor_along_and_moves_nothing_that_is_there():
     layout = build_layout(np.array([2, 3, 9]))
     assert layout.to(torch.device("cpu")) is layout
     assert len(layout.groups) > 1
@@ -115,7 +115,7 @@ def test_moving_takes_every_tensor_along_and_moves_nothing_that_is_there() -> No
     assert (elsewhere.max_seqlen, len(elsewhere.groups)) == (9, len(layout.groups))
 
 
-def test_groups_made_in_inference_serve_training_later() -> None:
+def test_groups_made_in_inference_serve_training_later():
     layout = build_layout(np.array([3, 9, 8]))
     with torch.inference_mode():
         layout.prepare_groups()

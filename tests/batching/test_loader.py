@@ -38,8 +38,7 @@ def steps_of(tokens: TokenSource, planned: Plan, first: int = 0) -> Generator[li
 def whole(tokens: TokenSet, ids: list[int], pad_to: int = 0, fill_to: int = 0) -> Micro:
     seq_ids = np.array(ids, np.int64)
     starts = np.zeros(len(ids), np.int32)
-    stops = (tokens.lengths[seq_ids] - 1).astype(np.int32)
-    return Micro(seq_ids, starts, stops, starts, pad_to, fill_to)
+    return Micro(seq_ids, starts, (tokens.lengths[seq_ids] - 1).astype(np.int32), starts, pad_to, fill_to)
 
 
 def pieces(batch: RaggedBatch) -> list[tuple[list[int], list[int], list[bool], list[int]]]:
@@ -49,7 +48,7 @@ def pieces(batch: RaggedBatch) -> list[tuple[list[int], list[int], list[bool], l
     return [tuple(field[a:b].tolist() for field in fields) for a, b in pairwise(bounds)]
 
 
-def test_labels_are_shifted_within_each_sequence(tokens: TokenSet) -> None:
+def test_labels_are_shifted_within_each_sequence(tokens):
     ids = [3, 95, 0, 61]  # texts and conversations in no order
     batch = load_micro(tokens, whole(tokens, ids), PAD)
     assert batch.seq_ids.tolist() == ids
@@ -64,16 +63,14 @@ def test_labels_are_shifted_within_each_sequence(tokens: TokenSet) -> None:
 
 
 @pytest.mark.promise("train.replies-only")
-def test_conversations_count_replies_only(tokens: TokenSet) -> None:
-    chats = np.flatnonzero(tokens.kind == 1)[:5].tolist()
-    batch = load_micro(tokens, whole(tokens, chats), PAD)
+def test_conversations_count_replies_only(tokens):
+    batch = load_micro(tokens, whole(tokens, np.flatnonzero(tokens.kind == 1)[:5].tolist()), PAD)
     assert 0 < batch.num_targets < batch.total_tokens
-    texts = np.flatnonzero(tokens.kind == 0)[:5].tolist()
-    batch = load_micro(tokens, whole(tokens, texts), PAD)
+    batch = load_micro(tokens, whole(tokens, np.flatnonzero(tokens.kind == 0)[:5].tolist()), PAD)
     assert batch.num_targets == batch.total_tokens
 
 
-def test_positions_that_an_earlier_window_has_shown_are_context(tokens: TokenSet) -> None:
+def test_positions_that_an_earlier_window_has_shown_are_context(tokens):
     longest = int(np.argmax(tokens.lengths))
     row = tokens.tokens(longest).tolist()
     assert len(row) > 22
@@ -92,7 +89,7 @@ def test_positions_that_an_earlier_window_has_shown_are_context(tokens: TokenSet
 
 
 @pytest.mark.promise("llm.windows")
-def test_windows_with_stride_show_every_target_once(tokens: TokenSet) -> None:
+def test_windows_with_stride_show_every_target_once(tokens):
     settings = PlanSettings(max_tokens=12, stride=5, overflow="split", tokens_per_step=60, tokens_per_micro=40)
     planned = plan(tokens.lengths - 1, settings, seed=0, epoch=0, targets=tokens.count_targets)
     steps = list(steps_of(tokens, planned))
@@ -100,7 +97,7 @@ def test_windows_with_stride_show_every_target_once(tokens: TokenSet) -> None:
     assert max(batch.layout.max_seqlen for micros in steps for batch in micros) == 12
 
 
-def test_filler_completes_the_run_and_counts_nothing(tokens: TokenSet) -> None:
+def test_filler_completes_the_run_and_counts_nothing(tokens):
     plain = load_micro(tokens, whole(tokens, [2, 5]), PAD)
     filled = load_micro(tokens, whole(tokens, [2, 5], fill_to=plain.total_tokens + 9), PAD)
     assert filled.total_tokens == plain.total_tokens + 9
@@ -110,7 +107,7 @@ def test_filler_completes_the_run_and_counts_nothing(tokens: TokenSet) -> None:
     assert load_micro(tokens, whole(tokens, [2, 5], fill_to=3), PAD).seq_ids.tolist() == [2, 5]
 
 
-def test_a_rectangle_holds_the_same_tokens(tokens: TokenSet) -> None:
+def test_a_rectangle_holds_the_same_tokens(tokens):
     plain = load_micro(tokens, whole(tokens, [2, 95, 7]), PAD)
     padded = load_micro(tokens, whole(tokens, [2, 95, 7], pad_to=80), PAD)
     mask = padded.layout.attention_mask
@@ -122,7 +119,7 @@ def test_a_rectangle_holds_the_same_tokens(tokens: TokenSet) -> None:
     assert set(padded.input_ids[~mask.flatten()].tolist()) == {PAD}
 
 
-def test_loading_from_a_step_on_gives_the_rest_of_the_epoch(tokens: TokenSet) -> None:
+def test_loading_from_a_step_on_gives_the_rest_of_the_epoch(tokens):
     settings = PlanSettings(tokens_per_step=150, tokens_per_micro=60)
     planned = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
     steps = list(steps_of(tokens, planned))
@@ -135,7 +132,7 @@ def test_loading_from_a_step_on_gives_the_rest_of_the_epoch(tokens: TokenSet) ->
     assert sorted(seen) == list(range(len(tokens)))
 
 
-def test_an_empty_micro_batch_is_legal(tokens: TokenSet) -> None:
+def test_an_empty_micro_batch_is_legal(tokens):
     batch = load_micro(tokens, whole(tokens, []), PAD)
     assert (batch.total_tokens, batch.num_seqs, batch.num_targets) == (0, 0, 0)
 
@@ -183,9 +180,7 @@ def same_bits(a: RaggedBatch, b: RaggedBatch) -> bool:
 
 @pytest.mark.parametrize("first", [0, 7])
 @pytest.mark.parametrize("pad_to", [0, 200])
-def test_a_worker_loads_what_loading_in_place_gives(
-    tokens: TokenSet, one_micro_steps: Plan, first: int, pad_to: int
-) -> None:
+def test_a_worker_loads_what_loading_in_place_gives(tokens, one_micro_steps, first, pad_to):
     if pad_to:
         settings = PlanSettings(strategy="fixed", batch_size=4, max_tokens=pad_to, tokens_per_step=60)
         planned = plan(tokens.lengths - 1, settings, seed=3, epoch=1, targets=tokens.count_targets)
@@ -202,7 +197,7 @@ def test_a_worker_loads_what_loading_in_place_gives(
     assert workers() == []
 
 
-def test_the_worker_runs_ahead_by_a_few_steps_and_no_more(tokens: TokenSet, one_micro_steps: Plan) -> None:
+def test_the_worker_runs_ahead_by_a_few_steps_and_no_more(tokens, one_micro_steps):
     watched = Watched(tokens)
     steps = steps_of(watched, one_micro_steps)
     for taken in range(1, 4):
@@ -215,7 +210,7 @@ def test_the_worker_runs_ahead_by_a_few_steps_and_no_more(tokens: TokenSet, one_
 
 
 @pytest.mark.parametrize("stop", ["close", "forget", "raise"])
-def test_no_thread_is_left_when_the_consumer_stops_early(tokens: TokenSet, one_micro_steps: Plan, stop: str) -> None:
+def test_no_thread_is_left_when_the_consumer_stops_early(tokens, one_micro_steps, stop):
     steps = steps_of(tokens, one_micro_steps)
     next(steps)
     assert len(workers()) == 1
@@ -229,9 +224,7 @@ def test_no_thread_is_left_when_the_consumer_stops_early(tokens: TokenSet, one_m
     assert workers() == []
 
 
-def test_what_fails_in_the_worker_is_raised_at_its_step_with_its_traceback(
-    tokens: TokenSet, one_micro_steps: Plan
-) -> None:
+def test_what_fails_in_the_worker_is_raised_at_its_step_with_its_traceback(tokens, one_micro_steps):
     def fail(asked: int) -> None:
         if asked == 3:
             raise OSError(5, "the disk went away")
@@ -248,7 +241,7 @@ def test_what_fails_in_the_worker_is_raised_at_its_step_with_its_traceback(
         next(steps)
 
 
-def test_a_slow_read_is_not_waited_for_while_steps_are_ready(tokens: TokenSet, one_micro_steps: Plan) -> None:
+def test_a_slow_read_is_not_waited_for_while_steps_are_ready(tokens, one_micro_steps):
     reading, go_on = threading.Event(), threading.Event()
 
     def block(asked: int) -> None:
@@ -267,7 +260,7 @@ def test_a_slow_read_is_not_waited_for_while_steps_are_ready(tokens: TokenSet, o
 
 
 @pytest.mark.nightly
-def test_the_worker_starts_no_threads_of_its_own(tokens: TokenSet, one_micro_steps: Plan) -> None:
+def test_the_worker_starts_no_threads_of_its_own(tokens, one_micro_steps):
     """Operations of torch with several threads would open a second pool, whose threads take the step's cores."""
     if sys.platform != "linux":
         pytest.skip("counts the threads in /proc")
@@ -285,9 +278,7 @@ def test_the_worker_starts_no_threads_of_its_own(tokens: TokenSet, one_micro_ste
 
 
 @pytest.mark.parametrize("group_lengths", [True, False])
-def test_layouts_come_with_their_length_groups_where_attention_needs_them(
-    tokens: TokenSet, one_micro_steps: Plan, group_lengths: bool
-) -> None:
+def test_layouts_come_with_their_length_groups_where_attention_needs_them(tokens, one_micro_steps, group_lengths):
     load, first = partial(load_micro, tokens, pad_id=PAD), one_micro_steps.num_steps - 2
     for micros in load_steps(load, one_micro_steps, CPU, first, group_lengths=group_lengths):
         assert all(("_grouped" in vars(batch.layout)) == group_lengths for batch in micros)

@@ -133,13 +133,10 @@ def test_error_names_the_first_long_sequence_its_length_the_limit_and_the_fix():
 @pytest.mark.parametrize(
     ("most", "context", "named"),
     [
-        (4, None, "plan.max_tokens"),
-        (4, 8, "plan.max_tokens"),
-        (None, 4, "model.language.context"),
-        (8, 4, "model.language.context"),
-        (4, 4, "plan.max_tokens and model.language.context"),
+        (4, None, "plan.max_tokens"), (4, 8, "plan.max_tokens"), (None, 4, "model.language.context"),
+        (8, 4, "model.language.context"), (4, 4, "plan.max_tokens and model.language.context"),
     ],
-)
+)  # fmt: skip
 def test_a_sequence_that_is_too_long_is_answered_with_the_field_that_limits_it(most, context, named):
     settings = PlanSettings(overflow="error", max_tokens=most)
     with pytest.raises(PlanError) as caught:

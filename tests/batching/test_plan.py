@@ -229,8 +229,7 @@ def best_fit_one_by_one(lengths: np.ndarray, size: int) -> list[int]:
 @settings(deadline=None, max_examples=200)
 def test_rows_equal_best_fit_decreasing_one_by_one(lengths, size):
     lengths = np.array(lengths, np.int64)
-    row_of = best_fit_decreasing(lengths, size)
-    used = np.bincount(row_of, weights=lengths)
+    used = np.bincount(best_fit_decreasing(lengths, size), weights=lengths)
     assert sorted((size - used).astype(int).tolist()) == best_fit_one_by_one(lengths, size)
 
 
@@ -240,8 +239,7 @@ def test_rows_fill_whole_rows_within_the_budgets(lengths, size, per_step, per_mi
     lengths = np.array(lengths, np.int64)
     chosen = PlanSettings(strategy="rows", row_tokens=size, tokens_per_step=per_step, tokens_per_micro=per_micro)
     planned = plan(lengths, chosen, seed=0, epoch=0)
-    num_rows = len(best_fit_one_by_one(lengths, size))
-    assert planned.padded_tokens == num_rows * size
+    assert planned.padded_tokens == len(best_fit_one_by_one(lengths, size)) * size
     for i in range(planned.num_steps):
         micros = planned.step(i)
         assert all(m.fill_to % size == 0 and size <= m.fill_to <= max(per_micro, size) for m in micros)

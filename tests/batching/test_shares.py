@@ -23,7 +23,7 @@ def micro(lengths: list[int], pad_to: int = 0, fill_to: int = 0) -> Micro:
 
 
 @given(COSTS, st.integers(1, 9))
-def test_every_piece_goes_to_one_process_and_equal_costs_give_equal_shares(costs: list[float], num: int) -> None:
+def test_every_piece_goes_to_one_process_and_equal_costs_give_equal_shares(costs, num):
     shares = assign(costs, num)
     assert len(shares) == num
     assert sorted(piece for share in shares for piece in share) == list(range(len(costs)))
@@ -33,7 +33,7 @@ def test_every_piece_goes_to_one_process_and_equal_costs_give_equal_shares(costs
 
 @pytest.mark.promise("processes.shares")
 @given(COSTS, st.integers(1, 9))
-def test_the_largest_share_is_within_four_thirds_of_a_bound_on_the_best(costs: list[float], num: int) -> None:
+def test_the_largest_share_is_within_four_thirds_of_a_bound_on_the_best(costs, num):
     """The best is at least the mean, the largest cost, and two of the `num` + 1 largest, which share a process."""
     largest = sorted(costs, reverse=True)
     pair = largest[num - 1] + largest[num] if len(costs) > num else 0.0
@@ -42,31 +42,31 @@ def test_the_largest_share_is_within_four_thirds_of_a_bound_on_the_best(costs: l
     assert max(loads) <= 4 / 3 * bound + 1e-6
 
 
-def test_the_largest_piece_goes_first_and_to_the_process_with_the_least() -> None:
+def test_the_largest_piece_goes_first_and_to_the_process_with_the_least():
     assert assign([3, 9, 4, 4], 2) == [[1], [0, 2, 3]]
     assert assign([1, 1, 1], 2) == [[0, 2], [1]], "ties go to the earlier piece and the lower process"
     assert assign([5.0], 3) == [[0], [], []]
 
 
-def test_a_ragged_micro_batch_costs_its_tokens_and_cells() -> None:
+def test_a_ragged_micro_batch_costs_its_tokens_and_cells():
     assert micro_cost(micro([3, 4]), 10.0) == 7 + 25 / 10
     assert micro_cost(micro([3, 4]), math.inf) == 7
     assert micro_cost(micro([]), 10.0) == 0
 
 
-def test_padding_and_filler_cost_what_is_computed_for_them() -> None:
+def test_padding_and_filler_cost_what_is_computed_for_them():
     assert micro_cost(micro([3, 4], pad_to=5), 10.0) == 10 + 50 / 10
     assert micro_cost(micro([3, 4], fill_to=9), 10.0) == 9 + (25 + 2) / 10, "filler is of sequences of one token"
 
 
-def test_sequences_that_attend_as_other_vectors_cost_the_cells_of_those() -> None:
+def test_sequences_that_attend_as_other_vectors_cost_the_cells_of_those():
     attended = np.array([2, 1])
     assert micro_cost(micro([3, 4]), 10.0, attended) == 7 + 5 / 10
     assert micro_cost(micro([3, 4], pad_to=4), 10.0, attended) == 8 + 8 / 10
 
 
 @given(LENGTHS, RATIOS, st.integers(0, 70), st.integers(1, 60))
-def test_more_work_never_costs_less(lengths: list[int], ratio: float, fill_to: int, more: int) -> None:
+def test_more_work_never_costs_less(lengths, ratio, fill_to, more):
     cost = micro_cost(micro(lengths, fill_to=fill_to), ratio)
     assert cost <= micro_cost(micro([*lengths, more], fill_to=fill_to), ratio)
     assert cost <= micro_cost(micro([lengths[0] + more, *lengths[1:]], fill_to=fill_to), ratio)
@@ -78,9 +78,7 @@ def test_more_work_never_costs_less(lengths: list[int], ratio: float, fill_to: i
 @pytest.mark.parametrize("strategy", strategy_names())
 @given(lengths=LENGTHS, ratio=RATIOS, by_set=st.booleans())
 @settings(max_examples=25)
-def test_costs_of_a_plan_are_those_of_its_micro_batches(
-    strategy: str, lengths: list[int], ratio: float, by_set: bool
-) -> None:
+def test_costs_of_a_plan_are_those_of_its_micro_batches(strategy, lengths, ratio, by_set):
     chosen = PlanSettings(strategy=strategy, tokens_per_step=90, tokens_per_micro=40, batch_size=3, row_tokens=64)
     made = plan(np.array(lengths), chosen, seed=0, epoch=0)
     attended = (np.array(lengths) + 1) // 2 if by_set else None
@@ -89,9 +87,7 @@ def test_costs_of_a_plan_are_those_of_its_micro_batches(
 
 
 @given(st.integers(1, 6), st.integers(0, 6), st.data())
-def test_equal_numbers_go_to_every_process_and_alike_pieces_to_the_same_place(
-    num: int, turns: int, data: st.DataObject
-) -> None:
+def test_equal_numbers_go_to_every_process_and_alike_pieces_to_the_same_place(num, turns, data):
     costs = data.draw(st.lists(st.floats(0, 1e6), min_size=num * turns, max_size=num * turns))
     shares = assign_equally(costs, num)
     assert [len(share) for share in shares] == [turns] * num
@@ -102,5 +98,5 @@ def test_equal_numbers_go_to_every_process_and_alike_pieces_to_the_same_place(
     assert max(loads, default=0) - min(loads, default=0) <= max(costs, default=0) + 1e-6
 
 
-def test_the_largest_of_a_turn_goes_to_the_process_with_the_least() -> None:
+def test_the_largest_of_a_turn_goes_to_the_process_with_the_least():
     assert assign_equally([9, 5, 8, 4], 2) == [[0, 3], [2, 1]]

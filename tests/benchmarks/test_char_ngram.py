@@ -18,14 +18,9 @@ from unpad.evaluation.metrics import EQUAL_GROUPS
 from unpad.recipes.file import parse_recipe
 
 TEXTS = [
-    "春天来了，花开了。",
-    "春天的花开得很好。",
-    "天来了",
-    "秋天来了，叶落了。",
-    "花",
-    "花开花落，春去秋来。",
+    "春天来了，花开了。", "春天的花开得很好。", "天来了", "秋天来了，叶落了。", "花", "花开花落，春去秋来。",
     "abab" * 9,
-]
+]  # fmt: skip
 
 
 def _load() -> ModuleType:
@@ -46,7 +41,7 @@ def _total(model: Any, context: str) -> float:
 
 @pytest.mark.parametrize("order", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("context", ["", "春", "春天", "春天来", "春天来了", "没见过", "见春天", "abab"])
-def test_probabilities_sum_to_one_after_every_context(order: int, context: str) -> None:
+def test_probabilities_sum_to_one_after_every_context(order, context):
     model = ngram.fit(TEXTS, order)
     for before in (context, ngram.START + context):
         assert _total(model, before) == pytest.approx(1, abs=1e-12)
@@ -54,14 +49,14 @@ def test_probabilities_sum_to_one_after_every_context(order: int, context: str) 
 
 @settings(deadline=None, max_examples=60)
 @given(st.lists(st.text("abc", max_size=12), min_size=1, max_size=12), st.text("abcd", max_size=5), st.integers(1, 5))
-def test_any_corpus_gives_a_distribution(texts: list[str], context: str, order: int) -> None:
+def test_any_corpus_gives_a_distribution(texts, context, order):
     model = ngram.fit(texts, order)
     values = [model.probability(symbol, ngram.START + context) for symbol in [*model.alphabet, ngram.UNKNOWN]]
     assert min(values) > 0
     assert sum(values) == pytest.approx(1, abs=1e-12)
 
 
-def test_shorter_contexts_count_the_symbols_that_come_before() -> None:
+def test_shorter_contexts_count_the_symbols_that_come_before():
     """ "ab" and "cb" occur often, "xd" and "yd" and "zd" once: d follows more symbols than b, so it wins alone."""
     model = ngram.fit(["ab" * 8 + "cb" * 8, "xd", "yd", "zd"], 2)
     assert model.counts[0]["b"] == 2
@@ -71,14 +66,14 @@ def test_shorter_contexts_count_the_symbols_that_come_before() -> None:
     assert model.probability("d", "?") > model.probability("b", "?")
 
 
-def test_discounts_follow_chen_and_goodman() -> None:
+def test_discounts_follow_chen_and_goodman():
     counts = dict(zip("abcdefghij", [1, 1, 1, 1, 2, 2, 2, 3, 3, 4], strict=True))
     share = 4 / (4 + 2 * 3)
     expected = (0, 1 - 2 * share * 3 / 4, 2 - 3 * share * 2 / 3, 3 - 4 * share * 1 / 2)
     assert ngram._discounts(counts) == pytest.approx(expected)
 
 
-def test_bits_count_every_character_and_the_end() -> None:
+def test_bits_count_every_character_and_the_end():
     model = ngram.fit(TEXTS, 3)
     context, expected = ngram.START, 0.0
     for symbol in [*"春天来了", ngram.END]:
@@ -87,13 +82,13 @@ def test_bits_count_every_character_and_the_end() -> None:
     assert model.bits("春天来了") == pytest.approx(expected, rel=1e-12)
 
 
-def test_an_unseen_character_costs_its_bytes_besides_the_unknown_symbol() -> None:
+def test_an_unseen_character_costs_its_bytes_besides_the_unknown_symbol():
     model = ngram.fit(TEXTS, 3)
     assert model.bits("é") - model.bits("龘") == pytest.approx(-8)
     assert model.bits("龘") > -math.log2(model.probability(ngram.UNKNOWN, ngram.START)) + 24
 
 
-def test_texts_are_those_of_the_run_in_its_order(tmp_path: Path) -> None:
+def test_texts_are_those_of_the_run_in_its_order(tmp_path):
     path = tmp_path / "texts.txt"
     path.write_text("\n\n".join(f"第{i}段。" + "好" * i for i in range(40)), encoding="utf-8")
     recipe = parse_recipe(
@@ -108,7 +103,7 @@ def test_texts_are_those_of_the_run_in_its_order(tmp_path: Path) -> None:
             assert tokenizer.decode(tokens.tokens(i)[1:-1].tolist()) == text
 
 
-def test_difference_is_paired() -> None:
+def test_difference_is_paired():
     """A document that is long and cheap for both models widens each interval and not the difference."""
     rng = np.random.default_rng(0)
     chars = np.array([10_000, *rng.integers(50, 200, 60)])
@@ -124,7 +119,7 @@ def test_difference_is_paired() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_texts_is_measured_beside_its_ngrams(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_of_texts_is_measured_beside_its_ngrams(tmp_path, capsys):
     run(write_toy(tmp_path, stages=[], data={"chat": []}, train={"max_steps": 1}), tmp_path / "run")
     ngram.main(str(tmp_path / "run"))
     assert "the run less order" in capsys.readouterr().out

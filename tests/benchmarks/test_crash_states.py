@@ -13,7 +13,7 @@ import pytest
 from benchmarks.reliability.calls import BY_FILE, BY_PATH, BY_PATH_READ, Calls
 from benchmarks.reliability.disk_model import MODES, Disk
 from benchmarks.reliability.failing import failing
-from benchmarks.reliability.faults import FAULTS, Fault
+from benchmarks.reliability.faults import FAULTS
 from benchmarks.reliability.oracle import Oracle
 from benchmarks.reliability.recording import Recording, record, record_small
 from benchmarks.reliability.states import Found, Place, examine
@@ -53,7 +53,7 @@ def states(recording: Recording, folder: Path, passes: Iterable[int], resume_eve
 
 
 @pytest.mark.promise("run.power-cut")
-def test_functions_of_storage_keep_what_they_promise(place: Path) -> None:
+def test_functions_of_storage_keep_what_they_promise(place):
     found = states(record_small(place), place, range(len(MODES)))
     assert found.faults == {}
     assert found.distinct > 500
@@ -63,14 +63,14 @@ def test_functions_of_storage_keep_what_they_promise(place: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "passes"), [("images", [*FEW, MODES.index(("any", "first"))]), ("patients", [LOST_AND_KEPT, FEW[-1]])]
 )
-def test_a_power_cut_loses_nothing_of_a_run(place: Path, kind: str, passes: list[int]) -> None:
+def test_a_power_cut_loses_nothing_of_a_run(place, kind, passes):
     found = states(record(kind, place), place, passes, resume_every=200)
     assert found.faults == {}
     assert found.distinct > 200
 
 
 @pytest.mark.promise("run.power-cut")
-def test_a_power_cut_loses_nothing_of_a_run_that_was_killed_before_and_resumed(place: Path) -> None:
+def test_a_power_cut_loses_nothing_of_a_run_that_was_killed_before_and_resumed(place):
     recording = record("images", place, BEFORE_THE_NAME_IS_FLUSHED)
     assert 0 < recording.begin < len(recording.operations)
     assert states(recording, place, FEW[:1]).faults == {}
@@ -78,7 +78,7 @@ def test_a_power_cut_loses_nothing_of_a_run_that_was_killed_before_and_resumed(p
 
 @pytest.mark.promise("run.power-cut")
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_a_planted_fault_is_found(place: Path, fault: Fault) -> None:
+def test_a_planted_fault_is_found(place, fault):
     passes = FEW
     if fault.recording == "small":
         recording = record_small(place, fault)
@@ -90,14 +90,14 @@ def test_a_planted_fault_is_found(place: Path, fault: Fault) -> None:
 
 
 @pytest.mark.promise("run.calls")
-def test_a_call_that_fails_ends_a_run_with_an_error_of_its_own_and_a_resume_is_the_same(place: Path) -> None:
+def test_a_call_that_fails_ends_a_run_with_an_error_of_its_own_and_a_resume_is_the_same(place):
     runs = failing("images", place)
     for name, error in (("listdir", "EIO"), ("fsync", "ENOSPC"), ("rename", "EROFS")):
         numbers = [number for number, call in enumerate(runs.names) if call.startswith(f"{name} run/checkpoints")]
         assert runs.attempt(numbers[-1], error).code == 6
 
 
-def test_calls_on_a_file_elsewhere_are_left_alone_though_it_has_the_number_of_one_inside(tmp_path: Path) -> None:
+def test_calls_on_a_file_elsewhere_are_left_alone_though_it_has_the_number_of_one_inside(tmp_path):
     (tmp_path / "root").mkdir()
     seen: list[tuple[str, str]] = []
     with pytest.MonkeyPatch.context() as patch:
@@ -116,7 +116,7 @@ def test_calls_on_a_file_elsewhere_are_left_alone_though_it_has_the_number_of_on
     assert seen == [("open", "inside")]
 
 
-def test_a_disk_keeps_what_was_flushed_and_may_lose_all_else() -> None:
+def test_a_disk_keeps_what_was_flushed_and_may_lose_all_else():
     disk = Disk()
     for operation in (
         ("create", "a", 0),
@@ -144,7 +144,7 @@ def left(disk: Disk, names: str, seed: int = 0, contents: str = "lost") -> dict[
 
 
 @pytest.mark.promise("run.calls")
-def test_a_run_that_a_signal_had_save_elsewhere_differs_in_old_checkpoints_alone() -> None:
+def test_a_run_that_a_signal_had_save_elsewhere_differs_in_old_checkpoints_alone():
     whole = {"metrics.jsonl": "m", "checkpoints/step-04/a": "4", "checkpoints/step-06/a": "6"}
     elsewhere = {"metrics.jsonl": "m", "checkpoints/step-05/a": "5", "checkpoints/step-06/a": "6"}
     assert unlike(elsewhere, whole) == ["checkpoints/step-04/a", "checkpoints/step-05/a"]

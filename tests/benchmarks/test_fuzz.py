@@ -53,7 +53,7 @@ def opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable
 
 @pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("name", builders())
-def test_a_reader_of_outside_bytes_keeps_its_promises(name: str, opened: Callable[[str], Target]) -> None:
+def test_a_reader_of_outside_bytes_keeps_its_promises(name, opened):
     target = opened(name)
     for seed in range(FEWER.get(name, NUM_CASES)):
         verdict = judge(target, target.make(random_of(name, seed)))
@@ -71,9 +71,7 @@ UNDAMAGED: dict[str, Callable[..., Any]] = {
 
 @pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("name", sorted(builders().keys() - {"lock_file"}))  # whose holder is another host's
-def test_a_reader_accepts_its_undamaged_reference(
-    name: str, opened: Callable[[str], Target], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_reader_accepts_its_undamaged_reference(name, opened, monkeypatch):
     for module in MODULES:
         for damage, identity in UNDAMAGED.items():
             monkeypatch.setattr(f"tests.helpers.fuzz.targets.{module}.{damage}", identity, raising=False)
@@ -83,7 +81,7 @@ def test_a_reader_accepts_its_undamaged_reference(
 
 @pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("name", sorted({found["target"] for found in KEPT.values()}))
-def test_what_was_found_once_stays_mended(name: str, opened: Callable[[str], Target]) -> None:
+def test_what_was_found_once_stays_mended(name, opened):
     target = opened(name)
     for file, found in KEPT.items():
         if found["target"] == name:
@@ -92,13 +90,13 @@ def test_what_was_found_once_stays_mended(name: str, opened: Callable[[str], Tar
             assert not verdict.signature, f"{verdict.signature}: {verdict.detail}; once more: {again}"
 
 
-def test_there_are_more_targets_than_promised_and_all_are_known() -> None:
+def test_there_are_more_targets_than_promised_and_all_are_known():
     assert len(builders()) >= 31
     assert FEWER.keys() <= builders().keys()
     assert {found["target"] for found in KEPT.values()} <= builders().keys()
 
 
-def test_a_case_is_decided_by_its_target_and_number_alone(opened: Callable[[str], Target]) -> None:
+def test_a_case_is_decided_by_its_target_and_number_alone(opened):
     for name in ("text_jsonl", "text_parquet", "png", "manifest"):
         first, second = opened(name), opened(name)
         assert [first.make(random_of(name, seed)) for seed in range(20)] == [
@@ -152,9 +150,7 @@ class _Same:
 
 @pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_found_and_reduced(
-    fault: str, opened: Callable[[str], Target], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_fault_is_found_and_reduced(fault, opened, monkeypatch):
     name, module, function, planted, signature, most = PLANTED[fault]
     target = opened(name)
     monkeypatch.setattr(module, function, planted(getattr(module, function, None)), raising=False)
@@ -198,9 +194,7 @@ ENDINGS = {
 
 @pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("name", ENDINGS)
-def test_a_reader_that_fails_hangs_dies_or_takes_too_much_memory_is_found_and_its_case_reduced(
-    name: str, tmp_path: Path
-) -> None:
+def test_a_reader_that_fails_hangs_dies_or_takes_too_much_memory_is_found_and_its_case_reduced(name, tmp_path):
     run = fuzz_toys(tmp_path, 100, name)
     run.communicate(timeout=300)
     assert run.returncode == 0
@@ -211,9 +205,8 @@ def test_a_reader_that_fails_hangs_dies_or_takes_too_much_memory_is_found_and_it
 
 
 @pytest.mark.promise("input.fuzz")
-def test_runs_add_up_and_a_killed_one_loses_only_its_last_seconds(tmp_path: Path) -> None:
-    first = fuzz_toys(tmp_path, 300, "sound", "key_error")
-    first.communicate(timeout=300)
+def test_runs_add_up_and_a_killed_one_loses_only_its_last_seconds(tmp_path):
+    fuzz_toys(tmp_path, 300, "sound", "key_error").communicate(timeout=300)
     before = Totals.read(tmp_path / "state.json")
     assert before.num_cases >= 300
     second = fuzz_toys(tmp_path, 10**9, "sound", "key_error")
@@ -239,7 +232,7 @@ def test_runs_add_up_and_a_killed_one_loses_only_its_last_seconds(tmp_path: Path
     assert list(kept(tmp_path)) == ["KeyError in the target itself"]
 
 
-def test_the_table_names_every_target_and_what_was_done(tmp_path: Path) -> None:
+def test_the_table_names_every_target_and_what_was_done(tmp_path):
     fuzz_toys(tmp_path, 100, "sound", "key_error").communicate(timeout=300)
     totals = Totals.read(tmp_path / "state.json")
     text = table(totals, ["one"])
@@ -249,6 +242,5 @@ def test_the_table_names_every_target_and_what_was_done(tmp_path: Path) -> None:
     assert "Findings that are open: 1." in text
 
 
-def test_the_page_has_the_figures_of_all_runs() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page.split(BEGIN)[1].split(END)[0] == table(Totals.read(STATE), [])
+def test_the_page_has_the_figures_of_all_runs():
+    assert PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0] == table(Totals.read(STATE), [])

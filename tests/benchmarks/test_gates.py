@@ -30,7 +30,7 @@ def _groups(gates: Any, *groups: dict[str, tuple[int, ...]], ceilings: tuple[flo
     return gates.Groups("ours", rounds, {})
 
 
-def test_a_gate_takes_the_lower_quartile_and_the_fastest_peer(gates: Any) -> None:
+def test_a_gate_takes_the_lower_quartile_and_the_fastest_peer(gates):
     result = _groups(gates, {"ours": (40, 40, 40, 20, 40), "a": (5,) * 5, "b": (10,) * 5})
     judged = gates.judge(gates.Gate("x", "ours", ("a", "b"), 3.9, 8.0), result)
     assert judged["other"] == "b"
@@ -39,13 +39,12 @@ def test_a_gate_takes_the_lower_quartile_and_the_fastest_peer(gates: Any) -> Non
     assert judged["met"]
     assert judged["of_goal"] == 0.5
     assert not gates.judge(gates.Gate("x", "ours", ("b",), 4.1), result)["met"]
-    share = gates.judge(gates.Gate("x", "ours", (), 0.4), result)
-    assert share["values"] == [0.4, 0.4, 0.4, 0.2, 0.4]
+    assert gates.judge(gates.Gate("x", "ours", (), 0.4), result)["values"] == [0.4, 0.4, 0.4, 0.2, 0.4]
     assert gates.judge(gates.Gate("x", "ours", ("missing",), 1.0), result) is None
     assert gates.judge(gates.Gate("x", "ours", ("missing", "b"), 1.0), result)["other"] == "b"
 
 
-def test_a_gate_that_is_a_limit_takes_the_upper_quartile(gates: Any) -> None:
+def test_a_gate_that_is_a_limit_takes_the_upper_quartile(gates):
     result = _groups(gates, {"ours": (10, 10, 10, 10, 10), gates.PRODUCTS: (11, 12, 13, 14, 15)})
     judged = gates.judge(gates.products(1.4), result)
     assert judged["values"] == [1.1, 1.2, 1.3, 1.4, 1.5]
@@ -53,7 +52,7 @@ def test_a_gate_that_is_a_limit_takes_the_upper_quartile(gates: Any) -> None:
     assert not gates.judge(gates.products(1.39), result)["met"]
 
 
-def test_ratios_are_those_within_a_group_and_the_fastest_peer_is_found_over_groups(gates: Any) -> None:
+def test_ratios_are_those_within_a_group_and_the_fastest_peer_is_found_over_groups(gates):
     result = _groups(gates, {"ours": (40, 40), "a": (20, 20)}, {"ours": (20, 20), "b": (15, 15)}, ceilings=(50.0,))
     assert result.ratios("ours", "b") == [20 / 15, 20 / 15]
     assert result.ratios("a", "b") == [], "never together"
@@ -63,7 +62,7 @@ def test_ratios_are_those_within_a_group_and_the_fastest_peer_is_found_over_grou
     assert gates.judge(gates.Gate("x", "a", ("b",), 1.0), result) is None
 
 
-def test_a_quick_verdict_needs_an_interval_on_one_side_of_the_gate(gates: Any) -> None:
+def test_a_quick_verdict_needs_an_interval_on_one_side_of_the_gate(gates):
     result = _groups(gates, {"ours": (100, 110, 105, 108), "a": (10, 10, 10, 10)})
 
     def judged(gate: float) -> tuple[bool, bool]:
@@ -79,7 +78,7 @@ def test_a_quick_verdict_needs_an_interval_on_one_side_of_the_gate(gates: Any) -
     assert not gates.judge(gates.Gate("x", "ours", ("a",), 9.0), one, quick=True)["resolved"], "one round says nothing"
 
 
-def test_an_interval_is_students_and_wide_for_few_rounds(gates: Any) -> None:
+def test_an_interval_is_students_and_wide_for_few_rounds(gates):
     found = gates.interval([1.0, 4.0])
     assert found.low == pytest.approx(2 / 4**6.353, rel=1e-3), "exp(mean - 12.706 sd / sqrt(2)) of the logarithms"
     assert found.low * found.high == pytest.approx(4.0)
@@ -101,13 +100,11 @@ def test_an_interval_is_students_and_wide_for_few_rounds(gates: Any) -> None:
         (None, "fp32", "AMD EPYC (family 26, model 2)", None),
     ],
 )
-def test_the_kind_of_a_processor_follows_from_kernels_and_precision(
-    gates: Any, target: str | None, precision: str, processor: str, kind: str | None
-) -> None:
+def test_the_kind_of_a_processor_follows_from_kernels_and_precision(gates, target, precision, processor, kind):
     assert gates.kind_of(target, precision, processor) == kind
 
 
-def test_gates_differ_by_kind(gates: Any) -> None:
+def test_gates_differ_by_kind(gates):
     def gate(kind: str, workload: str, what: str) -> float | None:
         return next((gate.gate for gate in gates.GATES[kind][workload] if gate.what == what), None)
 
@@ -116,7 +113,7 @@ def test_gates_differ_by_kind(gates: Any) -> None:
     assert [gate(kind, "chat", "share of the ceiling") for kind in gates.GATES] == [0.65, None, None, None]
 
 
-def test_memory_is_compared_where_both_sides_were_measured(gates: Any) -> None:
+def test_memory_is_compared_where_both_sides_were_measured(gates):
     sides = {"ours": {"peak_bytes": 5, "base_bytes": 3}, "peer, our tokens per step": {"peak_bytes": 10}}
     sides["peer, our tokens per step"]["base_bytes"] = 2
     assert gates.judge_memory(sides) == {"whole": 0.5, "added": 0.25, "gate": 0.7, "met": True}

@@ -31,7 +31,7 @@ def starts_by_path(text: str) -> bool:
 
 
 @pytest.mark.slow
-def test_every_script_finds_what_it_imports() -> None:
+def test_every_script_finds_what_it_imports():
     unstarted = [path.name for path, text in SOURCES.items() if "__main__" in text and not starts_by_path(text)]
     assert unstarted == [], "python benchmarks/NAME.py ends with ModuleNotFoundError"
     names = {
@@ -48,7 +48,7 @@ def test_every_script_finds_what_it_imports() -> None:
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.parametrize("name", sorted(NAMED - {"benchmarks/char_ngram.py"}))  # tests/benchmarks/test_char_ngram.py
-def test_a_script_that_a_page_names_starts(name: str, tmp_path: Path) -> None:
+def test_a_script_that_a_page_names_starts(name, tmp_path):
     words = ["--help"] if "argparse" in SOURCES[ROOT / name] else TINY[Path(name).name]
     (tmp_path / "sayings").mkdir()
     ended = subprocess.run([sys.executable, ROOT / name, *words], cwd=tmp_path, capture_output=True, text=True)

@@ -36,7 +36,7 @@ def _token(token: str, logprob: float, reason: str | None = None) -> dict[str, A
 A, B, DONE = _token("a", -1.5), _token("b", -0.25, "length"), b"[DONE]"
 
 
-def test_answers_are_equal_to_alone_by_every_bit_of_their_log_probabilities(serve: Any) -> None:
+def test_answers_are_equal_to_alone_by_every_bit_of_their_log_probabilities(serve):
     alone = [_told(A, B, DONE)]
     assert serve.differing(alone, [_told(A, B, DONE)]) == 0
     assert serve.differing(alone, [_told(A, left=True)]) == 0, "as far as it came"
@@ -53,7 +53,7 @@ def test_answers_are_equal_to_alone_by_every_bit_of_their_log_probabilities(serv
     assert serve.equal("x", 0, 32).holds is True
 
 
-def test_rates_are_of_the_clock_or_of_processor_time_and_what_was_not_measured_does_not_hold(serve: Any) -> None:
+def test_rates_are_of_the_clock_or_of_processor_time_and_what_was_not_measured_does_not_hold(serve):
     def found(rate: float) -> list[Any]:
         return [serve.Load(100, 100 / rate, 10 / rate)] * 3
 
@@ -70,7 +70,7 @@ def test_rates_are_of_the_clock_or_of_processor_time_and_what_was_not_measured_d
     assert found(10)[0].rate(shared=True) == pytest.approx(100)
 
 
-def test_a_gap_is_the_longest_of_one_stream_that_touches_the_interval(serve: Any) -> None:
+def test_a_gap_is_the_longest_of_one_stream_that_touches_the_interval(serve):
     measures, told = sys.modules["serve_measures"], _told(*[A] * 3)
     told.parts = [(time, part) for time, (_, part) in zip((0.0, 5.0, 6.0), told.parts, strict=True)]
     assert measures.longest_gap([told], 5.5, 9) == 1
@@ -82,7 +82,7 @@ def test_a_gap_is_the_longest_of_one_stream_that_touches_the_interval(serve: Any
     assert [row.holds for row in serve.gap_rows(pieces, slow, short)][1::2] == [True, True, False]
 
 
-def test_what_follows_the_table_on_the_page_stays(serve: Any, tmp_path: Path) -> None:
+def test_what_follows_the_table_on_the_page_stays(serve, tmp_path):
     page = tmp_path / "serve.md"
     for lines in (["| x |", "", "## Clients that behave badly", "", "none"], ["| y |"]):
         serve.write_section(page, "command", lines)

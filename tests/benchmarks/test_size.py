@@ -27,12 +27,12 @@ def counted() -> dict[str, int]:
 
 
 @pytest.mark.parametrize("name", sorted(CEILINGS.keys() - {"processor seconds of make test"}))
-def test_what_is_counted_stays_below_its_ceiling(name: str, counted: dict[str, int]) -> None:
+def test_what_is_counted_stays_below_its_ceiling(name, counted):
     """A commit that raises a count lowers the same one elsewhere by as much; ceilings only fall."""
     assert counted[name] <= CEILINGS[name], "python benchmarks/size.py --all lists the places"
 
 
-def test_ceilings_only_fall() -> None:
+def test_ceilings_only_fall():
     """Compared with the last commits that changed the table, so that neither a draft nor a commit raises one."""
 
     def git(*words: str) -> str:
@@ -50,7 +50,7 @@ def test_ceilings_only_fall() -> None:
                 assert raised == [], "lower the same count elsewhere instead"
 
 
-def test_every_count_sees_what_it_counts() -> None:
+def test_every_count_sees_what_it_counts():
     asks = "if isinstance(data, TextData) or data.family == 'images':\n    pass\n"
     files = {
         "unpad/a/b.py": asks + "class Plan:\n    '''Three\n    lines.'''\n    x = 1\n",

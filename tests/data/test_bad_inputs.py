@@ -5,14 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.data.bad_inputs.case import UNKNOWN, Bad
+from tests.data.bad_inputs.case import UNKNOWN
 from tests.data.bad_inputs.columns import COLUMNS
 from tests.data.bad_inputs.histories import HISTORIES
 from tests.data.bad_inputs.lines import LINES
 from tests.data.bad_inputs.pictures import PICTURES
 from tests.data.bad_inputs.recipes import RECIPES
 from tests.data.bad_inputs.talks import TALKS
-from tests.helpers.shell import Shell
 from unpad.data.sources import images, vqa
 from unpad.data.sources.bad_rows import apply_policy
 from unpad.data.sources.example import BadRow, count_bad
@@ -21,6 +20,8 @@ from unpad.data.sources.reader import TEXT_KINDS, read_file
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 
+pytestmark = pytest.mark.promise("input.kinds")
+
 CASES = [*LINES, *TALKS, *PICTURES, *HISTORIES, *COLUMNS, *RECIPES]
 KINDS = {"J": 42, "T": 12, "I": 20, "V": 14, "EV": 20, "P": 12, "K": 9}
 ABSENT = {"T-10": "no format holds ids of tokens", "T-11": "no format holds weights of tokens"}
@@ -28,8 +29,7 @@ COUNTS = re.compile(r"rows read (\d+) = rows used (\d+) \+ bad rows (\d+)")
 CONTROL = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 
 
-@pytest.mark.promise("input.kinds")
-def test_the_table_has_every_kind() -> None:
+def test_the_table_has_every_kind():
     wanted = {f"{letter}-{number:02d}" for letter, most in KINDS.items() for number in range(1, most + 1)}
     found = {case.kind.split()[0] for case in CASES}
     assert wanted - found == set(ABSENT)
@@ -38,11 +38,8 @@ def test_the_table_has_every_kind() -> None:
     assert said in (Path(__file__).parents[2] / "docs/internals/features.md").read_text(encoding="utf-8")
 
 
-@pytest.mark.promise("input.kinds")
 @pytest.mark.parametrize("case", CASES, ids=[case.kind for case in CASES])
-def test_bad_input_has_its_code_its_place_and_rows_that_add_up(
-    case: Bad, unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bad_input_has_its_code_its_place_and_rows_that_add_up(case, unpad, tmp_path, monkeypatch):
     root = tmp_path / "input"
     root.mkdir()
     monkeypatch.chdir(root)
@@ -70,11 +67,9 @@ def test_bad_input_has_its_code_its_place_and_rows_that_add_up(
 READ = [case for case in CASES if case.reads in (*TEXT_KINDS, "images", "vqa")]
 
 
-@pytest.mark.promise("input.kinds")
 @pytest.mark.parametrize("case", READ, ids=[case.kind for case in READ])
-def test_training_reads_what_the_check_has_read(case: Bad, tmp_path: Path) -> None:
-    path = case.write(tmp_path)
-    used, bad = _read(case.reads, path)
+def test_training_reads_what_the_check_has_read(case, tmp_path):
+    used, bad = _read(case.reads, case.write(tmp_path))
     assert (used, count_bad(bad)) == (case.used, 1 if case.bad == UNKNOWN else case.bad)
     if case.bad:
         assert bad[0].code == case.code

@@ -2,23 +2,13 @@
 
 import json
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from unpad.batching.batch import RaggedBatch, from_vectors
-from unpad.data.rows import (
-    ChosenRows,
-    ClassData,
-    ListedRows,
-    choose_rows,
-    label_rows,
-    num_classes,
-    read_classes,
-    row_key,
-)
+from unpad.data import rows
 from unpad.data.sources.example import BadRow, SplitName
 from unpad.data.sources.split import Wanted
 from unpad.errors import SourceError
@@ -36,7 +26,7 @@ class Word:
 WORDS = [Word("a:1", "by", "short"), Word("a:2", "because", "long"), Word("a:3", "between", "long")]
 
 
-class WordData(ClassData[Word]):
+class WordData(rows.ClassData[Word]):
     family: ClassVar[str] = "words"
     kinds: ClassVar[tuple[str, ...]] = ("text",)
 
@@ -45,36 +35,36 @@ class WordData(ClassData[Word]):
         return from_vectors([letters], dim=1, seq_labels=self.labels[[seq_id]], seq_ids=np.array([seq_id]))
 
 
-def chosen_of(words: list[Word], bad: list[BadRow] | None = None) -> ChosenRows[Word]:
-    listed = ListedRows(Recipe(data={"text": "a", "holdout": 0.0}), "text", [], words, [0] * len(words), bad or [])
-    return choose_rows(listed, Wanted.LEARNING, [row_key(word.word) for word in words])
+def chosen_of(words: list[Word], bad: list[BadRow] | None = None) -> rows.ChosenRows[Word]:
+    listed = rows.ListedRows(Recipe(data={"text": "a", "holdout": 0.0}), "text", [], words, [0] * len(words), bad or [])
+    return rows.choose_rows(listed, Wanted.LEARNING, [rows.row_key(word.word) for word in words])
 
 
 def data_of(words: list[Word], bad: list[BadRow] | None = None) -> WordData:
     chosen = chosen_of(words, bad)
     lengths = np.array([len(word.word) for word in words], np.int64)
-    return WordData(chosen.table(lengths, []), chosen, *label_rows(chosen, None))
+    return WordData(chosen.table(lengths, []), chosen, *rows.label_rows(chosen, None))
 
 
-def test_classes_have_the_numbers_of_their_names_and_are_kept() -> None:
+def test_classes_have_the_numbers_of_their_names_and_are_kept():
     data = data_of(WORDS)
     assert (data.classes, data.labels.tolist(), data.num_outputs) == (("long", "short"), [1, 0, 0], 2)
     assert json.loads(data.files["classes.json"]) == {"classes": ["long", "short"]}
-    assert (read_classes(data.files), num_classes(data.files)) == (data.classes, 2)
+    assert (rows.read_classes(data.files), rows.num_classes(data.files)) == (data.classes, 2)
     kept = {"classes.json": b'{"classes": ["short", "middle", "long"]}'}
-    classes, labels = label_rows(data.chosen, kept)
+    classes, labels = rows.label_rows(data.chosen, kept)
     assert (classes, labels.tolist()) == (("short", "middle", "long"), [0, 2, 2])
 
 
-def test_an_unknown_class_and_a_single_one_are_refused() -> None:
+def test_an_unknown_class_and_a_single_one_are_refused():
     with pytest.raises(SourceError, match='the class "short" is none of the run: long, middle') as refused:
-        label_rows(chosen_of(WORDS), {"classes.json": b'{"classes": ["long", "middle"]}'})
+        rows.label_rows(chosen_of(WORDS), {"classes.json": b'{"classes": ["long", "middle"]}'})
     assert refused.value.where == "a:1"
     with pytest.raises(SourceError, match="all text are of one class, long"):
-        label_rows(chosen_of(WORDS[1:]), None)
+        rows.label_rows(chosen_of(WORDS[1:]), None)
 
 
-def test_the_fingerprint_follows_the_content_of_rows_and_not_their_places(tmp_path: Path) -> None:
+def test_the_fingerprint_follows_the_content_of_rows_and_not_their_places(tmp_path):
     own = data_of(WORDS).fingerprint()
     assert data_of([replace(word, where=f"b{word.where}") for word in WORDS]).fingerprint() == own
     for changed in (replace(WORDS[2], word="betweed"), replace(WORDS[2], label="short")):

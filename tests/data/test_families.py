@@ -1,7 +1,6 @@
 """What every family of data has, so that no other file needs to know their names."""
 
 from inspect import isfunction
-from typing import Literal
 
 import pytest
 
@@ -22,13 +21,12 @@ def family(kind: str) -> Family:
     return family_of(Recipe(model={"kind": kind}))
 
 
-def test_every_kind_of_data_is_read_by_one_family() -> None:
-    families = {family(kind) for kind in MODELS}
-    assert sorted(kind for one in families for kind in one.KINDS) == sorted(KINDS)
+def test_every_kind_of_data_is_read_by_one_family():
+    assert sorted(kind for one in {family(kind) for kind in MODELS} for kind in one.KINDS) == sorted(KINDS)
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_family_says_what_its_runs_are_used_with(kind: str) -> None:
+def test_a_family_says_what_its_runs_are_used_with(kind):
     own = family(kind)
     assert all(unit.endswith("s") for unit in own.UNITS)
     assert len(own.UNITS) == 2
@@ -42,14 +40,14 @@ def test_a_family_says_what_its_runs_are_used_with(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", MODELS)
-def test_a_family_has_every_member_that_its_interface_names(kind: str) -> None:
+def test_a_family_has_every_member_that_its_interface_names(kind):
     members = {*Family.__annotations__, *(name for name, value in vars(Family).items() if isfunction(value))}
     assert {"KINDS", "open_data"} <= members
     assert {name for name in members if not name.startswith("_")} <= set(vars(family(kind)))
 
 
 @pytest.mark.parametrize("rule", ["together", "refuse"])
-def test_a_rule_for_near_duplicates_that_nothing_follows_is_refused(rule: Literal["together", "refuse"]) -> None:
+def test_a_rule_for_near_duplicates_that_nothing_follows_is_refused(rule):
     recipe = Recipe(data=DataSettings(near_duplicates=rule))
     for data in (TextData, ImageData, VqaData):
         check_near_duplicates(recipe, data)

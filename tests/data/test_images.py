@@ -132,8 +132,7 @@ def test_runs_train_resume_and_answer(tmp_path: Path, model: dict[str, Any], ima
     metrics, _ = evaluate_run(str(tmp_path / "whole"))
     assert metrics["accuracy"].value >= 0.8
     assert {"loss", "balanced_accuracy", "calibration_error", "accuracy_dark", "accuracy_light"} <= set(metrics)
-    run = load(tmp_path / "whole")
-    answers = classify(run, list_images([folder / "dark"]))
+    answers = classify(load(tmp_path / "whole"), list_images([folder / "dark"]))
     assert len(answers) == 12
     assert sum(answer.top[0][0] == "dark" for answer in answers) >= 9
     assert "Confusion" in (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")

@@ -18,6 +18,7 @@ from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet, write_recipe
 from unpad.data.histories.assemble import QUANTILES, load_codes
 from unpad.data.patient_marks import beyond, mark_patients, unknown_lines
+from unpad.data.patients import EventData
 from unpad.training.loop import train
 
 pytestmark = pytest.mark.slow
@@ -25,12 +26,15 @@ pytestmark = pytest.mark.slow
 USUAL = {"temperature": (37.0, 0.5), "pulse": (80.0, 12.0), "lactate": (1.5, 0.4)}
 
 
-def write(path: Path, first: int, num: int = 40, factor: float = 1.0, shift: float = 0.0, **renamed: str) -> Path:
-    """Measurements of patients before day 0, six of each kind; the values are `factor` times the usual ones."""
+def write(
+    path: Path, first: int, num: int = 40, factor: float = 1.0, shift: float = 0.0, stretch: float = 1, **renamed: str
+) -> Path:
+    """Measurements of patients before day 0, six of each kind; the values are `factor`, and the days `stretch` times
+    the usual ones."""
     path.parent.mkdir(exist_ok=True)
     rng = np.random.default_rng(first)
     rows = [
-        (person, -float(day) + shift, renamed.get(code, code), float(rng.normal(mean, sd)) * factor)
+        (person, stretch * -float(day) + shift, renamed.get(code, code), float(rng.normal(mean, sd)) * factor)
         for person in range(first, first + num)
         for code, (mean, sd) in USUAL.items()
         for day in rng.permutation(200)[:6]
@@ -105,6 +109,37 @@ def test_values_of_another_unit_are_noticed(unpad: Shell, run: Path, tmp_path: P
         assert median == pytest.approx(88 * mean, rel=0.1)
     assert found.rows["outside_range"] == [18] * 40
     assert found.rows["mark"] == ["unusual values"] * 40
+
+
+@pytest.mark.promise("patients.embed")
+@pytest.mark.parametrize(
+    ("stretch", "warns", "mark"), [(24, True, "unusual times"), (1 / 24, True, ""), (1, False, "")]
+)
+def test_days_that_are_hours_are_noticed(
+    unpad: Shell, run: Path, tmp_path: Path, stretch: float, warns: bool, mark: str
+) -> None:
+    found = embedded(unpad, run, write(tmp_path / "new.parquet", 500, stretch=stretch))
+    said = [line for line in found.warnings if "times of events from the landmark have a median of -" in line]
+    assert len(said) == warns
+    assert set(found.rows["mark"]) == {mark}
+    assert not warns or said[0].endswith("in training -97: is this another unit?")
+
+
+def test_durations_that_are_hours_are_noticed(tmp_path: Path) -> None:
+    rows = [(person, -float(day), "a", 1.0) for person in range(40) for day in range(5)]
+    events = {"path": str(put(tmp_path / "e.parquet", table(rows))), "unit": "days"}
+    labels = {"path": str(tmp_path / "l.parquet"), "event": "died", "duration": "end", "horizon": 10}
+
+    def read(factor: float, kept: dict[str, bytes] | None = None) -> EventData:
+        ends = [factor * (30.0 + person) for person in range(40)]
+        put(tmp_path / "l.parquet", pa.table({"id": range(40), "died": [i % 2 for i in range(40)], "end": ends}))
+        return opened(events, kept=kept, data={"holdout": 0.1}, events={"landmark": 0, "labels": labels})
+
+    known = read(1).files
+    for factor in (1, 24):
+        data = read(factor, known)
+        lines = [line for line in unknown_lines(data, mark_patients(data)) if "durations from the landmark" in line]
+        assert len(lines) == (factor > 1)
 
 
 def test_an_evaluation_of_new_patients_says_what_the_run_does_not_know(unpad: Shell, run: Path, tmp_path: Path) -> None:
@@ -248,10 +283,13 @@ def test_quantiles_are_those_of_the_values_of_training_patients(tmp_path: Path) 
         values = [value for _, _, code, value in rows if code == name and value is not None]
         expected = [sorted(values)[round(share * (len(values) - 1))] if values else 0.0 for share in QUANTILES]
         assert data.known.quantiles[index].tolist() == expected, name
+    days = np.sort([at - max(day for who, day, *_ in rows if who == person) for person, at, *_ in rows]) / 1440
+    assert data.known.times == pytest.approx([days[round(share * (len(days) - 1))] for share in QUANTILES])
+    assert data.known.durations is None
     again = load_codes(data.known.to_bytes())
     assert again.to_bytes() == data.known.to_bytes()
     without = json.loads(data.known.to_bytes())
-    del without["quantiles"]
+    del without["quantiles"], without["times"]
     old = json.dumps(without, ensure_ascii=False, indent=1).encode()
     assert load_codes(old).to_bytes() == old, "the fingerprint of an old run stays"
 

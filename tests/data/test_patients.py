@@ -143,8 +143,7 @@ def test_facts_come_first_and_diagnoses_have_no_value(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert told(data, B) == [(0.0, [("GENDER//M", None)])]
     assert data.sets.timeless.tolist() == [True, False, False, True]
-    batch = data.load(micro_of(data, [of(data, A)]))
-    sets = batch.require(EventSets)
+    sets = data.load(micro_of(data, [of(data, A)])).require(EventSets)
     assert sets.has_value.tolist() == [not np.isnan(value) for value in data.values[:4]]
     assert (sets.values[~sets.has_value] == 0).all()
 
@@ -367,7 +366,7 @@ def test_another_status_than_0_and_1_is_refused_with_the_way_to_declare_competin
     assert "events.labels.competing=[2]" in fix
     assert faults([0, 1, 2], competing=[2]) == []
     own = "none of 0, 1, false, true, 2"
-    said = {"3": '"3", ', "2.5": '"2.5", ', "dead": '"dead", ', "moved": "", "90210001": ""}  # perhaps a name, an id
+    said = {"3": '"3", ', "2.5": '"2.5", ', "dead": "", "90210001": ""}  # perhaps a name, an id
     for value, shown in said.items():
         [(code, what, fix)] = faults(["0", "1", value], competing=[2])
         assert (code, what) == ("E_LABEL", f'"status" is {shown}{own}')
@@ -389,8 +388,7 @@ def people_with(tmp_path: Path, columns: dict[str, list[Any]], **fields: object)
 def test_a_competing_value_that_nobody_has_is_warned_of_with_the_values_that_there_are(tmp_path: Path) -> None:
     columns = {"status": ["alive", "ill", "death", "death", "moved", "Ada"], "end": [40] * 6}
     meant = {"competing": ["dead", "moved"], "map": {"alive": 0, "ill": 1}}
-    recipe = people_with(tmp_path, columns, **meant)
-    read = read_cohort(recipe)
+    read = read_cohort(people_with(tmp_path, columns, **meant))
     [note] = read.notes
     assert note.endswith('no "status" is "dead", of events.labels.competing; there are alive, ill, death, moved')
     assert "1 until a competing event (dead: 0, moved: 1)" in cohort_lines(read.cohort, ["dead", "moved"])[-1]
@@ -429,8 +427,7 @@ def test_values_of_several_classes_are_their_places_in_the_order_of_the_recipe(
     data = classes_of(tmp_path, values, classes=classes, map={"lost": None})
     assert data.labels.tolist() == [0, 1, 2, 1, -1, 0]
     assert data.classes == tuple(str(word).lower().removesuffix(".0") for word in classes)
-    labels = data.load(micro_of(data, range(6))).seq_labels
-    assert labels.tolist() == data.labels.tolist()
+    assert data.load(micro_of(data, range(6))).seq_labels.tolist() == data.labels.tolist()
     told = ", ".join(f"{num} of class {name}" for num, name in zip((2, 2, 1), data.classes, strict=True))
     assert f"{told}, 1 without a label" in data.lines()
     assert data.class_labels() == (data.labels, data.classes)
@@ -439,8 +436,7 @@ def test_values_of_several_classes_are_their_places_in_the_order_of_the_recipe(
 @pytest.mark.promise("patients.ready-labels")
 def test_a_value_of_no_class_is_refused_with_its_place_and_no_name_of_anybody(tmp_path: Path) -> None:
     def faults(values: list[object], **labels: object) -> list[tuple[str, str, str, str]]:
-        known = {"classes": ["home", "rehab", "died"], **labels}
-        data = classes_of(tmp_path, values, quarantine=True, **known)
+        data = classes_of(tmp_path, values, quarantine=True, **{"classes": ["home", "rehab", "died"], **labels})
         return [(bad.where, bad.code, bad.what.partition(": ")[2], bad.fix) for bad in data.bad_rows]
 
     [(where, code, what, fix)] = faults(["home", "rehap", "died"])
@@ -512,13 +508,8 @@ def test_a_value_that_never_changes_does_not_divide_by_zero(tmp_path: Path) -> N
 @pytest.mark.parametrize("policy", ["unknown", "skip"])
 def test_codes_that_training_does_not_have_are_one_code_or_left_out(policy: str, tmp_path: Path) -> None:
     rows: list[Row] = [
-        (A, 0, "a", 5.0),
-        (A, 0, "b", None),
-        (A, 9, "a", 7.0),
-        (B, 0, "new", 3.0),
-        (B, 9, "a", 6.0),
-        (B, 9, "b", 1.0),
-    ]
+        (A, 0, "a", 5.0), (A, 0, "b", None), (A, 9, "a", 7.0), (B, 0, "new", 3.0), (B, 9, "a", 6.0), (B, 9, "b", 1.0),
+    ]  # fmt: skip
     sides = split_file(tmp_path / "s.parquet", {A: "train", B: "holdout"})
     data = opened(long(tmp_path, rows), events={**sides, "unknown_codes": policy, "min_count": 1})
     assert data.codes == ("<unknown>", "a", "b")

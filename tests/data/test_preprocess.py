@@ -20,7 +20,7 @@ def per_sample(values: torch.Tensor, lengths: torch.Tensor) -> list[list[int]]:
 
 
 @pytest.mark.promise("vqa.preprocess")
-def test_spans_are_where_placeholders_stand_and_answers_are_predicted() -> None:
+def test_spans_are_where_placeholders_stand_and_answers_are_predicted():
     prepared = prepare(GRIDS, vocabulary=replace(VOCABULARY, bos=BOS, eos=EOS))
     batch = prepared.batch
     ids, labels, counted = (
@@ -39,7 +39,7 @@ def test_spans_are_where_placeholders_stand_and_answers_are_predicted() -> None:
 
 
 @pytest.mark.promise("vqa.visual-tokens")
-def test_every_visual_token_has_the_place_of_its_patch() -> None:
+def test_every_visual_token_has_the_place_of_its_patch():
     prepared = prepare(GRIDS)
     batch, media = prepared.batch, prepared.batch.media
     assert (batch.input_ids[batch.media_index] == IMAGE).all()
@@ -59,7 +59,7 @@ def test_every_visual_token_has_the_place_of_its_patch() -> None:
 
 @pytest.mark.promise("vqa.preprocess")
 @pytest.mark.parametrize("side", ["left", "right"])
-def test_padding_on_either_side_gives_the_same_spans_after_unpadding(side: Any) -> None:
+def test_padding_on_either_side_gives_the_same_spans_after_unpadding(side):
     prepared = prepare(GRIDS)
     batch = prepared.batch
     padded = batch.pad(side, pad_to=40, pad_id=7)
@@ -75,7 +75,7 @@ def test_padding_on_either_side_gives_the_same_spans_after_unpadding(side: Any) 
     assert torch.equal(ids.flatten(), padded.input_ids)
 
 
-def test_without_answers_every_token_of_the_prompts_is_there() -> None:
+def test_without_answers_every_token_of_the_prompts_is_there():
     prepared = prepare(ROWS, answers=None)
     assert prepared.answer_spans is None
     assert prepared.batch.num_targets == 0
@@ -102,7 +102,7 @@ BAD: dict[str, tuple[Row, str]] = {
 
 @pytest.mark.promise("vqa.preprocess")
 @pytest.mark.parametrize("case", BAD)
-def test_a_bad_sample_is_named(case: str) -> None:
+def test_a_bad_sample_is_named(case):
     row, message = BAD[case]
     with pytest.raises(SourceError, match=message) as caught:
         prepare([GOOD, row, GOOD], sample_ids=[7, 71, 72])
@@ -115,7 +115,7 @@ def test_a_bad_sample_is_named(case: str) -> None:
     [("images", "2 images, 3 questions, 3 answers"), ("questions", "3 images, 2 questions, 3 answers"),
      ("answers", "3 images, 3 questions, 2 answers")],
 )  # fmt: skip
-def test_lists_of_different_lengths_are_refused_with_the_samples_that_lack_an_entry(cut: str, message: str) -> None:
+def test_lists_of_different_lengths_are_refused_with_the_samples_that_lack_an_entry(cut, message):
     lists: dict[str, Any] = {
         "images": [[picture(SQUARE, 2, 0)]] * 3,
         "questions": ["<image>"] * 3,
@@ -131,7 +131,7 @@ def test_lists_of_different_lengths_are_refused_with_the_samples_that_lack_an_en
 
 
 @pytest.mark.promise("vqa.aligned")
-def test_spans_that_are_not_aligned_are_named_with_both_samples_and_the_remedies() -> None:
+def test_spans_that_are_not_aligned_are_named_with_both_samples_and_the_remedies():
     rows: list[Row] = [("1 2 <image> 4", [SQUARE], "3"), ("5 6 <image>", [SQUARE], "3"), ("5 <image> 7", [SQUARE], "3")]
     with pytest.raises(SourceError) as caught:
         prepare(rows, aligned=True)
@@ -143,7 +143,7 @@ def test_spans_that_are_not_aligned_are_named_with_both_samples_and_the_remedies
 
 
 @pytest.mark.promise("vqa.aligned")
-def test_images_of_different_sizes_are_not_aligned() -> None:
+def test_images_of_different_sizes_are_not_aligned():
     rows: list[Row] = [("1 <image>", [SQUARE], "3"), ("5 <image>", [(3, 1)], "3")]
     message = r"sample 4 has \(1, 4\), sample 9 has \(1, 3\); their images have 4 and 3 tokens"
     with pytest.raises(SourceError, match=message) as caught:
@@ -155,7 +155,7 @@ def test_images_of_different_sizes_are_not_aligned() -> None:
 
 @pytest.mark.promise("vqa.preprocess")
 @pytest.mark.parametrize("case", ["patch size", "nan", "no question", "no answer", "equal ids"])
-def test_what_cannot_be_a_sample_is_refused_by_its_name(case: str) -> None:
+def test_what_cannot_be_a_sample_is_refused_by_its_name(case):
     images = [[picture((2, 2), 2, 0)], [picture((2, 2), 2, 1)]]
     questions, answers, ids = [row[0] for row in ROWS if len(row[1]) == 1][:1] * 2, ["1", "2"], [7, 8]
     if case == "patch size":

@@ -34,7 +34,7 @@ def chosen_of(recipe: Recipe, wanted: Wanted, groups: list[str] | None = None) -
     return choose_rows(listed, wanted, range(len(listed.rows)), groups=groups or ())
 
 
-def test_rows_are_those_that_are_wanted_and_the_others_are_counted(tmp_path: Path) -> None:
+def test_rows_are_those_that_are_wanted_and_the_others_are_counted(tmp_path):
     recipe = recipe_of(tmp_path)
     learning, tested, new = (chosen_of(recipe, wanted) for wanted in (Wanted.LEARNING, Wanted.TEST, Wanted.NEW))
     assert [row.where for row in learning.rows] == [f"{name}.jsonl:{line}" for name in "ab" for line in (1, 2, 4, 5)]
@@ -51,10 +51,8 @@ def test_rows_are_those_that_are_wanted_and_the_others_are_counted(tmp_path: Pat
     assert (new.sides(), set(learning.sides())) == ({}, set(Split))
 
 
-def test_the_table_has_a_row_for_each_with_its_source_part_and_unit(tmp_path: Path) -> None:
-    recipe = recipe_of(tmp_path)
-    groups = ["one", "", "", "", "", "", "", "", "one", ""]
-    chosen = chosen_of(recipe, Wanted.LEARNING, groups)
+def test_the_table_has_a_row_for_each_with_its_source_part_and_unit(tmp_path):
+    chosen = chosen_of(recipe_of(tmp_path), Wanted.LEARNING, ["one", "", "", "", "", "", "", "", "one", ""])
     positions = np.arange(8) + 1
     table = chosen.table(positions, chosen.file_hashes(), num_targets=positions * 2)
     assert table.source.tolist() == [0] * 4 + [1] * 4

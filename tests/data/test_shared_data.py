@@ -42,7 +42,7 @@ def texts_of(name: str) -> list[str]:
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_every_row_is_read_and_every_text_comes_back(name: str) -> None:
+def test_every_row_is_read_and_every_text_comes_back(name):
     tokens, tokenizer, report = prepare(recipe_of(name))
     texts = texts_of(name)
     assert report.rows_read == report.rows_used == len(texts) == len(tokens)
@@ -52,7 +52,7 @@ def test_every_row_is_read_and_every_text_comes_back(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CORPORA)
-def test_pack_has_no_padding_and_every_ledger_adds_up_to_the_token(name: str) -> None:
+def test_pack_has_no_padding_and_every_ledger_adds_up_to_the_token(name):
     recipe = recipe_of(name)
     tokens, _, _ = prepare(recipe)
     positions = tokens.lengths - 1
@@ -71,7 +71,7 @@ def test_pack_has_no_padding_and_every_ledger_adds_up_to_the_token(name: str) ->
 
 @pytest.mark.promise("plan.table")
 @pytest.mark.parametrize("name", CORPORA)
-def test_pad_share_and_attention_cells_equal_a_recount(name: str) -> None:
+def test_pad_share_and_attention_cells_equal_a_recount(name):
     recipe = recipe_of(name)
     tokens, _, _ = prepare(recipe)
     positions = tokens.lengths - 1

@@ -1,14 +1,12 @@
 """Every file of a recipe is listed, and the package's own are marked."""
 
-from pathlib import Path
-
 from unpad.data.images import ImageData
 from unpad.data.patients import EventData
 from unpad.data.text import TextData
 from unpad.recipes.file import load_recipe, parse_recipe
 
 
-def test_packaged_files_are_marked_and_given_ones_are_not() -> None:
+def test_packaged_files_are_marked_and_given_ones_are_not():
     assert TextData.source_lines(load_recipe("zh_chat")) == [
         "reads data.text: unpad:examples/zh/facts.jsonl (comes with unpad)",
         "reads data.chat: unpad:examples/zh/chat.jsonl (comes with unpad)",
@@ -23,7 +21,7 @@ def test_packaged_files_are_marked_and_given_ones_are_not() -> None:
     ]
 
 
-def test_names_of_patients_files_stay_off_the_screen(tmp_path: Path) -> None:
+def test_names_of_patients_files_stay_off_the_screen(tmp_path):
     (tmp_path / "4711.csv").write_text("minute,variable,value\n")
     assert EventData.source_lines(parse_recipe({"data": {"events": str(tmp_path)}})) == [
         f"reads data.events: {tmp_path}"

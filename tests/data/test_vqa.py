@@ -4,7 +4,6 @@ import json
 import shutil
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -44,7 +43,7 @@ def assert_equal(one: RaggedBatch, other: RaggedBatch) -> None:
 
 
 @pytest.mark.promise("vqa.any-images", "vqa.captions")
-def test_a_batch_holds_what_each_row_has_alone(tmp_path: Path) -> None:
+def test_a_batch_holds_what_each_row_has_alone(tmp_path):
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     ids = [3, 0, 4, 1, 2]  # no picture, one, a caption, one with a long question, two pictures
     assert [len(data.examples[i].images) for i in ids] == [0, 1, 1, 1, 2]
@@ -56,7 +55,7 @@ def test_a_batch_holds_what_each_row_has_alone(tmp_path: Path) -> None:
     assert (nothing.total_tokens, nothing.num_targets) == (0, 0)
 
 
-def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(tmp_path: Path) -> None:
+def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(tmp_path):
     file = write_questions(tmp_path / "pictures")
     data = questions_of(recipe_of(file, images={"flip": 0.5, "shift": 0.2}))
     held, trained = (np.flatnonzero(data.table.split == side).tolist() for side in (1, 0))
@@ -73,7 +72,7 @@ def test_an_epoch_changes_the_images_of_training_rows_alone_and_always_the_same(
     assert torch.equal(asked.inputs_embeds, plain.inputs_embeds), "what is asked is asked about the image as it is"
 
 
-def test_images_of_the_test_part_are_never_changed(tmp_path: Path) -> None:
+def test_images_of_the_test_part_are_never_changed(tmp_path):
     file = write_questions(tmp_path / "pictures")
     lines = [json.loads(line) for line in file.read_text("utf-8").splitlines()]
     file.write_text("".join(json.dumps(line | {"split": "test"}) + "\n" for line in lines), "utf-8")
@@ -84,7 +83,7 @@ def test_images_of_the_test_part_are_never_changed(tmp_path: Path) -> None:
     assert_equal(tested.load(micro_of(tested, ids)), plain.load(micro_of(plain, ids)))
 
 
-def test_the_fingerprint_is_of_the_pictures_and_not_of_their_names(tmp_path: Path) -> None:
+def test_the_fingerprint_is_of_the_pictures_and_not_of_their_names(tmp_path):
     file = write_questions(tmp_path / "pictures")
     before = questions_of(recipe_of(file)).fingerprint()
     moved = shutil.copytree(file.parent, tmp_path / "moved") / file.name
@@ -95,7 +94,7 @@ def test_the_fingerprint_is_of_the_pictures_and_not_of_their_names(tmp_path: Pat
 
 
 @pytest.mark.promise("vqa.visual-tokens")
-def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path: Path) -> None:
+def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path):
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     whole = data.load(micro_of(data, [1]))
     targets = whole.labels[whole.target_index].tolist()
@@ -108,7 +107,7 @@ def test_only_answers_count_and_prompts_end_where_they_begin(tmp_path: Path) -> 
     assert LONG[:20] in data.tokenizer.decode(prompt.input_ids.tolist())
 
 
-def test_rows_about_one_picture_share_a_side(tmp_path: Path) -> None:
+def test_rows_about_one_picture_share_a_side(tmp_path):
     data = questions_of(recipe_of(write_questions(tmp_path / "pictures")))
     sides: dict[tuple[int, ...], set[int]] = {}
     for example, side in zip(data.examples, data.table.split.tolist(), strict=True):
@@ -130,7 +129,7 @@ def test_rows_about_one_picture_share_a_side(tmp_path: Path) -> None:
         ({"image": "dark/0.png", "question": "what", "answer": "x", "split": "some"}, "E_SPLIT"),
     ],
 )
-def test_a_row_that_cannot_be_used_is_named(tmp_path: Path, row: dict[str, Any], code: str) -> None:
+def test_a_row_that_cannot_be_used_is_named(tmp_path, row, code):
     file = write_questions(tmp_path / "pictures")
     with file.open("a", encoding="utf-8") as out:
         out.write(json.dumps(row) + "\n")
@@ -139,7 +138,7 @@ def test_a_row_that_cannot_be_used_is_named(tmp_path: Path, row: dict[str, Any],
     assert f"questions.jsonl:{len(file.read_text(encoding='utf-8').splitlines())}" in str(caught.value)
 
 
-def test_a_row_that_does_not_fit_the_context_is_refused_not_cut(tmp_path: Path) -> None:
+def test_a_row_that_does_not_fit_the_context_is_refused_not_cut(tmp_path):
     file = write_questions(tmp_path / "pictures")
     with pytest.raises(RecipeError, match="never cut"):
         open_data(recipe_of(file, plan={"overflow": "split", "max_tokens": 12}), None)
@@ -147,7 +146,7 @@ def test_a_row_that_does_not_fit_the_context_is_refused_not_cut(tmp_path: Path) 
 
 @pytest.mark.promise("llm.your-data", "vqa.any-images", "vqa.captions", "vqa.answers")
 @pytest.mark.slow
-def test_runs_learn_resume_and_answer(tmp_path: Path) -> None:
+def test_runs_learn_resume_and_answer(tmp_path):
     from unpad.evaluation.run import evaluate_run
     from unpad.inference.images import ask, list_images
     from unpad.inference.loaded import load
@@ -171,7 +170,7 @@ def test_runs_learn_resume_and_answer(tmp_path: Path) -> None:
 
 @pytest.mark.promise("vqa.row-by-row", "vqa.any-images")
 @pytest.mark.slow
-def test_the_certificate_covers_images_among_text(tmp_path: Path) -> None:
+def test_the_certificate_covers_images_among_text(tmp_path):
     name = write_recipe(tmp_path / "r.yaml", recipe_of(write_questions(tmp_path / "pictures")))
     certificate = prove_recipe(name, [])
     assert certificate.passed, "\n".join(certificate.text())
@@ -188,7 +187,7 @@ def _faulty(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
 
 @pytest.mark.promise("vqa.visual-tokens")
 @pytest.mark.slow
-def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path, monkeypatch):
     def first_place(batch: RaggedBatch) -> RaggedBatch:
         """Patches of all rows one place later than where they belong, as rows of another prompt would have them."""
         return replace(batch, media_index=batch.media_index + 1)
@@ -201,7 +200,7 @@ def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path: Path, monke
 
 @pytest.mark.promise("vqa.visual-tokens")
 @pytest.mark.slow
-def test_pictures_given_to_other_rows_are_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_given_to_other_rows_are_caught(tmp_path, monkeypatch):
     def swapped(batch: RaggedBatch) -> RaggedBatch:
         return replace(batch, media=replace(batch.media, inputs_embeds=batch.media.inputs_embeds.roll(3, 0)))
 
@@ -225,9 +224,7 @@ def test_pictures_given_to_other_rows_are_caught(tmp_path: Path, monkeypatch: py
         ),
     ],
 )
-def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(
-    tmp_path: Path, settings: dict[str, Any], modes: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(tmp_path, settings, modes, monkeypatch):
     from unpad.evaluation import vqa
     from unpad.evaluation.run import evaluate_run
 
@@ -262,7 +259,7 @@ def test_runs_with_fewer_visual_tokens_train_answer_and_are_proven(
 
 @pytest.mark.promise("vqa.init-from")
 @pytest.mark.slow
-def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path: Path) -> None:
+def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path):
     recipe = recipe_of(write_questions(tmp_path / "pictures"), train={"max_epochs": 1, "threads": 1})
     train(write_recipe(tmp_path / "r.yaml", recipe), tmp_path / "whole", [], console=quiet())
     pruned = recipe.model_copy(update={"model": {**SMALL, "prune": {"layers": [0], "inner": 16}}})
@@ -280,9 +277,7 @@ def test_a_run_that_prunes_starts_from_one_that_does_not(tmp_path: Path) -> None
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("cut", [0.25, 0.75])
-def test_a_run_that_hides_tokens_and_then_removes_them_resumes_to_the_bit_in_either_stage(
-    tmp_path: Path, cut: float
-) -> None:
+def test_a_run_that_hides_tokens_and_then_removes_them_resumes_to_the_bit_in_either_stage(tmp_path, cut):
     prune = {"layers": [-1], "inner": 8, "keep": 0.5, "temperature": {"start": 1, "end": 0.2, "steps": 4}}
     stages = [
         {"name": "soft", "train": {"max_epochs": 2}},

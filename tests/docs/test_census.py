@@ -18,7 +18,7 @@ def census(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 @pytest.mark.promise("hf.census")
-def test_the_page_is_that_of_the_saved_results(census: ModuleType) -> None:
+def test_the_page_is_that_of_the_saved_results(census):
     results = json.loads(census.SAVED.read_text(encoding="utf-8"))
     assert census.PAGE.read_text(encoding="utf-8") == census.page(results)
     for number in results["versions"].values():
@@ -26,7 +26,7 @@ def test_the_page_is_that_of_the_saved_results(census: ModuleType) -> None:
 
 
 @pytest.mark.promise("hf.census")
-def test_every_class_has_a_verdict_of_every_way_or_a_reason(census: ModuleType) -> None:
+def test_every_class_has_a_verdict_of_every_way_or_a_reason(census):
     results = json.loads(census.SAVED.read_text(encoding="utf-8"))
     if results["versions"]["transformers"] == version("transformers"):
         assert sorted(results["classes"]) == census.causal_types()

@@ -14,12 +14,12 @@ SCRIPT = Path(__file__).parents[2] / "docs" / "commands.py"
 @pytest.mark.slow
 @pytest.mark.nightly
 @pytest.mark.timeout(7200)
-def test_every_command_of_the_pages_runs() -> None:
+def test_every_command_of_the_pages_runs():
     done = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_commands_of_the_pages_are_found_once_and_shortened() -> None:
+def test_commands_of_the_pages_are_found_once_and_shortened():
     script: dict[str, Any] = runpy.run_path(str(SCRIPT))
     shown = list(script["commands"]([]))
     assert len(shown) == len(set(shown)) > 100

@@ -14,7 +14,7 @@ def read(name: str) -> str:
 
 
 @pytest.mark.promise("versions.hooks")
-def test_hooks_before_a_commit_run_the_commands_of_make_lint() -> None:
+def test_hooks_before_a_commit_run_the_commands_of_make_lint():
     recipe = re.search(r"^lint:.*\n((?:\t.*\n)+)", read("Makefile"), re.MULTILINE)
     lines = [line.strip().removeprefix("@").replace("$(VENV)", ".venv") for line in recipe[1].splitlines()]
     commands = [line.partition(" || ")[0] for line in lines]  # what follows is for a machine that is too busy
@@ -25,7 +25,7 @@ def test_hooks_before_a_commit_run_the_commands_of_make_lint() -> None:
 
 
 @pytest.mark.promise("versions.hooks")
-def test_a_report_is_asked_for_version_recipe_and_error() -> None:
+def test_a_report_is_asked_for_version_recipe_and_error():
     for name in ("fault", "wish"):
         _, head, text = read(f".github/ISSUE_TEMPLATE/{name}.md").split("---\n", 2)
         assert yaml.safe_load(head).keys() == {"name", "about"}

@@ -81,13 +81,13 @@ def defined(path: Path) -> set[str]:
     return names
 
 
-def test_every_file_of_the_path_exists() -> None:
+def test_every_file_of_the_path_exists():
     files = set(re.findall(r"`((?:\w+/)+\w+\.py)`", TEXT))
     assert len(files) > 10
     assert [file for file in files if not (ROOT / "unpad" / file).is_file()] == []
 
 
-def test_every_function_of_the_path_exists() -> None:
+def test_every_function_of_the_path_exists():
     names = set(re.findall(r"(?:`|^\d+ +)((?:\w+/)*\w+)\.((?!py\b)\w+(?:\.\w+)?)(?:`| )", TEXT, re.MULTILINE))
     files = {file for file, _ in names if "/" in file}
     assert len(files) > 20
@@ -161,7 +161,7 @@ def faults(text: str, stacks: Stacks, callers: Callers) -> list[str]:
 
 
 @pytest.mark.nightly
-def test_the_calls_of_the_path_are_those_of_a_run(run: tuple[Stacks, Callers]) -> None:
+def test_the_calls_of_the_path_are_those_of_a_run(run):
     claims = "\n".join(sections(TEXT))
     assert len(re.findall(rf"`{NAME}`", claims)) > 30
     assert len(re.findall(CALLS, claims)) >= 5
@@ -179,6 +179,6 @@ def test_the_calls_of_the_path_are_those_of_a_run(run: tuple[Stacks, Callers]) -
         ("`data/sources/files.expand`", "`batching/plan.plan`", "reader.read_file runs before batching/plan.plan"),
     ],
 )  # fmt: skip
-def test_a_wrong_line_of_the_path_is_found(line: str, wrong: str, told: str, run: tuple[Stacks, Callers]) -> None:
+def test_a_wrong_line_of_the_path_is_found(line, wrong, told, run):
     assert line in TEXT
     assert any(told in fault for fault in faults(TEXT.replace(line, wrong, 1), *run))

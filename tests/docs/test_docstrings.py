@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 
 
-def test_files_that_the_package_names_are_there() -> None:
+def test_files_that_the_package_names_are_there():
     folders = ("unpad", "benchmarks", "tests", "docs")
     paths = [f"/{path.relative_to(ROOT)}" for folder in folders for path in (ROOT / folder).rglob("*.py")]
     gone = [

@@ -19,27 +19,27 @@ def shown() -> dict[str, list[str]]:
     return found
 
 
-def test_every_promise_has_an_id_that_no_other_has() -> None:
+def test_every_promise_has_an_id_that_no_other_has():
     assert len(IDS) == len(re.findall(r"^- ", TEXT, flags=re.MULTILINE))
     assert [name for name, count in Counter(IDS).items() if count > 1] == []
     assert len(IDS) >= 263  # shortened, never left out
 
 
-def test_ids_of_a_section_begin_with_its_topic_and_those_of_no_other_do() -> None:
+def test_ids_of_a_section_begin_with_its_topic_and_those_of_no_other_do():
     topics = [{name.partition(".")[0] for name, _ in TOOL["promises"](part)} for part in TEXT.split("\n## ")[1:]]
     assert [len(topic) for topic in topics] == [1] * len(topics)
     assert len(set.union(*topics)) == len(topics)
 
 
-def test_every_promise_has_a_test(shown: dict[str, list[str]]) -> None:
+def test_every_promise_has_a_test(shown):
     assert sorted(set(IDS) - set(shown)) == []
 
 
-def test_every_promise_that_a_test_names_is_on_the_page(shown: dict[str, list[str]]) -> None:
+def test_every_promise_that_a_test_names_is_on_the_page(shown):
     assert {name: tests for name, tests in shown.items() if name not in IDS} == {}
 
 
-def test_promises_are_listed_with_their_tests_by_the_beginning_of_their_ids(capsys: pytest.CaptureFixture[str]) -> None:
+def test_promises_are_listed_with_their_tests_by_the_beginning_of_their_ids(capsys):
     assert TOOL["main"](["batch.mean", "doctor.disk"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines if not line.startswith(" ")] == ["batch.mean-loss", "doctor.disk"]

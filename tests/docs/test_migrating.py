@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import typer.main
 
-from tests.helpers.shell import Shell
 from unpad.cli import GROUPS, app
 from unpad.cli.main import ELSEWHERE, INSTEAD
 from unpad.models import model_config
@@ -33,7 +32,7 @@ def spans() -> list[str]:
     ("recipe", "section", "at_least"),
     [("zh_chat", "Small Chinese model", 20), ("llm", "Language model", 20), ("events", "Patients", 5)],
 )
-def test_every_field_is_one_of_the_recipe(recipe: str, section: str, at_least: int) -> None:
+def test_every_field_is_one_of_the_recipe(recipe, section, at_least):
     _, _, part = TEXT.partition(f"\n## {section}")
     num_fields = 0
     for line in part.partition("\n## ")[0].splitlines():
@@ -50,7 +49,7 @@ def is_whole(field: str) -> bool:
     return "." in key or key in Recipe.model_fields
 
 
-def test_every_command_and_function_exists() -> None:
+def test_every_command_and_function_exists():
     root: Any = typer.main.get_command(app)
     for code in spans():
         if code.startswith("unpad."):
@@ -68,7 +67,7 @@ def test_every_command_and_function_exists() -> None:
             assert code.split()[0] in options, code
 
 
-def test_an_unknown_option_or_verb_of_the_page_is_answered_with_the_page() -> None:
+def test_an_unknown_option_or_verb_of_the_page_is_answered_with_the_page():
     root: Any = typer.main.get_command(app)
     ours = {option for command in root.commands.values() for p in command.params for option in p.opts} | {"--help"}
     first = [re.split(r"(?<!\\) \| ", line)[0] for line in TEXT.splitlines() if line.startswith("| ")]
@@ -79,31 +78,27 @@ def test_an_unknown_option_or_verb_of_the_page_is_answered_with_the_page() -> No
 
 
 @pytest.mark.parametrize("words", [("train", "events", "--batch_size", "4"), ("train", "events", "--devices=2")])
-def test_a_command_of_another_program_is_refused_with_the_page(words: tuple[str, ...], unpad: Shell) -> None:
-    refused = unpad(*words, code=2)
-    assert refused.err.endswith("  do: docs/migrating.md names what is in its place here\n")
+def test_a_command_of_another_program_is_refused_with_the_page(words, unpad):
+    assert unpad(*words, code=2).err.endswith("  do: docs/migrating.md names what is in its place here\n")
     assert "docs/migrating" not in unpad("train", "events", "--batchsize").err + unpad("trian").err
 
 
 @pytest.mark.promise("cli.names")
-def test_an_old_or_guessed_name_of_a_verb_is_answered_with_ours_in_one_line(unpad: Shell) -> None:
+def test_an_old_or_guessed_name_of_a_verb_is_answered_with_ours_in_one_line(unpad):
     root: Any = typer.main.get_command(app)
     for name, now in INSTEAD.items():
         refused = unpad(name, "zh_chat", "--out", "x")
         assert (refused.code, refused.out) == (2, "")
         assert refused.err == f"unpad {name} is no verb; use: unpad {now}\n"
         words = now.split()
-        command = root.commands[words[0]]
-        options = {option for parameter in command.params for option in parameter.opts}
+        options = {option for parameter in root.commands[words[0]].params for option in parameter.opts}
         assert {word for word in words if word.startswith("--")} <= options
         assert f"| `{name}` |" in TEXT or f"| `{name} " in TEXT
         assert name not in root.commands
 
 
 @pytest.mark.promise("cli.names")
-def test_the_help_has_every_verb_once_in_its_group_within_eighty_columns(
-    unpad: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_help_has_every_verb_once_in_its_group_within_eighty_columns(unpad, monkeypatch):
     root: Any = typer.main.get_command(app)
     listed = [name for names in GROUPS.values() for name in names]
     assert sorted(listed) == sorted(name for name, verb in root.commands.items() if not verb.hidden)

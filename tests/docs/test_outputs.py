@@ -14,7 +14,6 @@ import torch
 import typer.main
 from rich.console import Console
 
-from tests.helpers.shell import Shell
 from unpad import api
 from unpad.cli import app
 from unpad.nn.native import library
@@ -53,9 +52,7 @@ def beginning(line: str) -> str:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("block", QUICK, ids=name)
-def test_a_command_prints_what_its_page_shows(
-    block: list[Any], native_lines: None, unpad: Shell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_prints_what_its_page_shows(block, native_lines, unpad, monkeypatch):
     """`make readme` runs the others, which train."""
     monkeypatch.setenv("COLUMNS", "80")
 
@@ -68,7 +65,7 @@ def test_a_command_prints_what_its_page_shows(
         assert OUTPUTS["drift"](shown, printed) is None, printed
 
 
-def test_the_pages_show_the_tables_of_the_packaged_example(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_pages_show_the_tables_of_the_packaged_example(monkeypatch):
     """Without the trial steps: memory and time are those of a machine."""
     shown = {block[0].page: block[0] for block in BLOCKS if block[0].command.startswith("unpad plan zh_chat")}
     assert set(shown) == {"plan.md", "processes.md"}
@@ -93,7 +90,7 @@ def native_lines(request: pytest.FixtureRequest) -> None:
 @pytest.mark.promise("versions.examples")
 @pytest.mark.nightly
 @pytest.mark.parametrize("block", [block for block in EXAMPLES if not trains(block)], ids=name)
-def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[Any]) -> None:
+def test_an_example_prints_what_its_page_shows_and_learns_as_much(block):
     """Words are compared, and numbers to a tenth: what a model has learnt depends on the kind of processor."""
     for shown, printed in OUTPUTS["run"](block):
         assert OUTPUTS["drift"](shown, printed) is None, printed
@@ -103,9 +100,7 @@ def test_an_example_prints_what_its_page_shows_and_learns_as_much(block: list[An
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("block", [block for block in EXAMPLES if trains(block)], ids=name)
-def test_an_example_on_a_recipe_prints_its_lines(
-    block: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_example_on_a_recipe_prints_its_lines(block, tmp_path, monkeypatch, capsys):
     """After a few steps; `make readme` lets it learn as much as its page shows."""
     train = api.train
     monkeypatch.setattr("unpad.train", lambda *fields, **options: train(*fields, *FEW_STEPS, **options))
@@ -115,7 +110,7 @@ def test_an_example_on_a_recipe_prints_its_lines(
 
 
 @pytest.mark.promise("versions.examples")
-def test_every_example_stands_on_its_page_with_its_output() -> None:
+def test_every_example_stands_on_its_page_with_its_output():
     shown = {block[-1].command.removeprefix("python ") for block in EXAMPLES}
     root = OUTPUTS["ROOT"]
     takes_words = {"examples/search.py"}  # a recipe and a folder
@@ -135,7 +130,7 @@ def test_every_example_stands_on_its_page_with_its_output() -> None:
         (("steps 43", "loss 0.5"), "(the output goes on)"),
     ],
 )
-def test_a_line_that_drifts_is_named(expected: tuple[str, ...], drifted: str | None) -> None:
+def test_a_line_that_drifts_is_named(expected, drifted):
     shown = OUTPUTS["Shown"]("plan.md", 1, "unpad plan", expected)
     assert OUTPUTS["drift"](shown, "steps   43\nloss 0.5\ntook 3 min\n") == drifted
 
@@ -150,7 +145,7 @@ def commands() -> Iterator[tuple[list[str], list[str]]]:
 
 
 @pytest.mark.parametrize(("page", "words"), list(commands()), ids=lambda value: " ".join(value))
-def test_a_command_of_the_pages_has_its_options_and_fields(page: list[str], words: list[str]) -> None:
+def test_a_command_of_the_pages_has_its_options_and_fields(page, words):
     command: Any = typer.main.get_command(app)
     rest = words[1:]
     while hasattr(command, "commands") and rest:

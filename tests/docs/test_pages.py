@@ -29,7 +29,7 @@ def anchors(path: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
+def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", prose(page.read_text(encoding="utf-8"))):
         name, _, anchor = target.partition("#")
         path = (page.parent / name).resolve() if name else page
@@ -37,14 +37,14 @@ def test_every_link_leads_to_a_file_and_to_a_heading_of_it(page: Path) -> None:
         assert not anchor or anchor in anchors(path), target
 
 
-def test_every_page_is_in_the_list_of_pages() -> None:
+def test_every_page_is_in_the_list_of_pages():
     index = ROOT / "docs" / "README.md"
     listed = index.read_text(encoding="utf-8")
     names = [page.relative_to(index.parent).as_posix() for page in PAGES[3:] if page != index]
     assert [name for name in names if f"({name})" not in listed] == []
 
 
-def test_pages_of_users_are_short_enough_to_be_read() -> None:
+def test_pages_of_users_are_short_enough_to_be_read():
     """All but those for people who change the package."""
     pages = [page for page in PAGES if page.parent.name != "internals" and page.name != "CONTRIBUTING.md"]
     assert sum(len(page.read_text(encoding="utf-8").split()) for page in pages) <= 45_000
@@ -70,9 +70,7 @@ def block_cases() -> list[object]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "block"), block_cases())
-def test_python_of_the_pages_runs(
-    name: str, block: str, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_python_of_the_pages_runs(name, block, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.manual_seed(0)
     # Eight steps teach a model to end its replies: after three, the 320 of an evaluation take ten seconds.
@@ -83,14 +81,14 @@ def test_python_of_the_pages_runs(
     assert "NOT PROVEN" not in printed
 
 
-def test_every_public_name_has_a_heading_of_its_own_or_in_a_group() -> None:
+def test_every_public_name_has_a_heading_of_its_own_or_in_a_group():
     text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     headings = re.findall(r"^## (\w+)$", text, re.MULTILINE)
     assert set(headings) <= set(unpad.__all__)
     assert [name for name in unpad.__all__ if f"\n{name}(" not in text and name not in headings] == []
 
 
-def test_signatures_of_the_page_are_those_of_the_functions() -> None:
+def test_signatures_of_the_page_are_those_of_the_functions():
     text = (ROOT / "docs" / "python.md").read_text(encoding="utf-8")
     plain = "".join(block for block in re.split(r"^```", text, flags=re.MULTILINE)[1::2] if block[0] == "\n")
     signatures = re.findall(r"^([a-z_]+)\((.*?)\) -> ", plain, re.MULTILINE | re.DOTALL)
@@ -100,14 +98,14 @@ def test_signatures_of_the_page_are_those_of_the_functions() -> None:
         assert named == list(inspect.signature(getattr(unpad, name)).parameters), name
 
 
-def test_the_first_pages_begin_with_the_demo_and_name_the_tests_beside_it() -> None:
+def test_the_first_pages_begin_with_the_demo_and_name_the_tests_beside_it():
     for page in (ENGLISH, CHINESE):
         commands = re.findall(r"^    (.+?) +# (.+)$", page, re.MULTILINE)
         assert commands[0][0] == "make demo"
         assert "`make test`" in commands[0][1]
 
 
-def test_the_table_of_the_first_pages_is_that_of_the_page_that_runs_the_command() -> None:
+def test_the_table_of_the_first_pages_is_that_of_the_page_that_runs_the_command():
     """In words: a gradient that is 9e-01 away is 90 % off."""
     proved = (ROOT / "docs" / "hf_prove.md").read_text(encoding="utf-8")
     for page, right, off in ((ENGLISH, "right", "{} % off"), (CHINESE, "正确", "偏差 {} %")):
@@ -122,7 +120,7 @@ def test_the_table_of_the_first_pages_is_that_of_the_page_that_runs_the_command(
 
 
 @pytest.mark.promise("llm.chat-example")
-def test_the_dialogues_of_the_first_pages_answer_questions_that_are_not_trained() -> None:
+def test_the_dialogues_of_the_first_pages_answer_questions_that_are_not_trained():
     for page, language in ((ENGLISH, "en"), (CHINESE, "zh")):
         lines = (ROOT / "unpad" / "examples" / language / "chat.jsonl").read_text("utf-8").splitlines()
         rows = [row for row in map(json.loads, lines) if row.get("split", "train") == "train"]
@@ -134,7 +132,7 @@ def test_the_dialogues_of_the_first_pages_answer_questions_that_are_not_trained(
 
 
 @pytest.mark.nightly
-def test_speeds_of_the_first_pages_and_of_their_picture_are_those_of_the_page() -> None:
+def test_speeds_of_the_first_pages_and_of_their_picture_are_those_of_the_page():
     """docs/speed.md itself is held to the measurements by tests/docs/test_speed.py."""
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     chart = runpy.run_path(str(ROOT / "benchmarks" / "speed_chart.py"))
@@ -152,7 +150,7 @@ def test_speeds_of_the_first_pages_and_of_their_picture_are_those_of_the_page() 
     assert "2.1 到 3.5 倍" in CHINESE
 
 
-def test_tolerances_of_the_page_are_those_of_the_certificate() -> None:
+def test_tolerances_of_the_page_are_those_of_the_certificate():
     text = (ROOT / "docs" / "certificate.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (fp\d+|bf16)[^|]*\| (\S+) \| (\S+) \| (\S+) \|$", text, re.MULTILINE)
     bounds = {name: tuple(map(float, numbers)) for name, *numbers in rows}
@@ -179,11 +177,11 @@ def shape(text: str) -> list[str]:
     return lines
 
 
-def test_both_first_pages_have_the_same_headings_tables_and_code() -> None:
+def test_both_first_pages_have_the_same_headings_tables_and_code():
     assert shape(CHINESE) == shape(ENGLISH)
 
 
-def test_both_first_pages_have_the_same_numbers_and_links() -> None:
+def test_both_first_pages_have_the_same_numbers_and_links():
     for pattern in (r"\d[\d,]*(?:\.\d+)?(?:e-\d+)?(?: %)?", r"\]\((?!README)([^)]+)\)"):
         numbers = [sorted(re.findall(pattern, prose(page))) for page in (ENGLISH, CHINESE)]
         assert numbers[0] == numbers[1]

@@ -10,7 +10,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 PAGES = [*DOCS.parent.glob("*.md"), *DOCS.rglob("*.md")]
 
 
-def test_the_tables_of_fields_are_those_of_the_sections() -> None:
+def test_the_tables_of_fields_are_those_of_the_sections():
     fields = runpy.run_path(str(DOCS / "fields.py"))
     page = (DOCS / "recipes.md").read_text(encoding="utf-8")
     assert page == fields["page"](), "a field has changed; write the tables with: python docs/fields.py"
@@ -28,7 +28,7 @@ def listed_fields() -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_every_field_that_a_page_names_exists(page: Path) -> None:
+def test_every_field_that_a_page_names_exists(page):
     known = listed_fields()
     sections = {name.partition(".")[0] for name in known if "." in name} - {"generate"}  # unpad.generate too
     text = page.read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "examples" / "search.py"
 
 @pytest.mark.slow
 @pytest.mark.nightly
-def test_two_trials_are_trained_and_kept(tmp_path: Path) -> None:
+def test_two_trials_are_trained_and_kept(tmp_path):
     pytest.importorskip("optuna")
     recipe = write_toy(tmp_path, stages=[], train={"threads": 1, "max_steps": 2})
     for trials in ("1", "2"):

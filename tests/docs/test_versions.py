@@ -36,13 +36,13 @@ def public(cell: str) -> str:
 
 @pytest.mark.promise("versions.numbers")
 @pytest.mark.parametrize(("value", "name", "module"), ROWS)
-def test_a_number_of_the_page_is_that_of_the_code(value: str, name: str, module: str) -> None:
+def test_a_number_of_the_page_is_that_of_the_code(value, name, module):
     number = getattr(import_module(f"unpad.{module.replace('/', '.')}"), name)
     assert (number.decode() if isinstance(number, bytes) else str(number)) == value
 
 
 @pytest.mark.promise("versions.numbers")
-def test_every_number_of_a_format_is_on_the_page() -> None:
+def test_every_number_of_a_format_is_on_the_page():
     listed = {(f"unpad/{module}.py", name) for _, name, module in ROWS}
     found = set()
     for path in (ROOT / "unpad").rglob("*.py"):
@@ -53,14 +53,14 @@ def test_every_number_of_a_format_is_on_the_page() -> None:
 
 
 @pytest.mark.promise("versions.numbers")
-def test_rules_of_the_split_are_those_of_the_field() -> None:
+def test_rules_of_the_split_are_those_of_the_field():
     field = DataSettings.model_fields["split_version"]
     versions = " or ".join(f"`{version}`" for version in get_args(field.annotation))
     assert f"`data.split_version`: {versions}, by default `{field.default}`." in re.sub(r"\s+", " ", PAGE)
 
 
 @pytest.mark.promise("versions.numbers")
-def test_public_names_of_the_page_are_those_of_the_packages() -> None:
+def test_public_names_of_the_page_are_those_of_the_packages():
     pytest.importorskip("transformers")
     ours, of_hf = re.findall(r"`unpad(?:\.hf)?`: ([^;]+);", public("Python"))
     assert re.findall(r"\w+", ours) == unpad.__all__
@@ -77,12 +77,12 @@ def verbs(command: Any, before: str = "") -> Iterator[str]:
 
 
 @pytest.mark.promise("versions.numbers")
-def test_verbs_of_the_page_are_those_of_the_program() -> None:
+def test_verbs_of_the_page_are_those_of_the_program():
     assert re.findall(r"`([^`]+)`", public("verbs")) == list(verbs(typer.main.get_command(app)))
 
 
 @pytest.mark.promise("versions.deprecated")
-def test_deprecated_names_of_the_page_are_those_that_warn_and_go_in_a_later_version() -> None:
+def test_deprecated_names_of_the_page_are_those_that_warn_and_go_in_a_later_version():
     rows = re.findall(r"^\| `unpad\.(\w+)\(.*?\)` \| ([\d.]+) \| ([\d.]+) \| `(.+)` \|$", PAGE, re.MULTILINE)
     warn = {
         name for name in unpad.__all__ if name in vars(api) and "_deprecated(" in inspect.getsource(getattr(api, name))
@@ -96,7 +96,7 @@ def test_deprecated_names_of_the_page_are_those_that_warn_and_go_in_a_later_vers
 
 
 @pytest.mark.promise("versions.numbers")
-def test_the_version_stands_in_the_changelog_and_in_the_page_that_installs_it() -> None:
+def test_the_version_stands_in_the_changelog_and_in_the_page_that_installs_it():
     newest = re.findall(r"^## \[([\d.]+)\] - \d{4}-\d\d-\d\d$", CHANGES, re.MULTILINE)
     assert newest[0] == VERSION
     installing = (ROOT / "docs" / "installing.md").read_text(encoding="utf-8")

@@ -5,41 +5,13 @@ import random
 from unpad.data.sources.example import Example, Turn
 
 WORDS = [
-    "le",
-    "café",
-    "où",
-    "déjà",
-    "une",
-    "forêt",
-    "très",
-    "après",
-    "l'été",
-    "garçon",
-    "élève",
-    "mange",
-    "voit",
-    "la",
-    "leçon",
-    "du",
-    "château",
-    "naïf",
-]
+    "le", "café", "où", "déjà", "une", "forêt", "très", "après", "l'été", "garçon", "élève", "mange", "voit", "la",
+    "leçon", "du", "château", "naïf",
+]  # fmt: skip
 CHINESE = "今天天气很好我们一起去公园散步看见许多花草树木孩子们在湖边玩水"
 RUSSIAN = [
-    "сегодня",
-    "хорошая",
-    "погода",
-    "мы",
-    "идём",
-    "гулять",
-    "в",
-    "старый",
-    "парк",
-    "и",
-    "видим",
-    "много",
-    "деревьев",
-]
+    "сегодня", "хорошая", "погода", "мы", "идём", "гулять", "в", "старый", "парк", "и", "видим", "много", "деревьев",
+]  # fmt: skip
 
 
 def lines_of(words: list[str], num: int = 80, between: str = " ") -> list[str]:
@@ -58,24 +30,8 @@ def talks(pairs: list[tuple[str, str]]) -> dict[str, list[Example]]:
 
 
 PARTS = [
-    "ba",
-    "con",
-    "dri",
-    "el",
-    "fu",
-    "gam",
-    "hos",
-    "in",
-    "jel",
-    "kor",
-    "lum",
-    "mi",
-    "nat",
-    "os",
-    "pre",
-    "qui",
-    "rul",
-]
+    "ba", "con", "dri", "el", "fu", "gam", "hos", "in", "jel", "kor", "lum", "mi", "nat", "os", "pre", "qui", "rul",
+]  # fmt: skip
 MANY_WORDS = sorted({f"{one}{other}{end}" for one in PARTS for other in PARTS if one < other for end in ("st", "e")})
 
 

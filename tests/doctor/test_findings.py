@@ -24,7 +24,7 @@ def effect(is_note: bool) -> Found:
 
 
 @pytest.mark.promise("doctor.findings")
-def test_a_finding_says_its_values_in_both_languages_and_only_those_that_its_words_name() -> None:
+def test_a_finding_says_its_values_in_both_languages_and_only_those_that_its_words_name():
     assert cause(0) == []
     (found,) = cause(3)
     assert found.sentences("en") == ("It is 3 times.", "mend optim.lr")
@@ -37,14 +37,14 @@ def test_a_finding_says_its_values_in_both_languages_and_only_those_that_its_wor
 
 
 @pytest.mark.promise("doctor.findings")
-def test_what_follows_from_a_cause_is_left_out_and_faults_stand_first() -> None:
+def test_what_follows_from_a_cause_is_left_out_and_faults_stand_first():
     assert [one.code for one in ranked([*effect(True), *cause(3)])] == ["cause"]
     assert [one.code for one in ranked([*effect(False), *cause(0)])] == ["effect"]
     assert [one.severity for one in ranked([*effect(True), *cause(0), *effect(False)])] == ["fault", "note"]
 
 
 @pytest.mark.promise("doctor.findings")
-def test_every_code_is_once_on_the_page_and_what_is_explained_exists() -> None:
+def test_every_code_is_once_on_the_page_and_what_is_explained_exists():
     assert len(CODES) == len(set(CODES)) <= 45
     page = (ROOT / "benchmarks" / "doctor.md").read_text(encoding="utf-8")
     assert sorted(set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE))) == sorted(CODES)
@@ -57,9 +57,7 @@ def test_every_code_is_once_on_the_page_and_what_is_explained_exists() -> None:
     ("given", "language"),
     [({"LANG": "zh_CN.UTF-8"}, "zh"), ({"LANG": "de_DE"}, "en"), ({"LC_ALL": "C", "LANG": "zh_CN"}, "en"), ({}, "en")],
 )
-def test_the_language_is_that_of_the_locale(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], language: str
-) -> None:
+def test_the_language_is_that_of_the_locale(monkeypatch, given, language):
     for name in ("LC_ALL", "LC_MESSAGES", "LANG"):
         monkeypatch.delenv(name, raising=False)
     for name, value in given.items():

@@ -11,26 +11,15 @@ from typing import Any
 import pytest
 
 from tests.helpers.families import text
-from tests.helpers.shell import Shell
 from unpad.doctor import machine
 from unpad.doctor.finding import Finding
-from unpad.doctor.machine import (
-    GIB,
-    RunNeeds,
-    check_flush,
-    check_lock,
-    check_memory,
-    check_mount,
-    check_rename,
-    check_room,
-)
 from unpad.errors import DOCTOR_FOUND_TROUBLE
 from unpad.machine import MemoryLimit
 from unpad.storage import disk
 
 Patch = pytest.MonkeyPatch
-NEEDS = RunNeeds(disk=GIB, memory=GIB)
-DISK = {"lock": check_lock, "flush": check_flush, "rename": check_rename}
+NEEDS = machine.RunNeeds(disk=machine.GIB, memory=machine.GIB)
+DISK = {"lock": machine.check_lock, "flush": machine.check_flush, "rename": machine.check_rename}
 
 
 def said(findings: list[Finding]) -> str:
@@ -41,15 +30,15 @@ def found_on(folder: Path, check: str) -> str:
     return said(DISK[check](folder, folder))
 
 
-def test_a_sound_disk_and_enough_room_have_no_finding(tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(disk, "free_bytes", lambda folder: 3 * GIB)
+def test_a_sound_disk_and_enough_room_have_no_finding(tmp_path, monkeypatch):
+    monkeypatch.setattr(disk, "free_bytes", lambda folder: 3 * machine.GIB)
     places = [tmp_path / name for name in DISK]
     for place in places:
         place.mkdir()
     assert [found_on(place, place.name) for place in places if place.name != "flush"] == ["", ""]
     assert "fault" not in found_on(tmp_path / "flush", "flush")  # a virtual disk may drop flushes
-    assert check_room(tmp_path, tmp_path, "x", NEEDS) == []
-    assert check_memory("x", NEEDS, MemoryLimit(2 * GIB, "free")) == []
+    assert machine.check_room(tmp_path, tmp_path, "x", NEEDS) == []
+    assert machine.check_memory("x", NEEDS, MemoryLimit(2 * machine.GIB, "free")) == []
 
 
 def lock_for_all(*_: object) -> None:
@@ -109,9 +98,7 @@ def lost_write(descriptor: int, path: Path, data: bytes) -> None:
         (os, "rename", replacing_rename, "rename", "a full folder was replaced"),
     ],
 )
-def test_a_disk_that_lies_is_a_fault(
-    tmp_path: Path, monkeypatch: Patch, module: Any, name: str, stand_in: Any, check: str, says: str
-) -> None:
+def test_a_disk_that_lies_is_a_fault(tmp_path, monkeypatch, module, name, stand_in, check, says):
     monkeypatch.setattr(machine, "FREED_WITHIN", 0.2)
     monkeypatch.setattr(module, name, stand_in)
     found = found_on(tmp_path, check)
@@ -121,9 +108,7 @@ def test_a_disk_that_lies_is_a_fault(
 
 @pytest.mark.promise("doctor.disk")
 @pytest.mark.parametrize(("seconds", "says"), [((1e-5, 4e-3), "dropped"), ((0.7, 0.7), "slow"), ((2e-3, 4e-3), "")])
-def test_flushes_that_are_dropped_or_slow_are_a_warning(
-    tmp_path: Path, monkeypatch: Patch, seconds: tuple[float, float], says: str
-) -> None:
+def test_flushes_that_are_dropped_or_slow_are_a_warning(tmp_path, monkeypatch, seconds, says):
     monkeypatch.setattr(machine, "flush_seconds", lambda place: seconds)
     monkeypatch.setattr(machine, "mount_of", lambda place: ("ext4", []))
     found = found_on(tmp_path, "flush")
@@ -147,38 +132,37 @@ TABLE = "22 1 0:21 / / rw,relatime - ext4 /dev/sda1 rw\n31 22 0:31 / /data\\040d
         ("fuse.s3fs", "", "note The file system of /data disk/runs is fuse.s3fs: another machine"),
     ],
 )
-def test_what_kinds_and_options_of_file_systems_mean(
-    tmp_path: Path, monkeypatch: Patch, kind: str, options: str, says: str
-) -> None:
+def test_what_kinds_and_options_of_file_systems_mean(tmp_path, monkeypatch, kind, options, says):
     monkeypatch.setattr(machine, "MOUNTS", tmp_path / "mountinfo")
     (tmp_path / "mountinfo").write_text(TABLE.format(kind=kind, options=options))
     place = Path("/data disk/runs")
-    assert said(check_mount(place, place))[: len(says) or None] == says
-    assert check_mount(Path("/home"), Path("/home")) == []
+    assert said(machine.check_mount(place, place))[: len(says) or None] == says
+    assert machine.check_mount(Path("/home"), Path("/home")) == []
 
 
 @pytest.mark.promise("doctor.disk")
-def test_a_disk_or_memory_that_is_too_small_is_found(tmp_path: Path, monkeypatch: Patch) -> None:
+def test_a_disk_or_memory_that_is_too_small_is_found(tmp_path, monkeypatch):
     def room(free: int) -> str:
         monkeypatch.setattr(disk, "free_bytes", lambda folder: free)
-        return said(check_room(tmp_path, tmp_path, "x", NEEDS))
+        return said(machine.check_room(tmp_path, tmp_path, "x", NEEDS))
 
-    assert room(GIB // 2).startswith(f"fault x needs 1.00 GiB in {tmp_path}; 0.50 GiB are free")
-    assert room(3 * GIB // 2).startswith("note")
-    assert said(check_memory("x", NEEDS, MemoryLimit(GIB // 2, "free"))).startswith("fault x needs about 1.00 GiB")
-    assert said(check_memory("x", NEEDS, MemoryLimit(GIB, "left to the container"))).startswith("warning")
+    assert room(machine.GIB // 2).startswith(f"fault x needs 1.00 GiB in {tmp_path}; 0.50 GiB are free")
+    assert room(3 * machine.GIB // 2).startswith("note")
+    assert said(machine.check_memory("x", NEEDS, MemoryLimit(machine.GIB // 2, "free"))).startswith(
+        "fault x needs about 1.00 GiB"
+    )
+    assert said(machine.check_memory("x", NEEDS, MemoryLimit(machine.GIB, "left to the container"))).startswith(
+        "warning"
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.promise("doctor.disk")
-def test_the_verb_tells_writes_and_leaves_nothing_behind(
-    unpad: Shell, tmp_path: Path, monkeypatch: Patch, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_the_verb_tells_writes_and_leaves_nothing_behind(unpad, tmp_path, monkeypatch, tmp_path_factory):
     monkeypatch.setattr(machine, "mount_of", lambda place: ("tmpfs", []))
     recipe, at = text(tmp_path / "toy"), tmp_path_factory.mktemp("disk")
     words = ["--machine", "--at", at / "runs", "--lang", "zh", "--json", "found.json"]
-    result = unpad("doctor", recipe, *words, code=DOCTOR_FOUND_TROUBLE)
-    assert "文件系统是 tmpfs" in result.out
+    assert "文件系统是 tmpfs" in unpad("doctor", recipe, *words, code=DOCTOR_FOUND_TROUBLE).out
     written = json.loads((tmp_path / "found.json").read_text(encoding="utf-8"))
     assert written["findings"][0]["code"] == "file_system"
     assert written["needs"]["memory"] > written["needs"]["disk"] > 0

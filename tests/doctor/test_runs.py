@@ -31,7 +31,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.promise("doctor.writes-nothing")
-def test_a_run_is_examined_and_left_as_it_is(trained: Path) -> None:
+def test_a_run_is_examined_and_left_as_it_is(trained):
     before = contents(trained)
     found = examined(trained)
     assert codes(found) == []
@@ -53,7 +53,7 @@ def spoilt(kind: str, row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.promise("doctor.writes-nothing")
 @pytest.mark.parametrize(("kind", "code"), [("nan", "run_flat"), ("run_flat", "run_flat"), ("overfit", "overfit")])
-def test_a_course_that_went_wrong_is_named(trained: Path, kind: str, code: str) -> None:
+def test_a_course_that_went_wrong_is_named(trained, kind, code):
     setup: Any = SimpleNamespace(stages=stages_of(run_recipe(trained)))
     subject: Any = SimpleNamespace(setup=setup)
     logged = [json.loads(line) for line in (trained / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]

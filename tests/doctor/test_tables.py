@@ -47,11 +47,11 @@ def labelled(change: Callable[[Fields, int], Fields], side: Callable[[str], int]
         (labelled(lambda row, i: row, lambda label: len(label) * 6), ["shortcut"]),
     ],
 )
-def test_classes_of_pictures(recipe: Recipe, expected: list[str], tmp_path: Path) -> None:
+def test_classes_of_pictures(recipe, expected, tmp_path):
     assert [code for code in codes(recipe(tmp_path / "data")) if code != "same_rows"] == expected
 
 
-def test_answers_that_follow_from_their_question_are_named() -> None:
+def test_answers_that_follow_from_their_question_are_named():
     asked = [Labelled(f"Is it{' not' * (i % 2)}?", "no" if i % 2 else "yes", f"a:{i}") for i in range(60)]
     assert without_picture(asked, ("data.vqa",))
     assert without_picture([one._replace(target=str(i % 3)) for i, one in enumerate(asked)], ("data.vqa",)) == []
@@ -70,8 +70,7 @@ def some_ill_have_it(rows: list[Fields]) -> list[Fields]:
 
 def many_have_it(rows: list[Fields]) -> list[Fields]:
     """A code is three times as common among the ill: a finding of medicine, not of the doctor."""
-    everyone = sorted({row["id"] for row in rows})
-    having = [one for one in everyone if (one % 9 if one % 3 == 0 else one % 5 == 0)]
+    having = [one for one in sorted({row["id"] for row in rows}) if (one % 9 if one % 3 == 0 else one % 5 == 0)]
     return rows + [{"id": one, "days": -1, "test": "ward", "value": None} for one in having]
 
 
@@ -92,19 +91,13 @@ def skewed(rows: list[Fields]) -> list[Fields]:
     [(some_ill_have_it, ["leak"]), (many_have_it, []), (with_placeholder, ["far_values"]), (skewed, []),
      (lambda rows: rows, [])],
 )  # fmt: skip
-def test_codes_and_values_are_told_from_their_limits(
-    change: Callable[[list[Fields]], list[Fields]], expected: list[str], tmp_path: Path
-) -> None:
+def test_codes_and_values_are_told_from_their_limits(change, expected, tmp_path):
     assert codes(with_tables(lambda rows: change(weaker(rows)))(tmp_path)) == expected
 
 
 @pytest.mark.promise("doctor.patients")
 @pytest.mark.parametrize(("tests", "people"), [(with_hospice, None), (None, with_discharge_status)])
-def test_what_gives_away_one_of_several_classes_is_found(
-    tests: Callable[[list[Fields]], list[Fields]] | None,
-    people: Callable[[list[Fields]], list[Fields]] | None,
-    tmp_path: Path,
-) -> None:
+def test_what_gives_away_one_of_several_classes_is_found(tests, people, tmp_path):
     def changed(rows: list[Fields]) -> list[Fields]:
         rows = people(rows) if people is not None else rows
         return [{**row, "status": "died" if is_ill(row) else ("home", "moved")[row["id"] % 2]} for row in rows]

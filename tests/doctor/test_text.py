@@ -22,7 +22,7 @@ def talks(pairs: list[tuple[str, str]]) -> list[Labelled]:
 
 
 @SCRIPTS
-def test_utf8_that_was_read_in_another_encoding_is_named_and_sound_text_is_not(words: list[str]) -> None:
+def test_utf8_that_was_read_in_another_encoding_is_named_and_sound_text_is_not(words):
     lines = lines_of(words, between="" if words == list(CHINESE) else " ")
     assert garbled(rows(lines), FIELD) == []
     assert mistaken_encoding(" ".join(lines)) == ""
@@ -33,20 +33,17 @@ def test_utf8_that_was_read_in_another_encoding_is_named_and_sound_text_is_not(w
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        ("== Part ==\n[[Mill|{0}]] {{{{citation needed}}}}", "wiki"),
-        ("caf?s d?une for?t, {0}", "question marks"),
-        ("\\u4f60\\u597d{0}", "backslash"),
-        ("a%20b%20{0}%E4%BD%A0", "percent"),
-        ("{0}\ufffd", "U+FFFD"),
+        ("== Part ==\n[[Mill|{0}]] {{{{citation needed}}}}", "wiki"), ("caf?s d?une for?t, {0}", "question marks"),
+        ("\\u4f60\\u597d{0}", "backslash"), ("a%20b%20{0}%E4%BD%A0", "percent"), ("{0}\ufffd", "U+FFFD"),
     ],
-)
-def test_traces_of_programs_are_named(form: str, words: str) -> None:
+)  # fmt: skip
+def test_traces_of_programs_are_named(form, words):
     (found,) = garbled(rows([form.format(line) for line in lines_of(PLAIN)]), FIELD)
     assert words in found.sentences("en")[0]
 
 
 @pytest.mark.promise("doctor.questions")
-def test_texts_that_end_at_one_length_are_named_and_those_that_may_are_not() -> None:
+def test_texts_that_end_at_one_length_are_named_and_those_that_may_are_not():
     lines = [f"The {line[:-1]}, {line}" for line in lines_of(WORDS)]
     for cut in ([line[:50] for line in lines], [line.encode()[:60].decode(errors="ignore") for line in lines]):
         assert cut_alike(rows(cut), FIELD)
@@ -57,7 +54,7 @@ def test_texts_that_end_at_one_length_are_named_and_those_that_may_are_not() -> 
     assert not cut_alike(rows(pieces), FIELD), "pieces of one text lose nothing"
 
 
-def test_structured_texts_and_code_between_fences_are_sound() -> None:
+def test_structured_texts_and_code_between_fences_are_sound():
     draw, lines = random.Random(8), lines_of(WORDS)
     sums = [(draw.randint(100, 999), draw.randint(100, 999)) for _ in lines]
     things = [json.dumps({"name": draw.choice(PLAIN), "price": a, "sizes": [a, b]}) for a, b in sums]
@@ -68,7 +65,7 @@ def test_structured_texts_and_code_between_fences_are_sound() -> None:
 
 
 @pytest.mark.promise("doctor.questions")
-def test_one_reply_to_many_questions_is_named_unless_it_is_a_class() -> None:
+def test_one_reply_to_many_questions_is_named_unless_it_is_a_class():
     lines = lines_of(WORDS)
     some = [(f"What is {i}?", "I cannot answer this now." if i % 2 else line) for i, line in enumerate(lines)]
     assert constant_labels(talks(some), FIELD)[0].number == 0.5
@@ -78,7 +75,7 @@ def test_one_reply_to_many_questions_is_named_unless_it_is_a_class() -> None:
     assert constant_labels(talks(short), FIELD) == []
 
 
-def test_answers_that_contradict_or_stand_in_their_question_are_named() -> None:
+def test_answers_that_contradict_or_stand_in_their_question_are_named():
     lines, draw = lines_of(WORDS), random.Random(2)
     twice = [(f"What is number {i // 2}?", line) for i, line in enumerate(lines)]
     assert clashing_labels(talks(twice), FIELD, 0.5)
@@ -94,7 +91,7 @@ def test_answers_that_contradict_or_stand_in_their_question_are_named() -> None:
     assert given_answer(talks(homes), FIELD) == [], "a text to be read"
 
 
-def test_one_answer_in_several_wordings_is_no_contradiction() -> None:
+def test_one_answer_in_several_wordings_is_no_contradiction():
     forms, words = ("It is {}.", "{} is the capital.", "The capital is {}.", "You mean {}."), PLAIN[:40]
     asked = [(f"Capital of {place[::-1]}?", form.format(place)) for place in words for form in forms]
     assert reworded(talks(asked))

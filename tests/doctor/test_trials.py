@@ -14,7 +14,7 @@ WHOLE = Sweep(np.ones(100), np.ones(100), 1e-3, 1e-2)
 
 
 @pytest.mark.promise("doctor.cut-short")
-def test_the_trial_that_was_cut_short_most_says_so_and_how_much_time_it_takes() -> None:
+def test_the_trial_that_was_cut_short_most_says_so_and_how_much_time_it_takes():
     cut = Sweep(np.zeros(0), np.zeros(0), None, None, short=3)
     labels = Carry(30, 30, None, 1.0, 0.9, 0.0, steps=240, is_short=True)
     (found,) = short(20.0, cut, Overfit(4, 12, 5.0, 4.9, None), labels)
@@ -26,12 +26,12 @@ def test_the_trial_that_was_cut_short_most_says_so_and_how_much_time_it_takes() 
     assert found.sentences("en")[0].startswith("Only 240 of at least 360 steps on labelled sequences")
 
 
-def test_trials_that_were_learnt_or_ended_by_themselves_are_judged() -> None:
+def test_trials_that_were_learnt_or_ended_by_themselves_are_judged():
     for overfit in (Overfit(4, 12, 5.0, 0.9, None), Overfit(4, 12, 5.0, 9.0, None, is_lost=True)):
         assert short(20.0, WHOLE, overfit, None) == []
 
 
-def test_a_batch_that_is_not_learnt_names_the_data_or_the_settings() -> None:
+def test_a_batch_that_is_not_learnt_names_the_data_or_the_settings():
     subject: Any = SimpleNamespace(field=lambda name: name)
     assert by_heart(subject, Overfit(4, 60, 5.0, 1.0, None), WHOLE) == []
     for plain, field in ((4.9, "data"), (1.0, "optim")):
@@ -50,9 +50,7 @@ def test_a_batch_that_is_not_learnt_names_the_data_or_the_settings() -> None:
         (None, False, False),
     ],
 )
-def test_more_threads_are_never_advised_while_others_use_the_cores_or_nobody_knows(
-    load: Load | None, few: bool, others: bool
-) -> None:
+def test_more_threads_are_never_advised_while_others_use_the_cores_or_nobody_knows(load, few, others):
     setup = SimpleNamespace(device=SimpleNamespace(type="cpu"), recipe=SimpleNamespace(profile="standard"))
     subject: Any = SimpleNamespace(setup=setup)
     readings = System(cores=lambda: 2, quota=lambda: None, threads=lambda: 1)
@@ -61,7 +59,7 @@ def test_more_threads_are_never_advised_while_others_use_the_cores_or_nobody_kno
 
 
 @pytest.mark.parametrize("flip", [0.0, 0.5])
-def test_labels_beside_mirrored_pictures_name_the_field_that_mirrors_and_weak_ones_are_a_note(flip: float) -> None:
+def test_labels_beside_mirrored_pictures_name_the_field_that_mirrors_and_weak_ones_are_a_note(flip):
     recipe = SimpleNamespace(images=SimpleNamespace(flip=flip))
     data = SimpleNamespace(label_fields=(), kinds=("images",), augmentation="images")
     subject: Any = SimpleNamespace(data=data, setup=SimpleNamespace(recipe=recipe))

@@ -2,13 +2,12 @@
 
 import re
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.doctor.examining import codes, examined, quiet_machine
-from tests.doctor.troubles import SEEN, TRIED, Trouble
+from tests.doctor.troubles import SEEN, TRIED
 from tests.helpers.families import FAMILIES
 from tests.helpers.toy import SMALL_MODEL
 from unpad import machine
@@ -38,7 +37,7 @@ def advised(findings: list[Finding]) -> list[list[str]]:
 @pytest.mark.promise("doctor.troubles")
 @pytest.mark.promise("doctor.patients")
 @pytest.mark.parametrize("trouble", SEEN, ids=lambda trouble: trouble.name)
-def test_a_planted_trouble_of_rows_or_settings_is_found_first_or_second(trouble: Trouble, tmp_path: Path) -> None:
+def test_a_planted_trouble_of_rows_or_settings_is_found_first_or_second(trouble, tmp_path):
     recipe = trouble.recipe(tmp_path, **trouble.sections)
     found = ranked(look(open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic))))
     listed = [one.code for one in found if one.severity != "note"]
@@ -50,9 +49,7 @@ def test_a_planted_trouble_of_rows_or_settings_is_found_first_or_second(trouble:
 @pytest.mark.slow
 @pytest.mark.promise("doctor.troubles")
 @pytest.mark.parametrize("trouble", TRIED, ids=lambda trouble: trouble.name)
-def test_a_planted_trouble_that_trials_show_is_found_first_or_second(
-    trouble: Trouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_trouble_that_trials_show_is_found_first_or_second(trouble, tmp_path, monkeypatch):
     recipe = trouble.recipe(tmp_path, **trouble.sections)
     if trouble.plant is not None:
         trouble.plant(monkeypatch)
@@ -84,14 +81,12 @@ HEALTHY: list[tuple[str, dict[str, Any]]] = [
 @pytest.mark.slow
 @pytest.mark.promise("doctor.troubles")
 @pytest.mark.parametrize("family", ["text", "conversations", "pairs", "images", "questions", "patients"])
-def test_a_healthy_recipe_has_no_finding_above_a_note(family: str, tmp_path: Path) -> None:
+def test_a_healthy_recipe_has_no_finding_above_a_note(family, tmp_path):
     assert codes(examined(FAMILIES[family](tmp_path))) == []
 
 
 @pytest.mark.parametrize(("family", "sections"), HEALTHY)
-def test_rows_and_settings_of_other_healthy_recipes_have_none(
-    family: str, sections: dict[str, Any], tmp_path: Path
-) -> None:
+def test_rows_and_settings_of_other_healthy_recipes_have_none(family, sections, tmp_path):
     recipe = FAMILIES[family](tmp_path, **sections)
     found = look(open_subject(str(recipe), (), TimeBudget(600.0, time.monotonic)))
     assert [one.code for one in found if one.severity != "note"] == []

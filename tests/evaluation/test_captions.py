@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.families import Finished, write_rows
+from tests.helpers.families import write_rows
 from tests.helpers.pictures import write_folder
 from tests.helpers.toy import rows
 from unpad.data.family import open_data
@@ -62,7 +62,7 @@ def texts_of(data: VqaData, seq_ids: np.ndarray) -> list[str]:
 
 
 @pytest.mark.promise("vqa.captions", "run.rows")
-def test_captions_and_questions_have_metrics_of_their_own_rows(finished: Finished, tmp_path: Path) -> None:
+def test_captions_and_questions_have_metrics_of_their_own_rows(finished, tmp_path):
     run = load(finished("questions").run)
     data = opened(run, Path(write_rows(tmp_path / "new.jsonl", captioned(tmp_path))))
     short = run.recipe.generate.model_copy(update={"max_new_tokens": 1})
@@ -102,7 +102,7 @@ def test_captions_and_questions_have_metrics_of_their_own_rows(finished: Finishe
 
 
 @pytest.mark.promise("vqa.captions")
-def test_candidates_in_one_plan_are_as_likely_as_rows_of_their_own(finished: Finished, tmp_path: Path) -> None:
+def test_candidates_in_one_plan_are_as_likely_as_rows_of_their_own(finished, tmp_path):
     """Every candidate is written as a caption of the picture, and read alone."""
     run, written = load(finished("questions").run), captioned(tmp_path)
     data = opened(run, Path(write_rows(tmp_path / "new.jsonl", written)))
@@ -128,7 +128,7 @@ def test_candidates_in_one_plan_are_as_likely_as_rows_of_their_own(finished: Fin
 
 
 @pytest.mark.promise("vqa.captions")
-def test_candidates_are_different_texts_of_other_pictures(finished: Finished, tmp_path: Path) -> None:
+def test_candidates_are_different_texts_of_other_pictures(finished, tmp_path):
     data = opened(load(finished("questions").run), Path(write_rows(tmp_path / "new.jsonl", captioned(tmp_path))))
     captions = captions_of(data)
     drawn = draw_candidates(data, captions, MANY)
@@ -139,14 +139,13 @@ def test_candidates_are_different_texts_of_other_pictures(finished: Finished, tm
         assert len(set(texts)) == NUM_CHOICES
         mine = {data.examples[i].answer for i in with_picture if data.table.group[i] == data.table.group[caption]}
         assert not mine & set(texts[1:]), "what another caption of the picture says may be right"
-    again = draw_candidates(data, captions, MANY)
-    assert np.array_equal(drawn.told, again.told)
+    assert np.array_equal(drawn.told, draw_candidates(data, captions, MANY).told)
     others = {tuple(sorted(texts_of(data, told[1:]))) for told in drawn.told}
     assert len(others) > NUM_PICTURES / 2, "a draw of its own to each"
 
 
 @pytest.mark.promise("vqa.captions")
-def test_candidates_fit_the_model_and_are_twenty_or_none(finished: Finished, tmp_path: Path) -> None:
+def test_candidates_fit_the_model_and_are_twenty_or_none(finished, tmp_path):
     data = opened(load(finished("questions").run), Path(write_rows(tmp_path / "new.jsonl", captioned(tmp_path))))
     captions = captions_of(data)
     longest = int(data.table.positions[captions].max()) - 1
@@ -159,13 +158,13 @@ def test_candidates_fit_the_model_and_are_twenty_or_none(finished: Finished, tmp
         assert none.told.shape == (0, NUM_CHOICES)
 
 
-def test_of_likeliest_candidates_that_tie_the_right_one_has_its_share() -> None:
+def test_of_likeliest_candidates_that_tie_the_right_one_has_its_share():
     losses = np.array([[1.0, 2, 3, 4], [2, 1, 3, 4], [1, 1, 2, 2], [2, 1, 1, 2], [5, 5, 5, 5], [math.nan, 1, 2, 3]])
     assert choice_scores(losses).tolist() == [1, 0, 0.5, 0, 0.25, 0]
 
 
 @pytest.mark.promise("vqa.captions")
-def test_where_candidates_or_characters_are_missing_the_reason_stands_in_place_of_a_number() -> None:
+def test_where_candidates_or_characters_are_missing_the_reason_stands_in_place_of_a_number():
     nll, chars, group = np.array([3.0, 1, 2]), np.array([4, 2, 2]), np.arange(3)
     whole = CaptionScores(nll, chars, np.array([1.0, 0, math.nan]), group, LostCharacters(0, 8))
     found = whole.metrics()
@@ -182,7 +181,7 @@ def test_where_candidates_or_characters_are_missing_the_reason_stands_in_place_o
 
 
 @pytest.mark.promise("vqa.captions")
-def test_training_logs_the_loss_of_each_kind_beside_that_of_both(finished: Finished) -> None:
+def test_training_logs_the_loss_of_each_kind_beside_that_of_both(finished):
     run = load(finished("questions").run)
     logged = rows(run.folder, "eval")
     assert {name for row in logged for name in row["values"] if name.endswith("loss")} == {

@@ -48,7 +48,7 @@ def by_hand(found: ClassPredictions, items: list[int], classes: list[int]) -> di
     return {name: float(value) for name, value in (values | recalls).items()}
 
 
-def test_values_and_intervals_equal_those_of_plain_loops() -> None:
+def test_values_and_intervals_equal_those_of_plain_loops():
     found, groups = predictions()
     metrics = summarise(found, CLASSES, groups)
     present, names = sorted(set(found.labels.tolist())), sorted(set(groups.tolist()))
@@ -75,16 +75,14 @@ def test_values_and_intervals_equal_those_of_plain_loops() -> None:
     assert len(spread) < 1000
 
 
-def test_each_image_is_a_group_by_default_and_five_classes_have_no_top_five() -> None:
+def test_each_image_is_a_group_by_default_and_five_classes_have_no_top_five():
     found, _ = predictions(11)
     assert summarise(found, CLASSES) == summarise(found, CLASSES, np.arange(11))
-    few = ClassPredictions(found.log_p[:, :5], found.labels)
-    assert "top5_accuracy" not in summarise(few, CLASSES[:5])
-    six = ClassPredictions(found.log_p[:, :6], found.labels)
-    assert "top5_accuracy" in summarise(six, CLASSES[:6])
+    assert "top5_accuracy" not in summarise(ClassPredictions(found.log_p[:, :5], found.labels), CLASSES[:5])
+    assert "top5_accuracy" in summarise(ClassPredictions(found.log_p[:, :6], found.labels), CLASSES[:6])
 
 
-def test_perfect_balance_is_as_sure_as_its_rarest_class() -> None:
+def test_perfect_balance_is_as_sure_as_its_rarest_class():
     labels = np.array([0] * 30 + [1] * 3)
     sure = ClassPredictions(np.log(np.where(labels[:, None] == [0, 1], 0.9, 0.1)), labels)
     metrics = summarise(sure, ("a", "b"))
@@ -92,7 +90,7 @@ def test_perfect_balance_is_as_sure_as_its_rarest_class() -> None:
     assert metrics["accuracy"].low == pytest.approx(0.025 ** (1 / 33))
 
 
-def test_what_the_page_draws_counts_every_image_once() -> None:
+def test_what_the_page_draws_counts_every_image_once():
     p = np.array([[0.95, 0.05], [0.85, 0.15], [0.2, 0.8], [0.1, 0.9], [0.0, 1.0]])
     with np.errstate(divide="ignore"):
         found = ClassPredictions(np.log(p), np.array([0, 1, 1, 1, 0]))
@@ -105,7 +103,7 @@ def test_what_the_page_draws_counts_every_image_once() -> None:
     ]
 
 
-def test_an_evaluation_shows_the_surest_mistakes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_shows_the_surest_mistakes_first(monkeypatch):
     found, groups = predictions()
     asked: list[Any] = []
     monkeypatch.setattr(images, "predict", lambda over: asked.append(over) or found)

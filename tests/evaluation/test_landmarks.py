@@ -44,7 +44,7 @@ def bounds(metrics: dict[str, Metric]) -> dict[str, list[float]]:
     return {name: [one.value, one.low, one.high] for name, one in metrics.items()}
 
 
-def test_intervals_of_patients_with_equal_examples_are_those_of_the_patients(once: PatientPredictions) -> None:
+def test_intervals_of_patients_with_equal_examples_are_those_of_the_patients(once):
     expected = outcome_rows(once, True, True).metrics()
     told = outcome_rows(thrice(once), True, True).metrics()
     for name, values in bounds(told).items():
@@ -57,7 +57,7 @@ def test_intervals_of_patients_with_equal_examples_are_those_of_the_patients(onc
     )
 
 
-def test_what_does_not_exist_is_of_as_many_patients(once: PatientPredictions) -> None:
+def test_what_does_not_exist_is_of_as_many_patients(once):
     nobody = replace(once, labels=np.minimum(once.labels, 0), cause=np.zeros(NUM, np.int64))
     told = outcome_rows(thrice(nobody), True, True).metrics()
     for name, num in (("auroc", int(once.known.sum())), ("concordance", NUM)):
@@ -65,7 +65,7 @@ def test_what_does_not_exist_is_of_as_many_patients(once: PatientPredictions) ->
         assert (told[name].num, told[name].num_groups) == (TIMES * num, num)
 
 
-def test_a_patient_in_a_bin_is_one_trial_of_what_is_drawn(once: PatientPredictions) -> None:
+def test_a_patient_in_a_bin_is_one_trial_of_what_is_drawn(once):
     points = describe(thrice(once))["calibration"]
     few, many = points[0], describe(apart(thrice(once)))["calibration"][0]
     assert sum(point["patients"] for point in points) == int(once.known.sum())
@@ -73,7 +73,7 @@ def test_a_patient_in_a_bin_is_one_trial_of_what_is_drawn(once: PatientPredictio
     assert few["high"] - few["low"] > many["high"] - many["low"], "and its interval is no narrower for it"
 
 
-def test_exact_limits_take_every_patient_into_one_pair() -> None:
+def test_exact_limits_take_every_patient_into_one_pair():
     labels, groups = np.array([1, 1, 1, 0, 0, 0]), np.array([0, 0, 1, 2, 2, 3])
     perfect = Metric(1.0, 1.0, 1.0, 6)
     assert exact_auroc(perfect, labels, groups).low == exact_auroc(perfect, labels[[0, 2, 3, 5]]).low
@@ -85,7 +85,7 @@ def test_exact_limits_take_every_patient_into_one_pair() -> None:
     assert fewer.low < alone.low
 
 
-def test_exact_limits_of_equal_examples_are_those_of_the_patients(once: PatientPredictions) -> None:
+def test_exact_limits_of_equal_examples_are_those_of_the_patients(once):
     place = np.arange(NUM) % 3
     classed = replace(once, labels=place, log_p=np.log(0.1 + 0.7 * np.eye(3)[place]), classes=("a", "b", "c"))
     came = (place == 2).astype(np.int64)
@@ -107,7 +107,7 @@ def test_exact_limits_of_equal_examples_are_those_of_the_patients(once: PatientP
             assert told[name].low == pytest.approx(expected[name].low, abs=0.01 * name.startswith("conc")), name
 
 
-def test_intervals_over_sets_draw_patients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_over_sets_draw_patients(monkeypatch):
     data = draw(NUM)
     scores = score_sets(Measuring(Guess(), data, np.arange(NUM), PLAN), True, True)
     pairs = np.arange(NUM) // 2
@@ -118,9 +118,7 @@ def test_intervals_over_sets_draw_patients(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("classes", [(), ("home", "moved", "died")])
-def test_chance_in_training_is_that_of_as_many_patients(
-    monkeypatch: pytest.MonkeyPatch, classes: tuple[str, ...]
-) -> None:
+def test_chance_in_training_is_that_of_as_many_patients(monkeypatch, classes):
     data, num_known = draw(NUM), int((draw(NUM).labels >= 0).sum())
     model = Guess(classes=len(classes) or 2)
     monkeypatch.setitem(vars(data), "classes", classes)
@@ -142,16 +140,15 @@ def rows_of(ids: list[int], landmarks: list[float], loss: list[float], **columns
     return ExampleRows({**first, **known, **columns}, measures)
 
 
-def test_rows_of_two_runs_are_paired_by_id_and_landmark() -> None:
+def test_rows_of_two_runs_are_paired_by_id_and_landmark():
     a = rows_of([7, 7, 7, 8], [24, 48, 72, 24], [1.0, 2.0, 3.0, 4.0])
-    b = rows_of([8, 7, 7], [24, 72, 24], [4.5, 3.5, 1.5])
-    found = paired("a", "b", a, b)
+    found = paired("a", "b", a, rows_of([8, 7, 7], [24, 72, 24], [4.5, 3.5, 1.5]))
     assert (found.common, found.only_first, found.only_second) == (3, 1, 0)
     assert found.differences["loss"].value == pytest.approx(0.5)
     assert found.differences["loss"].num_groups == 2
 
 
-def test_ranks_of_two_runs_are_compared_over_patients(once: PatientPredictions) -> None:
+def test_ranks_of_two_runs_are_compared_over_patients(once):
     rng, known = np.random.default_rng(0), once.known
     labels, p = once.labels[known], once.p[known]
     num, other = len(labels), np.clip(once.p[known] + rng.normal(0, 0.3, len(labels)), 0.01, 0.99)
@@ -168,7 +165,7 @@ def test_ranks_of_two_runs_are_compared_over_patients(once: PatientPredictions) 
     assert (told.num, told.num_groups) == (TIMES * num, num)
 
 
-def test_intervals_of_several_classes_and_of_competing_events_are_over_patients(once: PatientPredictions) -> None:
+def test_intervals_of_several_classes_and_of_competing_events_are_over_patients(once):
     rng = np.random.default_rng(1)
     logits = rng.normal(size=(NUM, 3))
     log_p = logits - np.log(np.exp(logits).sum(1, keepdims=True))

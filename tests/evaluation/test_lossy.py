@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from tests.helpers.shell import Shell
 from tests.helpers.tokenizers import dropping_bpe, word_pieces
 from tests.helpers.toy import DOES, WHAT, WHO, events, rows, write_toy
 from unpad.data.tokens.lost import LostCharacters
@@ -38,7 +37,7 @@ def without(characters: str) -> bytes:
 
 
 @pytest.mark.promise("llm.unknown")
-def test_every_verb_says_what_is_lost_and_gives_no_bits(unpad: Shell, tmp_path: Path) -> None:
+def test_every_verb_says_what_is_lost_and_gives_no_bits(unpad, tmp_path):
     recipe = lossy(tmp_path / "toy", without(UNKNOWN))
     for again in range(2):  # read, and from the cache
         screen = StringIO()
@@ -73,7 +72,7 @@ def test_every_verb_says_what_is_lost_and_gives_no_bits(unpad: Shell, tmp_path: 
     assert "bits per char there" in compared.out
 
 
-def test_bits_of_a_tokenizer_that_loses_little_are_of_the_characters_it_keeps() -> None:
+def test_bits_of_a_tokenizer_that_loses_little_are_of_the_characters_it_keeps():
     columns = [np.array([10.0, 30.0]), np.array([5, 15]), np.array([8, 12]), np.array([24, 36])]
     whole = summarise(DocumentSums(*columns))
     little = summarise(DocumentSums(*columns, LostCharacters(1, 2000)))
@@ -85,7 +84,7 @@ def test_bits_of_a_tokenizer_that_loses_little_are_of_the_characters_it_keeps() 
 
 
 @pytest.mark.promise("llm.unknown")
-def test_training_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_path: Path) -> None:
+def test_training_is_refused_when_next_to_nothing_survives(unpad, tmp_path):
     recipe = lossy(tmp_path / "toy", dropping_bpe("ab"))
     with pytest.raises(SourceError, match="next to nothing of the text survives"):
         train(str(recipe), tmp_path / "run", STEPS, console=Console(file=StringIO()))
@@ -94,7 +93,7 @@ def test_training_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_pat
     assert unpad("data", "check", recipe).code == 3
 
 
-def test_new_text_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_path: Path) -> None:
+def test_new_text_is_refused_when_next_to_nothing_survives(unpad, tmp_path):
     recipe = lossy(tmp_path / "toy", without(UNKNOWN))
     train(str(recipe), tmp_path / "run", STEPS, console=Console(file=StringIO()))
     new = tmp_path / "new.jsonl"
@@ -104,12 +103,11 @@ def test_new_text_is_refused_when_next_to_nothing_survives(unpad: Shell, tmp_pat
     assert f"at: {new}" in refused.err
     assert "tokenizer.kind" not in refused.err, "the run has its tokenizer"
     new.write_text('{"text": "龘靐齉齾爩喜欢"}\n', encoding="utf-8")
-    some = unpad("eval", tmp_path / "run", "--data", new, code=0)
-    assert "warning: 5 of 7 characters" in some.out
+    assert "warning: 5 of 7 characters" in unpad("eval", tmp_path / "run", "--data", new, code=0).out
 
 
 @pytest.mark.promise("llm.unknown")
-def test_a_prompt_that_is_mostly_unknown_is_warned_of_and_marked(unpad: Shell, tmp_path: Path) -> None:
+def test_a_prompt_that_is_mostly_unknown_is_warned_of_and_marked(unpad, tmp_path):
     recipe = lossy(tmp_path / "toy", without(UNKNOWN))
     train(str(recipe), tmp_path / "run", STEPS, console=Console(file=StringIO()))
     told = unpad("generate", tmp_path / "run", "--prompt", "小猫老师", "--prompt", "喜欢小")
@@ -122,7 +120,7 @@ def test_a_prompt_that_is_mostly_unknown_is_warned_of_and_marked(unpad: Shell, t
     assert asked.err.count("warning: ") == 1
 
 
-def test_old_runs_of_lossy_tokenizers_open(tmp_path: Path) -> None:
+def test_old_runs_of_lossy_tokenizers_open(tmp_path):
     recipe = lossy(tmp_path / "toy", word_pieces(LETTERS))
     train(str(recipe), tmp_path / "run", STEPS, console=Console(file=StringIO()))
     assert load(tmp_path / "run").generate(["月亮"], max_new_tokens=2)

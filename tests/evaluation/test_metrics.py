@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from unpad.evaluation import vqa
-from unpad.evaluation.metrics import EXTREMES, Metric, mean_of, measured, metric_lines, ratio
+from unpad.evaluation.metrics import EXTREMES, Metric, likely, mean_of, measured, metric_lines, ratio, too_good
 
 
 @pytest.mark.promise("data.holdout")
-def test_an_interval_is_of_ninety_five_percent_and_of_no_other_share() -> None:
+def test_an_interval_is_of_ninety_five_percent_and_of_no_other_share():
     values = np.random.default_rng(0).normal(3, 0.5, 4000)
     error = values.std() / math.sqrt(len(values))
     for metric in (mean_of(values), measured(lambda w: ratio(values, None, w), len(values))):
@@ -22,7 +22,7 @@ def test_an_interval_is_of_ninety_five_percent_and_of_no_other_share() -> None:
 
 @pytest.mark.promise("data.holdout")
 @pytest.mark.parametrize(("num", "limit"), [(1, 0.025), (10, 0.6915), (15, 0.7820), (50, 0.9289), (100, 0.9638)])
-def test_all_or_none_right_has_the_exact_interval(num: int, limit: float) -> None:
+def test_all_or_none_right_has_the_exact_interval(num, limit):
     # Limits of Clopper and Pearson for n of n, as tables have them.
     right = mean_of(np.ones(num), share=True)
     assert (right.value, right.high) == (1, 1)
@@ -34,7 +34,33 @@ def test_all_or_none_right_has_the_exact_interval(num: int, limit: float) -> Non
     assert some.low == pytest.approx(limit, abs=1e-4)
 
 
-def test_intervals_count_groups_and_not_their_members() -> None:
+@pytest.mark.parametrize(
+    ("value", "low", "num", "others", "says"),
+    [
+        (0.995, 0.98, 30, {}, True),
+        (0.995, 0.98, 29, {}, False),
+        (0.995, 0.95, 100, {}, False),
+        (0.989, 0.98, 100, {}, False),
+        (1.0, math.nan, 100, {}, False),
+        (1.0, 0.96, 100, {"margin": 1.0}, False),
+        (0.995, 0.98, 100, {"commonest_class": 0.96}, False),
+        (0.995, 0.98, 100, {"commonest_class": 0.9}, True),
+    ],
+)
+def test_a_figure_that_is_too_good_is_said_where_its_interval_and_guessing_allow(value, low, num, others, says):
+    metrics = {name: Metric(other, other, other, num) for name, other in others.items()}
+    said = too_good({"loss": Metric(1, 1, 1, num), "accuracy": Metric(value, low, 1, num), **metrics})
+    assert bool(said) == says
+
+
+def test_the_lower_limit_of_a_likely_share_is_that_of_wilson():
+    # Table 1 of Newcombe (1998), "Two-sided confidence intervals for the single proportion", method 3.
+    limits = {(81, 263): 0.2553, (15, 148): 0.0624, (0, 20): 0.0, (1, 29): 0.0061}
+    for (right, num), low in limits.items():
+        assert likely(right / num, num).low == pytest.approx(low, abs=1e-4)
+
+
+def test_intervals_count_groups_and_not_their_members():
     values = np.random.default_rng(0).normal(size=100)
     groups = np.arange(100)
     alone, copied = mean_of(values, groups), mean_of(np.repeat(values, 20), np.repeat(groups, 20))
@@ -45,7 +71,7 @@ def test_intervals_count_groups_and_not_their_members() -> None:
     assert right.low == pytest.approx(0.7820, abs=1e-4)
 
 
-def test_a_table_says_of_each_metric_its_interval_its_rows_and_its_units() -> None:
+def test_a_table_says_of_each_metric_its_interval_its_rows_and_its_units():
     nan = math.nan
     metrics = {
         "loss": Metric(2.5, 2.0, 3.0, 12, num_groups=4, part="valid", best_of=3),
@@ -70,7 +96,7 @@ def test_a_table_says_of_each_metric_its_interval_its_rows_and_its_units() -> No
 
 
 @pytest.mark.promise("data.parts")
-def test_a_table_has_a_line_per_metric_within_80_columns_and_says_once_what_most_are_of() -> None:
+def test_a_table_has_a_line_per_metric_within_80_columns_and_says_once_what_most_are_of():
     of = {"num_groups": 41, "part": "/data/of/the/other/hospital/measurements", "best_of": None}
     names = ["loss", "balanced_accuracy", "accuracy_of_all_applications"]
     metrics = {name: Metric(0.4146, 0.2764, 0.5530, 123, **of) for name in names}
@@ -87,7 +113,7 @@ def test_a_table_has_a_line_per_metric_within_80_columns_and_says_once_what_most
 
 
 @pytest.mark.promise("data.holdout")
-def test_a_metric_of_one_group_or_of_equal_ones_has_no_interval_and_says_so() -> None:
+def test_a_metric_of_one_group_or_of_equal_ones_has_no_interval_and_says_so():
     values, one = np.array([1.0, 2.0, 4.0]), np.zeros(3)
     for metric, told in (
         (mean_of(values, one), "no interval: one group   of 3, 1 group"),
@@ -106,7 +132,7 @@ def test_a_metric_of_one_group_or_of_equal_ones_has_no_interval_and_says_so() ->
     assert (kept["soft_to_hard_gap"].low, kept["soft_to_hard_gap"].high) == (-0.975, 0.975)
 
 
-def test_metrics_are_json_with_every_field() -> None:
+def test_metrics_are_json_with_every_field():
     of = {"num": 12, "num_groups": 4, "part": "test", "best_of": None}
     metric = Metric(2.5, 2.0, 3.0, 12, num_groups=4, part="test")
     assert metric.to_json() == {"value": 2.5, "low": 2.0, "high": 3.0, **of}

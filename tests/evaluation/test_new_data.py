@@ -1,7 +1,5 @@
 """A run's recipe pointed at new data keeps what says how the data is read."""
 
-from pathlib import Path
-
 import pytest
 
 from unpad.evaluation.run import recipe_for
@@ -11,16 +9,14 @@ from unpad.recipes.recipe import Recipe
 @pytest.mark.parametrize(
     ("fields", "field"), [(["body"], "body"), (["body", "body"], "body"), (["body", "text"], None)]
 )
-def test_the_field_of_the_run_s_texts_is_that_of_new_ones_if_it_is_one(
-    tmp_path: Path, fields: list[str], field: str | None
-) -> None:
+def test_the_field_of_the_run_s_texts_is_that_of_new_ones_if_it_is_one(tmp_path, fields, field):
     (tmp_path / "new.jsonl").write_text('{"text": "a", "body": "b"}\n')
     recipe = Recipe(**{"data": {"text": [{"path": f"{i}.jsonl", "field": name} for i, name in enumerate(fields)]}})
     [source] = recipe_for(recipe, tmp_path / "new.jsonl").data.sources("text")
     assert (source.path, source.field) == (str(tmp_path / "new.jsonl"), field)
 
 
-def test_new_patients_are_not_looked_up_in_the_run_s_table_of_parts(tmp_path: Path) -> None:
+def test_new_patients_are_not_looked_up_in_the_run_s_table_of_parts(tmp_path):
     for name in ("tests.parquet", "people.parquet"):
         (tmp_path / name).write_bytes(b"")
     events = {

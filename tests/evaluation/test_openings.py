@@ -1,7 +1,6 @@
 """Openings come from held-out texts that are long enough to be cut."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -12,7 +11,7 @@ from unpad.inference.loaded import load
 pytestmark = pytest.mark.slow
 
 
-def test_openings_are_the_beginnings_of_long_held_out_texts(tmp_path: Path) -> None:
+def test_openings_are_the_beginnings_of_long_held_out_texts(tmp_path):
     recipe = write_toy(tmp_path / "toy", stages=[], model={"context": 200})
     long = "小猫喜欢甲乙的花" * 8
     texts = [{"text": f"{i}、{long}", "split": "train"} for i in range(6)]

@@ -22,7 +22,7 @@ from unpad.inference.loaded import load
 from unpad.recipes.file import load_recipe
 from unpad.training.loop import train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.promise("data.parts")]
 
 ONE_STAGE: dict[str, Any] = {
     "stages": [],
@@ -49,8 +49,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.promise("data.parts")
-def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_of_its_checks(texts: Path) -> None:
+def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_of_its_checks(texts):
     folder = str(texts / "run")
     found, _ = evaluate_run(folder)
     assert (found["loss"].num, found["loss"].part, found["loss"].best_of) == (5, "test", None)
@@ -69,8 +68,7 @@ def test_the_test_part_is_scored_if_there_is_one_and_a_chosen_part_is_the_best_o
     assert not any("best of" in line for line in metric_lines(found))
 
 
-@pytest.mark.promise("data.parts")
-def test_neither_the_tokenizer_nor_a_step_sees_the_test_part(texts: Path) -> None:
+def test_neither_the_tokenizer_nor_a_step_sees_the_test_part(texts):
     data = open_data(load_recipe(str(texts / "toy.yaml")), None)
     assert data.table.num_test == 5
     assert any("5 of the test part" in line for line in data.lines())
@@ -85,8 +83,7 @@ def test_neither_the_tokenizer_nor_a_step_sees_the_test_part(texts: Path) -> Non
     assert "龘".encode() not in b"".join(opened.files.values())
 
 
-@pytest.mark.promise("data.parts")
-def test_new_data_is_read_as_the_run_reads_its_own(texts: Path, tmp_path: Path, unpad: Any) -> None:
+def test_new_data_is_read_as_the_run_reads_its_own(texts, tmp_path, unpad):
     lines = (texts / "texts.jsonl").read_text("utf-8").splitlines()
     new = tmp_path / "new.jsonl"
     chosen = [json.loads(lines[number]) for number in (3, 10, 11, 40, 41)]
@@ -101,19 +98,15 @@ def test_new_data_is_read_as_the_run_reads_its_own(texts: Path, tmp_path: Path, 
         evaluate_run(str(texts / "run"), data=_without_split(new, tmp_path / "bare.jsonl"), part="valid")
     with pytest.raises(RecipeError, match="no such file"):
         evaluate_run(str(texts / "run"), data=tmp_path / "nowhere.jsonl")
-    told = unpad("eval", texts / "run", "--split", "valid", "--json")
-    metrics = json.loads(told.out)
+    metrics = json.loads(unpad("eval", texts / "run", "--split", "valid", "--json").out)
     assert {"value", "low", "high", "num", "part", "best_of", "num_groups"} <= set(metrics["loss"])
     assert metrics["loss"]["part"] == "valid"
     assert unpad("eval", texts / "run", "--data", new).out.startswith("1 file: 5 rows read = 5 used")
     assert unpad("eval", texts / "run", "--split", "some").code == 2
 
 
-@pytest.mark.promise("data.parts")
 @pytest.mark.parametrize("joined", [False, True])
-def test_new_texts_that_are_near_duplicates_of_training_ones_are_named(
-    texts: Path, tmp_path: Path, unpad: Any, monkeypatch: pytest.MonkeyPatch, joined: bool
-) -> None:
+def test_new_texts_that_are_near_duplicates_of_training_ones_are_named(texts, tmp_path, unpad, monkeypatch, joined):
     folder = texts / "run"
     if joined:
         run(texts / "toy.yaml", tmp_path / "run", "plan.cross_documents=true")
@@ -155,8 +148,7 @@ def _without_split(path: Path, out: Path) -> Path:
     return out
 
 
-@pytest.mark.promise("data.parts")
-def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path):
     recipe = write_toy(tmp_path, **ONE_STAGE)
     train(str(recipe), tmp_path / "run", ["data.split_version=1", "train.max_steps=2"], console=quiet())
     command = tmp_path / "run" / "run.json"
@@ -170,8 +162,7 @@ def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path: Path) 
     held = np.flatnonzero(old.table.split == Split.HOLDOUT)
     now = open_data(load_recipe(str(recipe)), None).table.split
     assert not np.array_equal(np.flatnonzero(now == Split.HOLDOUT), held), "the rules differ on this data"
-    data = load(tmp_path / "run").data()
-    assert np.array_equal(np.flatnonzero(data.table.split == Split.HOLDOUT), held)
+    assert np.array_equal(np.flatnonzero(load(tmp_path / "run").data().table.split == Split.HOLDOUT), held)
     assert evaluate_run(str(tmp_path / "run"))[0]["loss"].num == len(held)
     train(str(recipe), tmp_path / "run", ["train.max_steps=4"], resume=True, console=quiet())
     assert len(rows(tmp_path / "run", "train")) == 4
@@ -180,8 +171,7 @@ def test_a_run_of_an_earlier_version_keeps_the_part_it_held_out(tmp_path: Path) 
         train(str(recipe), tmp_path / "run", ["data.split_version=2"], resume=True, console=quiet())
 
 
-@pytest.mark.promise("data.parts")
-def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_are_named(tmp_path: Path) -> None:
+def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_are_named(tmp_path):
     folder = write_folder(tmp_path / "pictures", 32)
     listed = [
         {"image": str(path.relative_to(folder)), "label": path.parent.name, "split": ("train", "dev", "test")[n % 3]}
@@ -208,8 +198,7 @@ def test_images_of_the_test_part_are_counted_and_evaluated_and_unknown_classes_a
         evaluate_run(str(tmp_path / "run"), data=tmp_path / "new")
 
 
-@pytest.mark.promise("data.parts")
-def test_what_is_measured_of_the_training_part_is_not_augmented(tmp_path: Path) -> None:
+def test_what_is_measured_of_the_training_part_is_not_augmented(tmp_path):
     folder = write_folder(tmp_path / "pictures", 32)
     changes = {"scale": 0.5, "flip": 0.5, "shift": 0.3}
     recipe = recipe_of(folder, images=changes, train={"max_epochs": None, "max_steps": 1})
@@ -230,8 +219,7 @@ def test_what_is_measured_of_the_training_part_is_not_augmented(tmp_path: Path) 
     assert found["loss"].num == 54, "documents without their copies"
 
 
-@pytest.mark.promise("data.parts")
-def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path: Path) -> None:
+def test_patients_of_the_test_part_teach_no_code_and_are_evaluated(tmp_path):
     import pyarrow as pa
     import pyarrow.parquet as pq
 

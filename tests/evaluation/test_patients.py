@@ -3,7 +3,6 @@
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,17 +18,8 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary
+from unpad.evaluation import patients as measures
 from unpad.evaluation.metrics import draws, measured, metric_lines
-from unpad.evaluation.patients import (
-    _judged,
-    _thin,
-    count,
-    courses,
-    describe,
-    evaluate,
-    held_out,
-    outcome_rows,
-)
 from unpad.evaluation.run import evaluate_run
 from unpad.evaluation.sets import SetScores, score_sets, set_columns, summarise_sets
 from unpad.inference.patients import UNKNOWN, PatientPredictions, predict
@@ -46,7 +36,7 @@ def alone(data: Patients, seq: int) -> RaggedBatch:
     return data.load(Micro(np.array([seq]), 0 * stop, stop, 0 * stop, 0, 0))
 
 
-def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> None:
+def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong():
     data, model = draw(), Guess()
     ids = np.flatnonzero(data.table.split == Split.HOLDOUT)[::-1]
     many, one = predict(Measuring(model, data, ids, MANY)), predict(Measuring(model, data, ids, ONE))
@@ -62,21 +52,21 @@ def test_predictions_do_not_depend_on_batches_and_stand_where_they_belong() -> N
         assert many.num_sets[row] == len(data.set_sizes[seq])
 
 
-def test_risk_is_the_probability_where_there_are_no_hazards() -> None:
+def test_risk_is_the_probability_where_there_are_no_hazards():
     data = draw()
     found = predict(Measuring(Guess(hazards=False), data, np.arange(40), MANY))
     assert np.array_equal(np.argsort(found.risk), np.argsort(found.p))
 
 
 @pytest.mark.promise("patients.outcomes")
-def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
+def test_patients_of_unknown_outcome_are_left_out_and_counted():
     data, model = draw(), Guess()
     found = predict(Measuring(model, data, np.arange(40), MANY))
     known = np.flatnonzero(found.labels >= 0)
-    metrics = outcome_rows(found, True, True).metrics()
+    metrics = measures.outcome_rows(found, True, True).metrics()
     assert metrics["auroc"].num == metrics["loss"].num == len(known) == 34
     assert metrics["concordance"].num == 40
-    counts = count(found, labelled=True)
+    counts = measures.count(found, labelled=True)
     assert sum(list(counts.values())[:3]) == sum(list(counts.values())[3:]) == 40
     assert counts["of_unknown_outcome"] == 6
     assert counts["observed_until_the_outcome"] == sum(data.outcome(seq)[1] for seq in range(40)) > 0
@@ -89,11 +79,11 @@ def test_patients_of_unknown_outcome_are_left_out_and_counted() -> None:
     assert metrics["loss"].low < metrics["loss"].value < metrics["loss"].high
 
 
-def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None:
+def test_outcomes_that_a_probability_separates_have_limits_and_reasons():
     p, labels = np.linspace(0.1, 0.9, 40), np.repeat([0, 1], 20)
     log_p, durations, ones = np.log(np.stack([1 - p, p], 1)), np.where(labels == 1, 1.0, 2.0), np.ones(40, np.int64)
     found = PatientPredictions(log_p, log_p[:, 2:], labels, p, durations, labels, ones, np.arange(40))
-    metrics = outcome_rows(found, True, True).metrics()
+    metrics = measures.outcome_rows(found, True, True).metrics()
     assert metrics["auroc"].value == metrics["average_precision"].value == metrics["concordance"].value == 1
     assert metrics["auroc"].low == pytest.approx(0.025 ** (1 / 20))
     assert 0 < metrics["concordance"].low < 1
@@ -104,16 +94,16 @@ def test_outcomes_that_a_probability_separates_have_limits_and_reasons() -> None
     slope = metrics["calibration_slope"].to_json()
     assert (slope["value"], slope["low"], slope["high"]) == (None, None, None)
     never = replace(found, cause=np.zeros(40, np.int64))
-    assert math.isnan(outcome_rows(never, True, True).metrics()["concordance"].value)
+    assert math.isnan(measures.outcome_rows(never, True, True).metrics()["concordance"].value)
 
 
-def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_limits() -> None:
+def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_limits():
     labels = np.repeat([0, 1], 20)
     log_p = np.where(np.stack([1 - labels, labels], 1) > 0, 0.0, -1000.0)  # probabilities of exactly 0 and 1
     nothing = np.full(40, np.nan)
     sets, each = np.ones(40, np.int64), np.arange(40)
     found = PatientPredictions(log_p, log_p[:, 2:], labels, log_p[:, 1], nothing, labels, sets, each)
-    assert outcome_rows(found, True, True).metrics()["brier"].high == pytest.approx(1 - 0.025 ** (1 / 40))
+    assert measures.outcome_rows(found, True, True).metrics()["brier"].high == pytest.approx(1 - 0.025 ** (1 / 40))
     sets, none = np.arange(20), np.zeros(0, np.int64)
     above = np.where(sets % 2, 0, -1)  # the second set of each of ten patients, expected rightly
     ranks = SetScores(
@@ -126,17 +116,19 @@ def test_certain_and_right_probabilities_and_perfect_ranks_of_codes_have_exact_l
     assert in_pairs.low == pytest.approx(0.025 ** (1 / 5)), "of five patients of two examples"
 
 
-def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
-    untimed = outcome_rows(predict(Measuring(Guess(), draw(timed=False), np.arange(40), MANY)), True, True).metrics()
+def test_without_labels_or_times_there_is_nothing_to_say_of_them():
+    untimed = measures.outcome_rows(
+        predict(Measuring(Guess(), draw(timed=False), np.arange(40), MANY)), True, True
+    ).metrics()
     assert "concordance" not in untimed
-    unlabelled = outcome_rows(
+    unlabelled = measures.outcome_rows(
         predict(Measuring(Guess(), draw(labelled=False), np.arange(40), MANY)), False, True
     ).metrics()
     assert list(unlabelled) == ["concordance"]
     found = predict(Measuring(Guess(), draw(labelled=False), np.arange(40), MANY))
-    assert list(count(found, labelled=False)) == ["observed_until_the_outcome", "censored"]
+    assert list(measures.count(found, labelled=False)) == ["observed_until_the_outcome", "censored"]
     found = predict(Measuring(Guess(), draw(labelled=False, timed=False), np.arange(40), MANY))
-    assert count(found, labelled=False) == {}
+    assert measures.count(found, labelled=False) == {}
 
 
 @pytest.mark.parametrize(
@@ -150,38 +142,38 @@ def test_without_labels_or_times_there_is_nothing_to_say_of_them() -> None:
         ({"next_code": 1.0}, True, {"next_set_loss"}),
     ],
 )
-def test_only_what_was_trained_is_measured(weights: dict[str, float], labelled: bool, expected: set[str]) -> None:
+def test_only_what_was_trained_is_measured(weights, labelled, expected):
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY), model=Guess(**weights))
     data = draw(labelled=labelled)
-    found = evaluate(
+    found = measures.evaluate(
         run, Measuring(run.model, data, np.flatnonzero(data.table.split == Split.HOLDOUT), MANY), 3
     ).metrics
     assert expected <= found.keys()
     assert not found.keys() & ({"loss", "concordance", "reconstruction", "next_set_loss"} - expected)
 
 
-def test_training_is_judged_by_what_it_trains() -> None:
+def test_training_is_judged_by_what_it_trains():
     data, ids = draw(), np.arange(40)
-    judged = held_out(Measuring(Guess(), data, ids, MANY))
+    judged = measures.held_out(Measuring(Guess(), data, ids, MANY))
     found = predict(Measuring(Guess(), data, ids, MANY))
     assert judged.loss == judged.values["loss"] == pytest.approx(found.nll.mean())
     assert judged.num_targets == 34
-    assert judged.values["auroc"] == outcome_rows(found, True, False).metrics()["auroc"].value
+    assert judged.values["auroc"] == measures.outcome_rows(found, True, False).metrics()["auroc"].value
     rebuilt = score_sets(Measuring(Guess(), data, ids, MANY), True, False)
     for model, patients in ((Guess(classification=0.0, reconstruction=1.0), data), (Guess(), draw(labelled=False))):
-        judged = held_out(Measuring(model, patients, ids, MANY))
+        judged = measures.held_out(Measuring(model, patients, ids, MANY))
         assert judged.loss == pytest.approx(rebuilt.reconstruction.mean(), rel=1e-5)
         assert judged.num_targets == len(rebuilt.patient)
         assert judged.values == {"loss": judged.loss, "reconstruction": judged.loss}
 
 
-def test_patients_with_nothing_to_judge_by_are_an_error() -> None:
+def test_patients_with_nothing_to_judge_by_are_an_error():
     with pytest.raises(SourceError, match="have no target"):
-        held_out(Measuring(Guess(hazard=1.0), draw(timed=False), np.arange(40), MANY))
+        measures.held_out(Measuring(Guess(hazard=1.0), draw(timed=False), np.arange(40), MANY))
 
 
 @pytest.mark.promise("patients.next-set")
-def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient() -> None:
+def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient():
     data, model = draw(), Guess()
     found = score_sets(Measuring(model, data, np.arange(40), MANY), True, True)
     metrics = summarise_sets(found, CODES)
@@ -203,8 +195,7 @@ def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient(
                 values.append(len(set(order[:k]) & set(came)) / len(came))
             nats += (-scores[at].log_softmax(-1)[came]).tolist()
             if len(came) < len(CODES):
-                is_there = np.isin(np.arange(len(CODES)), came)
-                areas.append(float(binary.auroc(is_there, scores[at].numpy())))
+                areas.append(float(binary.auroc(np.isin(np.arange(len(CODES)), came), scores[at].numpy())))
     assert metrics["next_set_recall@5"].value == pytest.approx(np.mean(recalls[5]), abs=1e-6)
     assert "next_set_recall@10" not in metrics  # there are seven codes
     assert metrics["next_set_auroc"].value == pytest.approx(np.mean(areas), abs=1e-6)
@@ -215,7 +206,7 @@ def test_the_next_set_is_compared_with_what_came_and_never_with_another_patient(
     assert summarise_sets(one, CODES)["next_set_auroc"].value == pytest.approx(metrics["next_set_auroc"].value)
 
 
-def test_codes_that_were_rebuilt_are_told_apart() -> None:
+def test_codes_that_were_rebuilt_are_told_apart():
     data, model = draw(12), Guess()
     metrics = summarise_sets(score_sets(Measuring(model, data, np.arange(12), MANY), True, False), CODES)
     assert "next_set_loss" not in metrics
@@ -230,16 +221,14 @@ def test_codes_that_were_rebuilt_are_told_apart() -> None:
     assert "made_code: unknown" not in metrics
 
 
-def test_patients_of_one_set_have_no_next() -> None:
+def test_patients_of_one_set_have_no_next():
     data = Patients([[2], [1], [3]], np.array([0, 1, 0]))
     found = score_sets(Measuring(Guess(), data, np.arange(3), MANY), True, True)
     assert not (found.above >= 0).any()
     assert "next_set_loss" not in summarise_sets(found, CODES)
 
 
-def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_evaluation_leaves_what_the_report_draws_and_names_nobody(tmp_path, monkeypatch):
     folder = run_directory(tmp_path / "run")
     (folder / "recipe.yaml").write_text("model: {kind: set_sequence}")
     data, recipe = draw(80), SimpleNamespace(plan=MANY, stages=[], train=SimpleNamespace(weights="last"))
@@ -268,10 +257,10 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(
     assert "patient 1" in (folder / "report.html").read_text()
 
 
-def test_courses_are_those_of_readable_patients_of_both_outcomes() -> None:
+def test_courses_are_those_of_readable_patients_of_both_outcomes():
     data = draw(80)
     found = predict(Measuring(Guess(), data, np.arange(80), MANY))
-    chosen = courses(Measuring(Guess(), data, np.arange(80), MANY), found)
+    chosen = measures.courses(Measuring(Guess(), data, np.arange(80), MANY), found)
     assert [course["outcome"] for course in chosen] == [True, True, False, False]
     readable = (found.num_sets >= 3) & (found.labels == 1)
     assert chosen[0]["p"] == pytest.approx(found.p[readable].max(), abs=1e-4)
@@ -287,19 +276,19 @@ def test_courses_are_those_of_readable_patients_of_both_outcomes() -> None:
         assert {at for at, _, _ in course["events"]} == set(range(len(course["days"])))
 
 
-def test_curves_are_thinned_to_what_a_picture_shows() -> None:
+def test_curves_are_thinned_to_what_a_picture_shows():
     few = np.stack([np.linspace(0, 1, 7), np.linspace(0, 1, 7) ** 2], 1)
-    assert _thin(few) == few.round(6).tolist()
+    assert measures._thin(few) == few.round(6).tolist()
     many = np.stack([np.linspace(0, 1, 5000), np.linspace(0, 1, 5000)], 1)
-    thin = np.array(_thin(many))
+    thin = np.array(measures._thin(many))
     assert len(thin) == 200
     assert (thin[0].tolist(), thin[-1].tolist()) == ([0, 0], [1, 1])
     assert np.diff(thin[:, 0]).max() < 1.1 / 199
 
 
-def test_what_is_drawn_of_calibration_has_the_intervals_of_wilson() -> None:
+def test_what_is_drawn_of_calibration_has_the_intervals_of_wilson():
     found = predict(Measuring(Guess(), draw(80), np.arange(80), MANY))
-    drawn = describe(found)
+    drawn = measures.describe(found)
     assert list(drawn) == ["calibration", "roc", "precision_recall"]
     labels, p = found.labels[found.known], found.p[found.known]
     bins = binary.calibration_bins(p)
@@ -318,7 +307,7 @@ def test_what_is_drawn_of_calibration_has_the_intervals_of_wilson() -> None:
     assert [point for point in drawn["precision_recall"] if point not in points] == []
 
 
-def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown() -> None:
+def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown():
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY), model=Guess(classification=1.0))
     data, ids = draw(), np.arange(40)
     found = predict(Measuring(Guess(), data, ids, MANY))
@@ -328,27 +317,27 @@ def test_the_surest_mistakes_are_shown_and_no_patient_that_is_right_or_unknown()
     expected = [f"{data.where(i)}: {found.p[i]:.0%} for {said[int(found.labels[i])]}" for i in wrong]
     assert {0, 1} == {int(found.labels[i]) for i in wrong}
     for num in (0, 3, 40):
-        evaluated = evaluate(run, Measuring(run.model, data, ids, MANY), num)
+        evaluated = measures.evaluate(run, Measuring(run.model, data, ids, MANY), num)
         assert evaluated.lines[1:] == expected[:num]
-    counts = {"patients": 40, **count(found, labelled=True)}
+    counts = {"patients": 40, **measures.count(found, labelled=True)}
     assert evaluated.drawn["counts"] == counts
     said_first = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items())
     assert evaluated.lines[0] == f"evaluated: {said_first}"
 
 
-def test_one_outcome_alone_has_no_curve() -> None:
+def test_one_outcome_alone_has_no_curve():
     data = Patients([[2, 1]] * 12, np.zeros(12, np.int64))
     found = predict(Measuring(Guess(), data, np.arange(12), MANY))
-    assert list(describe(found)) == ["calibration"]
-    assert math.isnan(outcome_rows(found, True, True).metrics()["auroc"].value)
-    shown = metric_lines({"auroc": outcome_rows(found, True, True).metrics()["auroc"]})[0]
+    assert list(measures.describe(found)) == ["calibration"]
+    assert math.isnan(measures.outcome_rows(found, True, True).metrics()["auroc"].value)
+    shown = metric_lines({"auroc": measures.outcome_rows(found, True, True).metrics()["auroc"]})[0]
     assert "nan" not in shown
     assert shown.split()[:2] == ["auroc", "-"]
     assert "no patient has the outcome" in shown
-    judged = held_out(Measuring(Guess(), data, np.arange(12), MANY))
+    judged = measures.held_out(Measuring(Guess(), data, np.arange(12), MANY))
     assert set(judged.refused) == {"auroc", "average_precision"}
     assert not set(judged.refused) & set(judged.values)
-    assert courses(Measuring(Guess(), data, np.arange(12), MANY), found) == []
+    assert measures.courses(Measuring(Guess(), data, np.arange(12), MANY), found) == []
 
 
 # --------------------------------------------------------------------------- several classes
@@ -366,12 +355,12 @@ def of_classes(labels: np.ndarray, p: np.ndarray) -> PatientPredictions:
 
 @pytest.mark.promise("patients.ready-labels")
 @pytest.mark.parametrize(("kind", "absent"), [("classes", None), ("absent", 2)])
-def test_measures_of_several_classes_equal_those_of_scikit_learn(kind: str, absent: int | None) -> None:
+def test_measures_of_several_classes_equal_those_of_scikit_learn(kind, absent):
     known = KNOWN[kind]
     labels, p = sample_classes(300, absent)
     labels, p = np.append(labels, [UNKNOWN, UNKNOWN]), np.concatenate([p, p[:2]])  # whom no measure counts
     found = of_classes(labels, p)
-    metrics = outcome_rows(found, True, True).metrics()
+    metrics = measures.outcome_rows(found, True, True).metrics()
     assert metrics["accuracy"].value == pytest.approx(known["accuracy"], abs=1e-12)
     assert metrics["loss"].value == pytest.approx(known["log_loss"], abs=1e-12)
     assert metrics["commonest_class"].value == max(np.bincount(labels[:300])) / 300
@@ -393,15 +382,15 @@ def test_measures_of_several_classes_equal_those_of_scikit_learn(kind: str, abse
     assert metrics["auroc"].low < metrics["auroc"].value < metrics["auroc"].high
     assert {metric.num for metric in metrics.values()} == {300}
     assert "NaN" not in json.dumps({name: metric.to_json() for name, metric in metrics.items()})
-    judged = _judged(found.only(found.known))
+    judged = measures._judged(found.only(found.known))
     assert judged.values == pytest.approx({name: metrics[name].value for name in ("loss", "accuracy", "auroc")})
     assert judged.num_targets == 300
-    columns = outcome_rows(found, True, True).columns
+    columns = measures.outcome_rows(found, True, True).columns
     assert columns["label"].tolist()[-1] is None
     assert columns.keys().isdisjoint({"risk", "duration", "observed", "probability"})
 
 
-def test_the_interval_of_a_mean_over_classes_is_that_of_patients_drawn_again() -> None:
+def test_the_interval_of_a_mean_over_classes_is_that_of_patients_drawn_again():
     labels, p = sample_classes(40, 2, seed=3)
     labels[labels == 4] = 0
     labels[7] = 4  # of a class that many resamples lack
@@ -416,24 +405,24 @@ def test_the_interval_of_a_mean_over_classes_is_that_of_patients_drawn_again() -
     assert binary.class_brier(labels, p, times) == pytest.approx(np.array(squares), abs=1e-12)
 
 
-def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rarest() -> None:
+def test_one_class_alone_has_no_area_and_perfect_ones_have_the_limits_of_the_rarest():
     p = np.full((12, 5), 0.1) + 0.5 * np.eye(5)[np.arange(12) % 5]
-    alone = outcome_rows(of_classes(np.zeros(12, np.int64), p), True, True).metrics()
+    alone = measures.outcome_rows(of_classes(np.zeros(12, np.int64), p), True, True).metrics()
     assert {name: metric.note for name, metric in alone.items() if math.isnan(metric.value)} == {
         "auroc": "all have one class", "auroc_home": "all have one class",
         **{f"auroc_{name}": "no patient has the class" for name in NAMES[1:]},
     }  # fmt: skip
-    judged = _judged(of_classes(np.zeros(12, np.int64), p))
+    judged = measures._judged(of_classes(np.zeros(12, np.int64), p))
     assert judged.refused == {"auroc": "all have one class"}
     assert "auroc" not in judged.values
-    perfect = outcome_rows(of_classes(np.arange(12) % 5, p), True, True).metrics()
+    perfect = measures.outcome_rows(of_classes(np.arange(12) % 5, p), True, True).metrics()
     assert (perfect["auroc"].value, perfect["auroc"].high) == (1, 1)
     assert perfect["auroc"].low == pytest.approx(0.025 ** (1 / 2)), "of a class of two patients"
     assert perfect["accuracy"].low == pytest.approx(0.025 ** (1 / 12))
 
 
 @pytest.mark.promise("patients.ready-labels")
-def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
+def test_an_evaluation_of_several_classes_counts_draws_and_shows_each():
     rng, base = np.random.default_rng(2), draw(60, timed=False)
     labels = np.where(np.arange(60) % 7 == 3, -1, rng.integers(0, 3, 60))
     data = replace(base, labels=labels, classes=NAMES[:4])
@@ -441,7 +430,7 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
     labels_of = SimpleNamespace(several=NAMES[:4])
     run: Any = SimpleNamespace(recipe=SimpleNamespace(plan=MANY, events=SimpleNamespace(labels=labels_of)), model=model)
     over = Measuring(model, data, np.arange(60), MANY)
-    found = evaluate(run, over, 60)
+    found = measures.evaluate(run, over, 60)
     predictions = predict(over)
     for row in (0, 17):
         wanted = model.classify(alone(data, row)).double().log_softmax(1)
@@ -469,7 +458,7 @@ def test_an_evaluation_of_several_classes_counts_draws_and_shows_each() -> None:
     assert found.lines[1:] == [
         f"{data.where(int(i))}: {p[i].max():.0%} for {NAMES[p[i].argmax()]}, it is {NAMES[labels[i]]}" for i in surest
     ]
-    assert held_out(over).loss == pytest.approx(predictions.nll.mean())
+    assert measures.held_out(over).loss == pytest.approx(predictions.nll.mean())
     page = html_of(section, {"family": "events", "part": None, "best_of": None, **found.drawn})
     assert page.count("<figure") == 7
     assert f"{courses_drawn[2]['p']:.1%} for rehab in the end, which it was" in page
@@ -487,11 +476,11 @@ def timed_only(risk: np.ndarray, durations: np.ndarray, cause: np.ndarray) -> Pa
 
 
 def ranked(predictions: PatientPredictions) -> float:
-    return outcome_rows(predictions, False, True).metrics()["concordance"].value
+    return measures.outcome_rows(predictions, False, True).metrics()["concordance"].value
 
 
 @pytest.mark.promise("patients.competing")
-def test_who_had_a_competing_event_stays_at_risk_for_ever() -> None:
+def test_who_had_a_competing_event_stays_at_risk_for_ever():
     """Wolbers et al. (2014): a pair counts if the outcome of one came before that of the other, which never comes after
     a competing event, however early that was."""
     rng = np.random.default_rng(5)
@@ -512,7 +501,7 @@ def test_who_had_a_competing_event_stays_at_risk_for_ever() -> None:
 
 
 @pytest.mark.promise("patients.competing")
-def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
+def test_every_competing_event_is_measured_as_the_outcome_is():
     rng = np.random.default_rng(7)
     num, horizon, names = 50, 9.1, ("moved", "died", "never")
     durations, cause = rng.integers(1, 15, num).astype(np.float32), rng.integers(0, 4, num)
@@ -521,7 +510,7 @@ def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
     label = np.where((cause > 0) & (durations <= np.float32(horizon)), cause == 1, np.where(durations > 9, 0, UNKNOWN))
     given = timed_only(p[:, 0], durations.astype(np.float64), cause)
     given = replace(given, labels=label, competing=p)
-    found = outcome_rows(given, False, False, names, horizon).metrics()
+    found = measures.outcome_rows(given, False, False, names, horizon).metrics()
     for place, name in enumerate(names[:2]):
         right, comparable, squares, came = 0.0, 0, [], np.zeros(num, bool)
         for i in range(num):
@@ -544,14 +533,14 @@ def test_every_competing_event_is_measured_as_the_outcome_is() -> None:
     assert found["auroc_never"].to_json()["reason"] == "no patient has never by the horizon"
 
 
-def test_competing_events_are_counted_and_told_in_rows_where_there_are_any() -> None:
+def test_competing_events_are_counted_and_told_in_rows_where_there_are_any():
     cause, days = np.array([0, 1, 2, 3, 2, 0]), np.array([5.0, 2.0, 3.0, 4.0, 5.0, np.nan])
     some = timed_only(np.zeros(6), days, cause)
     expected = {"observed_until_the_outcome": 1, "observed_until_a_competing_event": 3, "censored": 1}
-    assert count(some, labelled=False) == expected
-    columns = outcome_rows(some, False, True).columns
+    assert measures.count(some, labelled=False) == expected
+    columns = measures.outcome_rows(some, False, True).columns
     assert columns["observed"].tolist() == [False, True, False, False, False, None]
     assert columns["competing"].tolist() == [False, False, True, True, True, None]
-    one = outcome_rows(replace(some, cause=np.minimum(cause, 2)), False, True, ("moved",)).columns
+    one = measures.outcome_rows(replace(some, cause=np.minimum(cause, 2)), False, True, ("moved",)).columns
     assert one["competing_event"].tolist() == [None, None, "moved", "moved", "moved", None]
-    assert "competing" not in outcome_rows(replace(some, cause=np.minimum(cause, 1)), False, True).columns
+    assert "competing" not in measures.outcome_rows(replace(some, cause=np.minimum(cause, 1)), False, True).columns

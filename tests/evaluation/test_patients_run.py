@@ -14,7 +14,6 @@ import yaml
 from tests.helpers.event_tables import FIRST_ID, draw_rows, put, put_meds
 from tests.helpers.families import patients
 from tests.helpers.patient_tables import FIRST, MODEL, PEOPLE, write_tables
-from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet
 from tests.helpers.untrained_patients import CODES, Guess, draw
 from unpad.batching.batch import RaggedBatch
@@ -42,14 +41,12 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "model": {"bins": [0, 90, 365]}, "losses": None, "optim": None, "plan": {"tokens_per_micro": 90},
         "train": {"max_steps": 6, "threads": 1},
     }  # fmt: skip
-    recipe = patients(root, PEOPLE, **short)
-    train(str(recipe), root / "run", [], console=quiet())
+    train(str(patients(root, PEOPLE, **short)), root / "run", [], console=quiet())
     return root / "run"
 
 
-def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
-    outcome = unpad("eval", run, "--json", code=0)
-    metrics = json.loads(outcome.out)
+def test_everything_it_trains_is_measured(unpad, run):
+    metrics = json.loads(unpad("eval", run, "--json", code=0).out)
     for name in ("loss", "auroc", "average_precision", "brier", "calibration_error", "accuracy", "concordance",
                  "reconstruction", "made_code", "made_code: age", "next_set_auroc"):  # fmt: skip
         assert metrics[name]["low"] <= metrics[name]["value"] <= metrics[name]["high"], name
@@ -60,28 +57,22 @@ def test_everything_it_trains_is_measured(unpad: Shell, run: Path) -> None:
 
 
 @pytest.mark.promise("patients.verbs")
-def test_own_patients_are_checked_planned_and_proven(
-    unpad: Shell, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_own_patients_are_checked_planned_and_proven(unpad, run, tmp_path, monkeypatch):
     recipe = run.with_name("patients.yaml")
-    checked = unpad("data", "check", recipe, code=0)
-    assert f"{PEOPLE} of {PEOPLE} rows usable" in checked.out
-    planned = unpad("plan", recipe, "--json", code=0)
-    for strategy in json.loads(planned.out)["strategies"]:
+    assert f"{PEOPLE} of {PEOPLE} rows usable" in unpad("data", "check", recipe, code=0).out
+    for strategy in json.loads(unpad("plan", recipe, "--json", code=0).out)["strategies"]:
         assert strategy["ledger"]["sequences"]["whole"] == round(PEOPLE * 0.6), strategy["name"]
-    proven = unpad("prove", recipe, code=0)
-    assert "FAIL" not in proven.out
+    assert "FAIL" not in unpad("prove", recipe, code=0).out
 
     def of_another_patient(batch: RaggedBatch) -> RaggedBatch:
         return replace(batch, seq_labels=batch.seq_labels.roll(1))
 
     load = EventData.load
     monkeypatch.setattr(EventData, "load", lambda data, micro: of_another_patient(load(data, micro)))
-    faulty = unpad("prove", recipe, code=NOT_PROVED)
-    assert "FAIL  plan pack = alone" in faulty.out
+    assert "FAIL  plan pack = alone" in unpad("prove", recipe, code=NOT_PROVED).out
 
 
-def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, run: Path, tmp_path: Path) -> None:
+def test_vectors_of_other_patients_are_those_they_would_have_had(unpad, run, tmp_path):
     write_tables(tmp_path / "others", FIRST + np.array([PEOPLE + 5, 3, 1, PEOPLE + 1]))
     own, others = tmp_path / "own.parquet", tmp_path / "others.parquet"
     assert unpad("embed", run, "--out", own).code == 0
@@ -109,7 +100,7 @@ def test_vectors_of_other_patients_are_those_they_would_have_had(unpad: Shell, r
     )
 
 
-def test_the_recipe_for_own_tables_reads_such_tables_and_every_measure_is_explained(tmp_path: Path) -> None:
+def test_the_recipe_for_own_tables_reads_such_tables_and_every_measure_is_explained(tmp_path):
     page = (Path(__file__).parents[2] / "docs" / "patients.md").read_text(encoding="utf-8")
     recipe = yaml.safe_load(page.split("```yaml")[1].split("```")[0])
     recipe["data"]["root"] = str(tmp_path)
@@ -135,20 +126,19 @@ def test_the_recipe_for_own_tables_reads_such_tables_and_every_measure_is_explai
 
 
 @pytest.mark.promise("patients.missing")
-def test_a_missing_table_is_named(unpad: Shell, run: Path, tmp_path: Path) -> None:
+def test_a_missing_table_is_named(unpad, run, tmp_path):
     refused = unpad("embed", run, "--data", tmp_path, "--out", tmp_path / "out.parquet", code=2)
     assert "there is nothing in the place of tests.parquet" in refused.err
 
 
-def test_what_a_run_of_patients_cannot_do_is_refused(unpad: Shell, run: Path, tmp_path: Path) -> None:
+def test_what_a_run_of_patients_cannot_do_is_refused(unpad, run, tmp_path):
     (tmp_path / "image.png").write_bytes(b"")
     for verb in (("infer", run, "--image", tmp_path / "image.png"), ("generate", run, "--prompt", "a")):
-        refused = unpad(*verb, code=2)
-        assert "Traceback" not in refused.err
+        assert "Traceback" not in unpad(*verb, code=2).err
     assert "unpad embed" in unpad("generate", run, "--prompt", "a").err
 
 
-def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad: Shell, tmp_path: Path) -> None:
+def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad, tmp_path):
     rows = draw_rows(40)
     splits = {FIRST_ID + i: ("train", "train", "tuning", "held_out")[i % 4] for i in range(40)}
     root = put_meds(tmp_path / "meds", rows, [(FIRST_ID + i, 0.0, "GENDER//F", None) for i in range(0, 40, 2)], splits)
@@ -166,5 +156,4 @@ def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad: Shell, tmp_path: Pa
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     begun = unpad("train", tmp_path / "recipe.yaml", "--out", tmp_path / "run", code=0)
     assert "20 to train on, 10 held out; 10 left out as the test part" in begun.out
-    outcome = unpad("eval", tmp_path / "run", "--json", code=0)
-    assert json.loads(outcome.out)["auroc"]["num"] == 10
+    assert json.loads(unpad("eval", tmp_path / "run", "--json", code=0).out)["auroc"]["num"] == 10

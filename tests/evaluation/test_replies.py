@@ -49,14 +49,13 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedRun, TokenS
         "precision": "fp32",
         "generate": {"max_new_tokens": 30, "temperature": 5.0},
     }
-    name = str(write_recipe(folder / "replies.yaml", recipe))
-    train(name, folder / "run", console=quiet())
+    train(str(write_recipe(folder / "replies.yaml", recipe)), folder / "run", console=quiet())
     run = load(folder / "run")
     tokens, _, _ = prepare(run.recipe, tokenizer=run.tokenizer)
     return run, tokens, folder
 
 
-def test_a_reply_is_right_when_it_holds_every_keyword(trained: tuple[LoadedRun, TokenSet, Path]) -> None:
+def test_a_reply_is_right_when_it_holds_every_keyword(trained):
     run, tokens, _ = trained
     replies = answer(run, tokens, np.arange(4))
     assert [reply.reply for reply in replies] == [said for _, said, _ in TALKS]  # greedy, whatever the recipe draws
@@ -66,13 +65,13 @@ def test_a_reply_is_right_when_it_holds_every_keyword(trained: tuple[LoadedRun, 
     assert not any(said in reply.question for reply, (asked, said, _) in zip(replies, TALKS, strict=True))
 
 
-def test_answers_do_not_depend_on_the_other_questions(trained: tuple[LoadedRun, TokenSet, Path]) -> None:
+def test_answers_do_not_depend_on_the_other_questions(trained):
     run, tokens, _ = trained
     together = answer(run, tokens, np.arange(4))
     assert [answer(run, tokens, np.array([i]))[0] for i in range(4)] == together
 
 
-def test_only_questions_with_keywords_are_asked(trained: tuple[LoadedRun, TokenSet, Path]) -> None:
+def test_only_questions_with_keywords_are_asked(trained):
     _, tokens, _ = trained
     asked = np.flatnonzero(tokens.split == 0)
     assert with_keywords(tokens, asked, seed=0).tolist() == [0, 1, 2]
@@ -82,11 +81,8 @@ def test_only_questions_with_keywords_are_asked(trained: tuple[LoadedRun, TokenS
     assert some.tolist() == with_keywords(tokens, asked, seed=0, most=2).tolist()
 
 
-def test_evaluation_of_the_run_scores_both_sides_and_shows_replies(
-    trained: tuple[LoadedRun, TokenSet, Path], tmp_path: Path
-) -> None:
-    folder = trained[2]
-    metrics, lines = evaluate_run(str(folder / "run"), num_shown=1, rows=tmp_path / "rows.jsonl")
+def test_evaluation_of_the_run_scores_both_sides_and_shows_replies(trained, tmp_path):
+    metrics, lines = evaluate_run(str(trained[2] / "run"), num_shown=1, rows=tmp_path / "rows.jsonl")
     assert metrics["keywords_trained"].value == pytest.approx(2 / 3)
     assert metrics["keywords_trained"].num == 3
     assert metrics["keywords_heldout"].value == 1
@@ -101,7 +97,7 @@ def test_evaluation_of_the_run_scores_both_sides_and_shows_replies(
     assert [row["part"] for row in rows if row["keywords_heldout"] == 1] == ["valid"]
 
 
-def test_samples_are_the_likeliest_replies_to_held_out_questions(trained: tuple[LoadedRun, TokenSet, Path]) -> None:
+def test_samples_are_the_likeliest_replies_to_held_out_questions(trained):
     run, tokens, _ = trained
     data = run.data()
     asked = run.tokenizer.decode(question(tokens, 4))

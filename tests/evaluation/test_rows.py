@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.families import Finished
-from tests.helpers.shell import Shell
 from tests.helpers.toy import quiet, write_toy
 from unpad.errors import SourceError
 from unpad.evaluation import binary
@@ -116,9 +115,7 @@ def read(path: Path) -> Table:
 
 @pytest.mark.promise("run.rows")
 @pytest.mark.parametrize("family", list(RECOMPUTED))
-def test_metrics_are_those_of_the_rows(
-    family: str, unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_metrics_are_those_of_the_rows(family, unpad, finished, tmp_path, monkeypatch):
     run = copied(finished, family, tmp_path / "run", monkeypatch)
     done = unpad("eval", run, "--json", "--rows", tmp_path / "rows.parquet", code=0)
     printed, rows = json.loads(done.out), read(tmp_path / "rows.parquet")
@@ -135,9 +132,7 @@ def test_metrics_are_those_of_the_rows(
     assert {len(np.unique(rows["group"][scored & mine])) for mine in of_loss} == groups
 
 
-def test_rows_of_new_data_are_json_lines_if_the_file_is_named_so(
-    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_new_data_are_json_lines_if_the_file_is_named_so(finished, tmp_path, monkeypatch):
     run = copied(finished, "images", tmp_path / "run", monkeypatch)
     out, data = tmp_path / "rows.jsonl", finished("images").recipe.parent / "pictures"
     found = evaluate_new(str(run), 0, None, data, out)
@@ -156,17 +151,15 @@ def test_rows_of_new_data_are_json_lines_if_the_file_is_named_so(
     ],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_the_evaluation(
-    name: str, code: int, told: str, unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    name, code, told, unpad, finished, tmp_path, monkeypatch
+):
     monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: pytest.fail("it was evaluated"))
     refused = unpad("eval", finished("images").run, "--rows", tmp_path / name, code=code)
     assert told in refused.err
     assert "Traceback" not in refused.err
 
 
-def test_rows_of_patients_are_for_their_owner(
-    finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_of_patients_are_for_their_owner(finished, tmp_path, monkeypatch):
     run, folder = copied(finished, "patients", tmp_path / "run", monkeypatch), tmp_path / "open"
     folder.mkdir()
     folder.chmod(0o755)
@@ -189,7 +182,7 @@ def rows_of(places: list[str], loss: list[float], targets: list[int], groups: li
 
 
 @pytest.mark.promise("run.rows")
-def test_rows_are_paired_by_place_and_drawn_by_group() -> None:
+def test_rows_are_paired_by_place_and_drawn_by_group():
     """Of one place several rows may be; they are taken in order."""
     a = rows_of(["x:1", "x:2", "x:2", "x:3", "x:9"], [4.0, 6, 9, 8, 100], [2, 2, 3, 4, 1], [0, 0, 1, 1, 2])
     b = rows_of(["x:3", "x:2", "y:1", "x:2", "x:1"], [4.0, 2, 50, 9, 2], [4, 2, 1, 3, 2], [5, 6, 7, 8, 9])
@@ -209,7 +202,7 @@ def test_rows_are_paired_by_place_and_drawn_by_group() -> None:
         paired("a", "b", a, rows_of(["z:1"], [1.0], [1], [0]))
 
 
-def test_ranks_are_compared_on_the_same_draws() -> None:
+def test_ranks_are_compared_on_the_same_draws():
     """The second run ranks as the first: no draw differs; where the first is at chance, the second is above it."""
     label = [0, 1, None, 1, 0, 0, 1, 0]
     places, ones, groups = [f"x:{i}" for i in range(8)], [1] * 8, list(range(8))
@@ -230,7 +223,7 @@ def test_ranks_are_compared_on_the_same_draws() -> None:
     assert " to -" not in shown
 
 
-def test_a_measure_of_one_kind_is_compared_on_rows_of_that_kind() -> None:
+def test_a_measure_of_one_kind_is_compared_on_rows_of_that_kind():
     of_chats = {"chat_loss": Ratio("loss", "num_targets", kind="chat")}
     a, b = (
         replace(
@@ -252,7 +245,7 @@ def of_classes(labels: Sequence[str | None], classes: tuple[str, ...], best: lis
     return replace(rows, measures={name: one for name, one in _of_classes(classes).items() if name not in ALONE})
 
 
-def test_runs_of_other_classes_are_compared_where_both_know_the_class() -> None:
+def test_runs_of_other_classes_are_compared_where_both_know_the_class():
     """Either run is measured by the names of its own classes, in its own order; one has a class that the other has
     not."""
     labels = ["home", "died", "ward", "home", "died", "lost"]
@@ -272,7 +265,7 @@ def test_runs_of_other_classes_are_compared_where_both_know_the_class() -> None:
     assert nobody.to_json().items() >= {"value": None, "reason": "the rows of both do not allow it"}.items()
 
 
-def test_runs_of_other_outcomes_are_not_compared() -> None:
+def test_runs_of_other_outcomes_are_not_compared():
     places, ones = ["x:1", "x:2", "x:3"], [1, 1, 1]
     binary = rows_of(places, [1.0] * 3, ones, [0, 1, 2], label=[0, 1, None], probability=[0.1, 0.9, 0.5])
     later = rows_of(places, [1.0] * 3, ones, [0, 1, 2], label=[1, 1, 0], probability=[0.1, 0.9, 0.5])
@@ -284,9 +277,7 @@ def test_runs_of_other_outcomes_are_not_compared() -> None:
 
 
 @pytest.mark.promise("run.rows")
-def test_runs_are_compared_on_the_rows_that_both_hold_out(
-    unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_are_compared_on_the_rows_that_both_hold_out(unpad, finished, tmp_path, monkeypatch):
     other = copied(finished, "images", tmp_path / "other", monkeypatch)
     before = {path: path.read_bytes() for path in other.rglob("*") if path.is_file()}
     run = finished("images").run
@@ -302,16 +293,14 @@ def test_runs_are_compared_on_the_rows_that_both_hold_out(
     assert f"other less run, on {beside['common']} rows that both hold out" in shown
 
 
-def test_runs_of_two_families_are_not_compared_by_rows(unpad: Shell, finished: Finished, tmp_path: Path) -> None:
+def test_runs_of_two_families_are_not_compared_by_rows(unpad, finished, tmp_path):
     refused = unpad("compare", finished("images").run, finished("conversations").run, "--rows", code=2)
     assert "rows of several families cannot be compared" in refused.err
     assert not (tmp_path / "compare.html").exists()
 
 
 @pytest.mark.promise("run.compare")
-def test_runs_of_other_tokenizers_compare_bits_per_character_on_a_file_spelt_in_two_ways(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_of_other_tokenizers_compare_bits_per_character_on_a_file_spelt_in_two_ways(unpad, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = str(write_toy(tmp_path / "toy", stages=[], train={"threads": 1, "max_steps": 2}))
     train(recipe, tmp_path / "a", console=quiet())

@@ -86,9 +86,7 @@ def measure(setup: Setup, group: Group, seen: list[tuple[int, ...]]) -> str:
         *(("events", "classification"), ("events", "hazard"), ("events", "reconstruction")),
     ],
 )
-def test_every_family_measures_the_same_bits_with_any_number_of_processes(
-    family: str, term: str, setups: dict[str, Setup]
-) -> None:
+def test_every_family_measures_the_same_bits_with_any_number_of_processes(family, term, setups):
     setup = setups[family]
     setup.model.trained = {term: 1.0}
     alone: list[tuple[int, ...]] = []
@@ -102,7 +100,7 @@ def test_every_family_measures_the_same_bits_with_any_number_of_processes(
         assert sum(not own for own in seen) == max(size - len(alone), 0), "none is idle while there is work"
 
 
-def test_results_travel_with_every_bit_and_come_in_the_order_of_the_plan(setups: dict[str, Setup]) -> None:
+def test_results_travel_with_every_bit_and_come_in_the_order_of_the_plan(setups):
     setup = setups["text"]
     planned = list(over(setup, overflow="split").micros())
 
@@ -125,7 +123,7 @@ def test_results_travel_with_every_bit_and_come_in_the_order_of_the_plan(setups:
 
 
 @pytest.mark.parametrize("error", [SourceError("a picture has changed", where="a.png"), MemoryError("no more")])
-def test_an_error_of_one_process_is_raised_in_all(error: Exception, setups: dict[str, Setup]) -> None:
+def test_an_error_of_one_process_is_raised_in_all(error, setups):
     setup = setups["images"]
     calls: list[RaggedBatch] = []
 
@@ -145,7 +143,7 @@ def test_an_error_of_one_process_is_raised_in_all(error: Exception, setups: dict
     assert sum("(process " in str(one) for one in found) == 2, "the others name the process"
 
 
-def test_a_process_that_ends_is_missed(setups: dict[str, Setup]) -> None:
+def test_a_process_that_ends_is_missed(setups):
     setup = setups["images"]
 
     def visit(group: Group) -> None:

@@ -28,8 +28,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> tuple[TextData, int]:
-    folder = tmp_path_factory.mktemp("toy")
-    data = open_data(load_recipe(str(write_toy(folder))), None)
+    data = open_data(load_recipe(str(write_toy(tmp_path_factory.mktemp("toy")))), None)
     return data, data.num_outputs
 
 
@@ -57,10 +56,9 @@ def numbers(metric: Metric) -> list[float]:
 
 
 @pytest.mark.promise("train.perplexity")
-def test_no_batching_changes_a_number(corpus: tuple[TextData, int]) -> None:
+def test_no_batching_changes_a_number(corpus):
     data, vocab_size = corpus
-    tokens = data.tokens
-    model, ids = model_of(vocab_size), np.arange(len(tokens))
+    model, ids = model_of(vocab_size), np.arange(len(data.tokens))
     expected = summarise(measure(model, data, ids))
     assert set(expected) == {"loss", "perplexity", "bits_per_char", "bits_per_byte"}
     for size in (1, 7, 64, 1000, 1 << 20):
@@ -72,7 +70,7 @@ def test_no_batching_changes_a_number(corpus: tuple[TextData, int]) -> None:
 
 
 @pytest.mark.promise("train.perplexity")
-def test_the_sums_equal_those_of_every_strategy_training_has(corpus: tuple[TextData, int]) -> None:
+def test_the_sums_equal_those_of_every_strategy_training_has(corpus):
     data, vocab_size = corpus
     tokens = data.tokens
     model = model_of(vocab_size).eval()
@@ -91,7 +89,7 @@ def test_the_sums_equal_those_of_every_strategy_training_has(corpus: tuple[TextD
 
 
 @pytest.mark.promise("train.perplexity")
-def test_values_equal_those_computed_by_hand(corpus: tuple[TextData, int]) -> None:
+def test_values_equal_those_computed_by_hand(corpus):
     data, vocab_size = corpus
     tokens = data.tokens
     model, log_p = unigram_model(vocab_size)
@@ -112,9 +110,7 @@ def test_values_equal_those_computed_by_hand(corpus: tuple[TextData, int]) -> No
 @pytest.mark.promise("train.perplexity")
 @pytest.mark.parametrize("stride", [None, 1, 3, 5])
 @pytest.mark.parametrize("context", [5, 8])
-def test_windows_leave_no_target_out_and_count_none_twice(
-    corpus: tuple[TextData, int], context: int, stride: int | None
-) -> None:
+def test_windows_leave_no_target_out_and_count_none_twice(corpus, context, stride):
     data, vocab_size = corpus
     tokens = data.tokens
     ids = np.arange(len(tokens))
@@ -125,7 +121,7 @@ def test_windows_leave_no_target_out_and_count_none_twice(
     assert sums.nll == pytest.approx(expected, rel=1e-5)
 
 
-def test_loss_of_a_batch_is_given_to_its_sequences() -> None:
+def test_loss_of_a_batch_is_given_to_its_sequences():
     from tests.conftest import random_batch
 
     model, batch = tiny_model().eval(), random_batch([5, 1, 0, 9], share=0.6)
@@ -144,14 +140,14 @@ def sums_of(nll: list[float], targets: list[int]) -> DocumentSums:
 
 
 @pytest.mark.promise("train.perplexity")
-def test_a_loss_beyond_numbers_is_infinite_perplexity_and_no_crash() -> None:
+def test_a_loss_beyond_numbers_is_infinite_perplexity_and_no_crash():
     values = summarise(sums_of([1e6, 2e6], [10, 10]))
     assert values["perplexity"].value == math.inf
     assert values["loss"].value == pytest.approx(1.5e5)
 
 
 @pytest.mark.promise("train.perplexity")
-def test_intervals_hold_the_value_and_narrow_with_more_documents() -> None:
+def test_intervals_hold_the_value_and_narrow_with_more_documents():
     rng = np.random.default_rng(0)
     widths = []
     for num in (10, 100, 1000):
@@ -163,7 +159,7 @@ def test_intervals_hold_the_value_and_narrow_with_more_documents() -> None:
     assert widths[0] > 2 * widths[1] > 4 * widths[2]
 
 
-def test_intervals_are_the_same_every_time_and_one_document_has_none() -> None:
+def test_intervals_are_the_same_every_time_and_one_document_has_none():
     sums = sums_of([5.0, 9.0, 2.0], [2, 3, 1])
     assert summarise(sums) == summarise(sums)
     one = summarise(sums_of([6.0], [2]))["loss"]
@@ -173,7 +169,7 @@ def test_intervals_are_the_same_every_time_and_one_document_has_none() -> None:
 
 
 @pytest.mark.promise("data.near-duplicates")
-def test_a_held_out_part_is_measured_apart_from_training(corpus: tuple[TextData, int]) -> None:
+def test_a_held_out_part_is_measured_apart_from_training(corpus):
     data, vocab_size = corpus
     tokens = data.tokens
     held, trained = np.flatnonzero(tokens.split == Split.HOLDOUT), np.flatnonzero(tokens.split == Split.TRAIN)

@@ -13,7 +13,7 @@ from unpad.evaluation.vqa import normalise, vqa_accuracy
         ("dont know", "don't know"), ("red/blue", "red blue"), ("红色。", "红色"), ("  An\tapple\n", "apple"),
     ],
 )  # fmt: skip
-def test_answers_are_normalised(answer: str, expected: str) -> None:
+def test_answers_are_normalised(answer, expected):
     assert normalise(answer) == expected
 
 
@@ -28,7 +28,7 @@ WITH = (
 COUNTED = "none zero one two three four five six seven eight nine ten"
 
 
-def test_every_contraction_number_article_and_mark_is_known() -> None:
+def test_every_contraction_number_article_and_mark_is_known():
     assert normalise(WITHOUT) == normalise(WITH) == WITH
     assert normalise(COUNTED) == "0 0 1 2 3 4 5 6 7 8 9 10"
     assert normalise("a an the A An The") == "a an the a an the", "an answer of nothing else stays"
@@ -39,7 +39,7 @@ def test_every_contraction_number_article_and_mark_is_known() -> None:
 
 
 @pytest.mark.promise("vqa.answers")
-def test_three_who_agree_are_enough_and_each_is_left_out_once() -> None:
+def test_three_who_agree_are_enough_and_each_is_left_out_once():
     people = ["yes"] * 3 + ["no"] * 7
     # Of ten subsets of nine people, three have two "yes" left and seven have all three.
     assert vqa_accuracy("Yes.", people) == pytest.approx((3 * 2 / 3 + 7 * 1) / 10)
@@ -51,14 +51,14 @@ def test_three_who_agree_are_enough_and_each_is_left_out_once() -> None:
 
 
 @pytest.mark.promise("vqa.answers")
-def test_a_part_of_an_answer_earns_nothing() -> None:
+def test_a_part_of_an_answer_earns_nothing():
     assert vqa_accuracy("it is a cat on a mat", ["cat"] * 10) == 0.0
     assert vqa_accuracy("cat", ["catfish"]) == 0.0
     assert vqa_accuracy("a cat", ["Cat"]) == 1.0
 
 
 @pytest.mark.promise("vqa.answers")
-def test_an_empty_reply_is_never_right_and_signs_have_a_meaning() -> None:
+def test_an_empty_reply_is_never_right_and_signs_have_a_meaning():
     assert [vqa_accuracy("", [label]) for label in ("A", "the", "?", "")] == [0.0] * 4
     assert vqa_accuracy(" ", ["a"] * 10) == 0.0
     same = [("a.", "A"), ("(-5)", "-5"), ("o-", "O-"), ("< 5", "<5"), ("it is C++.", "it is c++"), ("5-3", "5 3")]

@@ -20,7 +20,7 @@ ROWS: list[Row] = [("1 5 <image> 7 8", [(3, 4)], ""), ("2 3 4", [], ""), ("1 <im
 
 
 @pytest.mark.promise("vqa.cost")
-def test_kept_tokens_equal_a_count_by_hand() -> None:
+def test_kept_tokens_equal_a_count_by_hand():
     """Three rows, of which the second has no image, in a model of four blocks that merges and prunes, after block 1 or
     before the first as well."""
     patches, given = np.array([12, 0, 8]), np.array([6, 0, 4])
@@ -43,7 +43,7 @@ def test_kept_tokens_equal_a_count_by_hand() -> None:
 
 
 @pytest.mark.promise("vqa.modes")
-def test_the_gap_between_soft_and_hard_is_of_the_same_rows() -> None:
+def test_the_gap_between_soft_and_hard_is_of_the_same_rows():
     soft, hard = np.array([1.0, 0, 1, 0]), np.array([0.0, 0, 1, 0])
     found = mode_metrics({"origin": np.ones(4), "soft": soft, "hard": hard})
     assert {name: one.value for name, one in found.items()} == {
@@ -56,7 +56,7 @@ def test_the_gap_between_soft_and_hard_is_of_the_same_rows() -> None:
 
 @pytest.mark.promise("vqa.cost")
 @torch.no_grad()
-def test_operations_of_every_mode_equal_a_count_by_hand() -> None:
+def test_operations_of_every_mode_equal_a_count_by_hand():
     """After block 1 of four a head leaves some of 12 and 7 patches; text has 4, 3 and 2 tokens."""
     model, prompts = pruned(layers=[1], keep=0.5), prepare(ROWS, answers=None).batch
     sizes = sizes_of(model.config.language, VOCAB)
@@ -81,7 +81,7 @@ def test_operations_of_every_mode_equal_a_count_by_hand() -> None:
 
 @pytest.mark.promise("vqa.cost")
 @torch.no_grad()
-def test_modes_are_measured_in_turn_on_the_same_prompts() -> None:
+def test_modes_are_measured_in_turn_on_the_same_prompts():
     model, prompts, ticks = pruned(layers=[0], keep=0.25), prepare(ROWS, answers=None).batch, count()
     found = measure(model, prompts, 2, 5, lambda: float(next(ticks)))
     assert list(found) == ["origin", "hard"]
@@ -95,7 +95,7 @@ def test_modes_are_measured_in_turn_on_the_same_prompts() -> None:
     assert model.mode == "hard"
 
 
-def test_the_table_lines_up_whatever_the_names() -> None:
+def test_the_table_lines_up_whatever_the_names():
     """Letters of Chinese take two cells; a question too long for the column has a line to itself."""
     question = "accuracy: " + "Which of the shapes in the picture is it? " * 2
     metrics = {

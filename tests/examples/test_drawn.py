@@ -19,7 +19,7 @@ from unpad.storage import disk
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("color", COLORS)
-def test_a_picture_shows_its_shape_in_its_colour(shape: str, color: str) -> None:
+def test_a_picture_shows_its_shape_in_its_colour(shape, color):
     pixels = np.asarray(draw(shape, color, 96, 80, np.random.default_rng(3))).astype(np.int64)
     inside = np.abs(pixels - COLORS[color]).max(-1) <= 15
     assert ((pixels >= 194).all(-1) | inside).all(), "all else is the pale ground"
@@ -29,17 +29,14 @@ def test_a_picture_shows_its_shape_in_its_colour(shape: str, color: str) -> None
     y, x = (2 * (rows - top) + 1) / height - 1, (2 * (columns - left) + 1) / width - 1  # from -1 to 1
     radius = np.hypot(x, y)
     expected = {
-        "circle": radius <= 1,
-        "ring": (radius <= 1) & (radius >= 2 / 3),
-        "square": np.ones_like(x, np.bool_),
-        "triangle": np.abs(x) <= (y + 1) / 2,
-        "cross": (np.abs(x) <= 1 / 3) | (np.abs(y) <= 1 / 3),
-    }[shape]
+        "circle": radius <= 1, "ring": (radius <= 1) & (radius >= 2 / 3), "square": np.ones_like(x, np.bool_),
+        "triangle": np.abs(x) <= (y + 1) / 2, "cross": (np.abs(x) <= 1 / 3) | (np.abs(y) <= 1 / 3),
+    }[shape]  # fmt: skip
     assert (inside[rows, columns] == expected).mean() > 0.94
     assert height == pytest.approx(width * (3 / 4 / (3**0.5 / 2) if shape == "triangle" else 1), abs=2)
 
 
-def test_a_small_set_is_pinned_and_is_drawn_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_set_is_pinned_and_is_drawn_once(tmp_path, monkeypatch):
     """Other pictures under the same VERSION would make other runs of the packaged recipes."""
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
     monkeypatch.setattr(drawn, "NUM_IMAGES", 60)
@@ -71,9 +68,7 @@ PINNED = ["8428a61441a223a6", "d18443fba6cfa177", "759ea5a0a08b055c"]  # the row
 
 
 @pytest.mark.promise("input.drawn")
-def test_a_picture_that_is_lost_emptied_or_zeroed_is_drawn_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_picture_that_is_lost_emptied_or_zeroed_is_drawn_again(tmp_path, monkeypatch):
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
     monkeypatch.setattr(drawn, "NUM_IMAGES", 12)
     picture = drawn_folder() / "shapes/0007.png"
@@ -88,7 +83,7 @@ def test_a_picture_that_is_lost_emptied_or_zeroed_is_drawn_again(
 
 
 @pytest.mark.promise("input.drawn")
-def test_pictures_are_flushed_before_the_files_that_name_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_are_flushed_before_the_files_that_name_them(tmp_path, monkeypatch):
     done: list[tuple[str, str]] = []
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
     monkeypatch.setattr(drawn, "NUM_IMAGES", 12)
@@ -106,7 +101,7 @@ def test_pictures_are_flushed_before_the_files_that_name_them(tmp_path: Path, mo
 
 
 @pytest.mark.promise("input.drawn")
-def test_a_full_disk_while_drawing_is_an_error_of_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_while_drawing_is_an_error_of_the_disk(tmp_path, monkeypatch):
     def fill(name: str, path: Path) -> None:
         if name == "write":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -1,7 +1,5 @@
 """Tests of the simulated patients with ready labels, and of the packaged recipe that reads them."""
 
-from pathlib import Path
-
 import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -12,9 +10,7 @@ from unpad.examples.drawn import DAY_0, HORIZON, PATIENTS_VERSION, simulated_fol
 from unpad.recipes.file import load_recipe
 
 
-def test_the_ready_labels_are_of_the_same_patients_and_no_event_follows_day_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_ready_labels_are_of_the_same_patients_and_no_event_follows_day_0(tmp_path, monkeypatch):
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
     old = tmp_path / f"simulated-{PATIENTS_VERSION}" / "patients"
     old.mkdir(parents=True)
@@ -34,7 +30,7 @@ def test_the_ready_labels_are_of_the_same_patients_and_no_event_follows_day_0(
 
 
 @pytest.mark.promise("patients.ready-labels")
-def test_the_packaged_recipe_of_ready_labels_reads_every_event_and_label() -> None:
+def test_the_packaged_recipe_of_ready_labels_reads_every_event_and_label():
     data = open_data(load_recipe("events_labels"), None)
     assert np.bincount(data.labels).tolist() == [452, 247]
     assert not data.report.bad

@@ -87,8 +87,7 @@ def kept(queries: Tensor, keys: Tensor, heads: int, dropout: float) -> Tensor:
     """Which weights stay, (heads, queries, keys) bool, from places in the run."""
     row = queries[None, :] * heads + torch.arange(heads)[:, None]
     low = mix(torch.full_like(row, SEED & 0xFFFFFFFF) ^ mix(row & 0xFFFFFFFF))
-    row_bits = mix(low ^ (SEED >> 32) ^ (row >> 32))
-    bits = mix(row_bits[..., None] ^ (keys * 0x9E3779B9 & 0xFFFFFFFF))
+    bits = mix(mix(low ^ (SEED >> 32) ^ (row >> 32))[..., None] ^ (keys * 0x9E3779B9 & 0xFFFFFFFF))
     return bits >= int(dropout * 2**32)
 
 

@@ -26,8 +26,7 @@ def build_driver(
         subprocess.Popen([compiler, *flags, f"-I{NATIVE}", "-c", str(source), "-o", str(target)])
         for source, target in zip(sources, objects, strict=True)
     ]
-    codes = [build.wait() for build in builds]
-    assert not any(codes), "a source does not compile"
+    assert not any([build.wait() for build in builds]), "a source does not compile"
     program = folder / "driver"
     subprocess.run([compiler, *flags, *link, *map(str, objects), "-o", str(program)], check=True)
     return program

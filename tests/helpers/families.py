@@ -25,12 +25,9 @@ from tests.helpers.questions import write_questions
 from tests.helpers.toy import run, write_recipe, write_toy
 
 TEXT: dict[str, Any] = {
-    "stages": [],
-    "train": {"max_epochs": 12},
-    "checkpoint": {"every": 50},
-    "plan": {"tokens_per_micro": 200},
+    "stages": [], "train": {"max_epochs": 12}, "checkpoint": {"every": 50}, "plan": {"tokens_per_micro": 200},
     "optim": {"lr": 2e-2},
-}
+}  # fmt: skip
 PREFERENCES = [
     {"name": "answer", "use": ["chat"]},
     {"name": "prefer", "use": ["pairs"], "optim": {"lr_scale": 0.5}},

@@ -74,19 +74,15 @@ def random_patients(
     total, num_seqs = sum(lengths), len(lengths)
     times = [np.sort(-rng.exponential(300, len(patient)).round()) for patient in sets]
     batch = patient_batch(
-        sets,
-        codes=rng.integers(0, num_codes, total),
-        values=rng.normal(0, 1.5, total),
-        has_value=rng.random(total) < 0.7,
-        times=np.concatenate([np.zeros(0), *times]),
-    )
+        sets, codes=rng.integers(0, num_codes, total), values=rng.normal(0, 1.5, total),
+        has_value=rng.random(total) < 0.7, times=np.concatenate([np.zeros(0), *times]),
+    )  # fmt: skip
     events = replace(
         batch.require(EventSets),
         durations=torch.from_numpy(rng.exponential(500, num_seqs).astype(np.float32)),
         cause=torch.from_numpy((rng.random(num_seqs) < 0.5) * (1 + np.arange(num_seqs) % causes)),
     )
-    shares = [0.2, *[0.8 / classes] * classes]
-    labels = torch.from_numpy(rng.choice(np.arange(-1, classes), num_seqs, p=shares))
+    labels = torch.from_numpy(rng.choice(np.arange(-1, classes), num_seqs, p=[0.2, *[0.8 / classes] * classes]))
     return replace(batch, seq_labels=labels).with_part(events)
 
 

@@ -3,7 +3,9 @@
 from typing import Any
 
 from tests.helpers.vision import Row, tiny
+from unpad.batching.batch import RaggedBatch
 from unpad.models.vision_language.model import VisionLanguage
+from unpad.models.vision_language.prune_pass import PrunePass
 
 WIDTH, BLOCKS, HEADS, KV_HEADS = 32, 4, 2, 1
 # Eight samples: images before, within and after the question, several, none, a single visual token; two prompts end
@@ -40,3 +42,11 @@ def pruned(mode: str | None = None, positions: str = "rotary", blocks: int = BLO
     model = tiny({"blocks": 1, "positions": "grid"}, sizes, prune=heads)
     model.mode = mode
     return model
+
+
+def pass_of(model: VisionLanguage, batch: RaggedBatch) -> PrunePass:
+    """What the heads judged, and left, on the way of a batch through the language model."""
+    reading = model._read(batch)
+    pruning = model._pruning(reading)
+    model.decoder(reading.batch, None, pruning)
+    return pruning

@@ -40,20 +40,9 @@ def run_directory(folder: Path, steps: int = 60, stage: str = "tune", ending: st
         loss = 4 * math.exp(-step / 20) + 1 + float(rng.normal()) / 20
         tokens = int(rng.integers(900, 1000))
         record = StepRecord(
-            step,
-            name,
-            step // 10,
-            1,
-            30,
-            tokens,
-            1000,
-            tokens - 30,
-            loss,
-            1e-3 / step,
-            float(rng.uniform(0.5, 3)),
-            {"nll": loss},
-            {},
-        )
+            step, name, step // 10, 1, 30, tokens, 1000, tokens - 30, loss, 1e-3 / step, float(rng.uniform(0.5, 3)),
+            {"nll": loss}, {},
+        )  # fmt: skip
         run.step(record, seconds=0.1, waited=0.02, processor=0.1, memory_bytes=600_000_000 + step)
         if step % 10 == 0:
             run.evaluation(step, name, {"loss": loss + 0.2, "bits_per_char": 2.5}, 4212, best=step < steps)

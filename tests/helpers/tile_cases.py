@@ -45,12 +45,9 @@ class Case(NamedTuple):
         if self.key_bias:  # every third key is hidden, so that every query sees one that is not
             key_bias = torch.randn(total).masked_fill((positions % 3 == 2) & (self.window != 1), -torch.inf)
         return Inputs(
-            qkv.bfloat16(),
-            torch.randn(rows * self.head_dim).bfloat16() if self.qkv_bias else None,
-            key_bias,
-            *(tables if self.rotary else (None, None)),
-            torch.randn(total, self.heads, self.head_dim).bfloat16(),
-        )
+            qkv.bfloat16(), torch.randn(rows * self.head_dim).bfloat16() if self.qkv_bias else None, key_bias,
+            *(tables if self.rotary else (None, None)), torch.randn(total, self.heads, self.head_dim).bfloat16(),
+        )  # fmt: skip
 
 
 class Inputs(NamedTuple):

@@ -9,18 +9,8 @@ from tests.helpers.image_models import random_images, random_squares, small_cnn,
 from tests.helpers.patients import random_patients, tiny_patients_model
 from tests.helpers.vision import ROWS, prepare, tiny
 from unpad.batching.batch import RaggedBatch
+from unpad.models import contract
 from unpad.models.adapters import adapt, draw_adapters
-from unpad.models.contract import (
-    Classifies,
-    Generates,
-    HasLatent,
-    Model,
-    PredictsSets,
-    PrunesTokens,
-    ReadsCodeVectors,
-    ReadsTokens,
-    ScoresTokens,
-)
 from unpad.recipes.training import LoraSettings
 
 DECODERS: dict[str, dict[str, Any]] = {
@@ -38,26 +28,26 @@ DECODERS: dict[str, dict[str, Any]] = {
         "rope_scaling": {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 8},
     },
 }  # fmt: skip
-TEXT = {ReadsTokens, ScoresTokens, Generates}
-Example = tuple[Callable[[], Model], Callable[[], RaggedBatch], set[type[Model]]]
+TEXT = {contract.ReadsTokens, contract.ScoresTokens, contract.Generates}
+Example = tuple[Callable[[], contract.Model], Callable[[], RaggedBatch], set[type[contract.Model]]]
 EXAMPLES: dict[str, Example] = {
     "decoder": (tiny_model, lambda: random_batch([5, 1, 9]), TEXT),
-    "vit": (tiny_vit, random_images, {Classifies}),
-    "cnn": (small_cnn, random_squares, {Classifies}),
+    "vit": (tiny_vit, random_images, {contract.Classifies}),
+    "cnn": (small_cnn, random_squares, {contract.Classifies}),
     "vision_language": (
         lambda: tiny(prune={"method": "random", "layers": [0], "keep": 0.5}),
         lambda: prepare(ROWS).batch,
-        {*TEXT, PrunesTokens},
+        {*TEXT, contract.PrunesTokens},
     ),
     "set_sequence": (
         lambda: tiny_patients_model(code_vectors=4),
         lambda: random_patients([7, 0, 30, 2]),
-        {Classifies, HasLatent, PredictsSets, ReadsCodeVectors},
+        {contract.Classifies, contract.HasLatent, contract.PredictsSets, contract.ReadsCodeVectors},
     ),
 }
 
 
-def adapted(model: Model, settings: LoraSettings) -> Model:
+def adapted(model: contract.Model, settings: LoraSettings) -> contract.Model:
     """A copy with adapters that have an effect."""
     copied = copy.deepcopy(model)
     adapt(copied, settings)

@@ -65,6 +65,7 @@ VERBS: dict[str, Verb] = {
     "replay": Verb(((2, "nothere"),), json=True),
     "trace": Verb(((2, "nothere a:1"),), json=True),
     "data check": Verb(((3, "nofile"),), light=("good.jsonl", "good.txt", "chat.jsonl"), json=True),
+    "data show": Verb(((3, "nofile.txt"), (2, "nothere"), (2, "chat a.b=c"), (3, "dpo data.text=no*")), json=True),
     "recipes": Verb(light=("",)),
     "recipes copy": Verb(light=("llm mine.yaml",)),
     "recipes schema": Verb(),

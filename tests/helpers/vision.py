@@ -23,12 +23,9 @@ ROWS: list[Row] = [
     ("6", [], "3"),
 ]
 GRIDS: list[Row] = [
-    ("1 5 <image> 7 8", [(1, 1)], "9 10"),
-    ("<image> 3", [(3, 5)], "4 5 6 7 8 9 1 2"),
-    ("2 3 4", [], "5 6"),
-    ("7 <image> 8 9 11 <image> <image>", [(2, 2), (4, 1), (1, 3)], "1"),
-    ("6", [], "3"),
-]
+    ("1 5 <image> 7 8", [(1, 1)], "9 10"), ("<image> 3", [(3, 5)], "4 5 6 7 8 9 1 2"), ("2 3 4", [], "5 6"),
+    ("7 <image> 8 9 11 <image> <image>", [(2, 2), (4, 1), (1, 3)], "1"), ("6", [], "3"),
+]  # fmt: skip
 LEARNED = {"positions": "learned", "side": 2, "pre_norm": True, "activation": "quick_gelu"}
 TOWERS: dict[str, dict[str, Any]] = {
     "clip": {"vision": LEARNED},

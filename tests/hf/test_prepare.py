@@ -21,9 +21,6 @@ MIXERS = {
     "mamba": ["backbone.layers.0.mixer", "backbone.layers.1.mixer"],
     "falcon_h1": ["model.layers.0.mamba", "model.layers.1.mamba"],
     "granite4h": ["model.layers.0.mamba"],
-    "bloom": ["transformer.h.0.self_attention", "transformer.h.1.self_attention"],  # attention by its own code
-    "gptj": ["transformer.h.0.attn", "transformer.h.1.attn"],
-    "mpt": ["transformer.blocks.0.attn", "transformer.blocks.1.attn"],
     "llama": [],
     "opt": [],
 }
@@ -45,12 +42,18 @@ def test_layers_of_every_kind_keep_sequences_apart(family: str) -> None:
     _, wanted = truth(model, ROWS)
     ready = prepare(model)
     assert list(ready.mixers) == MIXERS[family]
-    assert (ready.attention == "unpad") == (family not in ("bloom", "gptj", "mpt"))
+    assert ready.attention == "unpad"
     assert distance(gradient(model, flat(ROWS)), wanted) < 1e-5
     assert distance(gradient(model, flat(ROWS, bounds=False)), wanted) < 1e-5, "positions alone"
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt_oss", "mamba", "bloom"])
+@pytest.mark.parametrize("family", ["bloom", "gptj", "mpt"])
+def test_attention_by_code_of_its_own_is_refused(family: str) -> None:
+    with pytest.raises(RecipeError, match="ForCausalLM computes no flat batch"):
+        prepare(make_model(family))
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt_oss", "mamba"])
 def test_gradients_equal_one_sequence_at_a_time_in_fp64(family: str) -> None:
     model = make_model(family)
     prepare(model)

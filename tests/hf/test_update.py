@@ -93,14 +93,14 @@ def test_a_head_that_scales_the_loss_is_found(tmp_path: Path, monkeypatch: pytes
 
     before = module.add_target_head
 
-    def doubled(*args: Any) -> Any:
-        made = before(*args)
+    def doubled(*args: Any, **options: Any) -> Any:
+        made = before(*args, **options)
         inner = made.inner.loss_function
         made.inner.loss_function = lambda *given, **named: 1.001 * inner(*given, **named)
         return made
 
     monkeypatch.setattr(module, "add_target_head", doubled)
-    with pytest.raises(ProofError, match=r"not that of its sequences one at a time.*reported loss"):
+    with pytest.raises(ProofError, match=r"not that of its sequences one at a time.*another loss than the mean"):
         attach(plain(tmp_path, data(ROWS)))
 
 
@@ -183,7 +183,7 @@ def test_a_row_of_another_length_than_its_labels_names_the_row(tmp_path: Path) -
         (lambda n: {"attention_mask": torch.full((1, n), 2)}, "attention_mask of shape"),
         (lambda n: {"attention_mask": torch.tensor([[1, *[0] * (n - 2), 1]])}, "hides tokens in the middle"),
         (lambda n: {"attention_mask": torch.ones(1, 1, n, n)}, "attention_mask of shape"),
-        (lambda n: {"position_ids": torch.arange(3, 3 + n)[None]}, "position_ids that do not begin"),
+        (lambda n: {"position_ids": torch.arange(3, 3 + n)[None]}, "that do not count the tokens of a sequence from 0"),
         (lambda n: {"kind": "chat"}, "gives `kind` of shape str"),
         (lambda n: {"features": torch.zeros(1, 2, n)}, "gives `features` of shape"),
     ],
@@ -220,5 +220,5 @@ def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
 def test_a_wrong_update_of_long_data_is_found_in_a_part_of_it(tmp_path: Path) -> None:
     rows = alone(make_sequences(150, seed=9, low=4, high=20))
     options = {"per_device_train_batch_size": 50, "gradient_accumulation_steps": 3}
-    with pytest.raises(RecipeError, match="not divided by the 3 micro-batches"):
+    with pytest.raises(RecipeError, match=r"Ignoring.compute_loss is another loss than"):
         attach(plain(tmp_path, rows, masking, Ignoring, **options))

@@ -275,8 +275,7 @@ QUESTION_FIX = 'write rows such as {"image": "cat.png", "question": "Which anima
 ROWS_OF_PROMPTS = (
     ("in.jsonl", '{"id": 1}\n', "E_MISSING"),
     ("in.jsonl", '[{"prompt": "a"}, {"prompt": "b"}]', "E_ENCODING"),
-    ("in.csv", "prompt,text\na,b\nc,d\n", "E_ENCODING"),
-    ("in.txt", "a line\nand a second one\n", "E_ENCODING"),
+    ("in.csv", "text,reply\na,b\nc,d\n", "E_MISSING"),
     ("in.jsonl", "", "no prompts"),
 )
 ROWS_OF_QUESTIONS = (

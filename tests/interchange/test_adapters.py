@@ -1,7 +1,6 @@
 """Adapters trained here are opened by peft on the model of transformers, for every family, with equal logits."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,7 +30,7 @@ SETTINGS = {"plain": LoraSettings(r=3, alpha=5), "dora": LoraSettings(r=2, dora=
     ("kind", "settings"),
     [(kind, "plain") for kind in DECODERS] + [(kind, "dora") for kind in ("qwen3", "granite", "gpt2")],
 )
-def test_peft_opens_our_adapters_on_their_model(kind: str, settings: str, tmp_path: Path) -> None:
+def test_peft_opens_our_adapters_on_their_model(kind, settings, tmp_path):
     theirs = make_theirs(kind, **FIELDS.get(kind, {}))
     theirs.save_pretrained(tmp_path / "theirs")
     base = load(tmp_path / "theirs")

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 
 from tests.conftest import tiny_model
 from tests.helpers.grid import pairs
@@ -77,9 +76,7 @@ CASES = pairs(list(SHAPES), [0, 1, 2], list(TOLERANCES))
 
 @pytest.mark.promise("models.families")
 @pytest.mark.parametrize(("kind", "index", "dtype"), CASES)
-def test_folders_keep_their_logits_in_and_out(
-    kind: str, index: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_folders_keep_their_logits_in_and_out(kind, index, dtype, tmp_path, monkeypatch):
     theirs = make_theirs(kind, dtype, **SHAPES[kind][index])
     expected = their_logits(theirs, dtype)
     theirs.save_pretrained(tmp_path / "theirs", max_shard_size="10KB" if index else "5GB")
@@ -111,7 +108,7 @@ OLDER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.promise("models.families")
 @pytest.mark.parametrize("kind", OLDER)
-def test_spellings_of_versions_before_5_are_read_as_transformers_reads_them(kind: str, tmp_path: Path) -> None:
+def test_spellings_of_versions_before_5_are_read_as_transformers_reads_them(kind, tmp_path):
     shape = {**SHAPES[kind][0], "num_hidden_layers": 4, "sliding_window": 7}
     make_theirs(kind, **{key: value for key, value in shape.items() if key != "rope_parameters"}).save_pretrained(
         tmp_path
@@ -151,8 +148,7 @@ def refusal(tmp_path: Path, kind: str, fields: dict[str, Any]) -> CheckpointErro
     """The error for a folder whose config.json has these fields besides."""
     if not (tmp_path / CONFIG).exists():
         make_theirs(kind).save_pretrained(tmp_path)
-    given = {**json.loads((tmp_path / CONFIG).read_text()), **fields}
-    (tmp_path / CONFIG).write_text(json.dumps(given))
+    (tmp_path / CONFIG).write_text(json.dumps({**json.loads((tmp_path / CONFIG).read_text()), **fields}))
     with pytest.raises(CheckpointError) as caught:
         load(tmp_path)
     return caught.value
@@ -160,9 +156,7 @@ def refusal(tmp_path: Path, kind: str, fields: dict[str, Any]) -> CheckpointErro
 
 @pytest.mark.promise("models.families")
 @pytest.mark.parametrize(("kind", "fields", "message"), REFUSED)
-def test_what_is_not_covered_is_refused_by_the_name_of_its_field(
-    kind: str, fields: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_what_is_not_covered_is_refused_by_the_name_of_its_field(kind, fields, message, tmp_path):
     error = refusal(tmp_path, kind, fields)
     assert message in error.what
     assert (error.where, bool(error.fix)) == (str(tmp_path / CONFIG), True)
@@ -179,9 +173,7 @@ def test_what_is_not_covered_is_refused_by_the_name_of_its_field(
         ("opt", {"word_embed_proj_dim": 8}),
     ],
 )
-def test_a_model_with_a_field_that_is_not_covered_is_whole_and_trains_under_transformers(
-    kind: str, fields: dict[str, Any], tmp_path: Path
-) -> None:
+def test_a_model_with_a_field_that_is_not_covered_is_whole_and_trains_under_transformers(kind, fields, tmp_path):
     error = refusal(tmp_path, kind, fields)
     assert "unpad.hf.attach" in error.fix
     assert f"unpad prove --hf {tmp_path}" in error.fix
@@ -189,7 +181,7 @@ def test_a_model_with_a_field_that_is_not_covered_is_whole_and_trains_under_tran
 
 
 @pytest.mark.promise("proof.unread")
-def test_an_architecture_of_its_own_is_no_typing_error(tmp_path: Path) -> None:
+def test_an_architecture_of_its_own_is_no_typing_error(tmp_path):
     for kind in ("mixtral", "mamba", "qwen3_moe", "gemma2", "mllama", "ministral", "qwen4", "bert"):
         error = refusal(tmp_path, "llama", {"model_type": kind})
         assert error.what == f"model_type is {kind!r}, which is not covered"
@@ -204,9 +196,7 @@ def test_an_architecture_of_its_own_is_no_typing_error(tmp_path: Path) -> None:
 
 @pytest.mark.promise("proof.unread")
 @pytest.mark.parametrize("is_installed", [True, False])
-def test_no_architecture_of_transformers_is_taken_for_a_typing_error(
-    is_installed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_architecture_of_transformers_is_taken_for_a_typing_error(is_installed, tmp_path, monkeypatch):
     if not is_installed:
         monkeypatch.setitem(sys.modules, "transformers.models.auto.configuration_auto", None)
     for kind in names_of_transformers.keys() - FAMILIES.keys():
@@ -216,7 +206,7 @@ def test_no_architecture_of_transformers_is_taken_for_a_typing_error(
 
 
 @pytest.mark.promise("proof.unread")
-def test_pickled_weights_become_safetensors_by_the_advice(tmp_path: Path) -> None:
+def test_pickled_weights_become_safetensors_by_the_advice(tmp_path):
     theirs = make_theirs("llama")
     theirs.config.save_pretrained(tmp_path)
     torch.save(theirs.state_dict(), tmp_path / "pytorch_model.bin")
@@ -237,7 +227,7 @@ def test_pickled_weights_become_safetensors_by_the_advice(tmp_path: Path) -> Non
         ({"model.norm.weight": torch.ones(16, dtype=torch.int8)}, "model.norm.weight is of dtype I8"),
     ],
 )
-def test_tensors_that_do_not_fit_are_named(change: dict[str, Tensor | None], message: str, tmp_path: Path) -> None:
+def test_tensors_that_do_not_fit_are_named(change, message, tmp_path):
     make_theirs("llama").save_pretrained(tmp_path)
     tensors = {**load_file(tmp_path / WEIGHTS), **change}
     save_file({name: value for name, value in tensors.items() if value is not None}, str(tmp_path / WEIGHTS))
@@ -260,9 +250,7 @@ def test_tensors_that_do_not_fit_are_named(change: dict[str, Tensor | None], mes
         ("gemma", {"activation": "geglu_tanh"}, "embed_scale is 1.0, and a model of type gemma has 4.0"),
     ],
 )
-def test_a_model_that_a_family_cannot_hold_is_refused_by_the_name_of_its_field(
-    kind: str, fields: dict[str, Any], message: str, tmp_path: Path
-) -> None:
+def test_a_model_that_a_family_cannot_hold_is_refused_by_the_name_of_its_field(kind, fields, message, tmp_path):
     with pytest.raises(CheckpointError) as caught:
         save_model(tiny_model(torch.float32, **fields), tmp_path / "out", FAMILIES[kind])
     assert message in caught.value.what

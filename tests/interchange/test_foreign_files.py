@@ -2,7 +2,6 @@
 
 import json
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -42,9 +41,7 @@ def directory(path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [pipe, endless, sparse, directory])
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_no_file_of_a_bounded_size_is_refused_or_left_alone(
-    name: str, make: Callable[[Path], None], theirs: Path, tmp_path: Path
-) -> None:
+def test_what_is_no_file_of_a_bounded_size_is_refused_or_left_alone(name, make, theirs, tmp_path):
     (theirs / name).unlink(missing_ok=True)
     if name == INDEX:
         (theirs / WEIGHTS).unlink()
@@ -59,7 +56,7 @@ def test_what_is_no_file_of_a_bounded_size_is_refused_or_left_alone(
     assert not (tmp_path / "run" / "recipe.yaml").exists()
 
 
-def test_names_of_a_compiled_model_are_read_as_those_of_the_model(theirs: Path, tmp_path: Path) -> None:
+def test_names_of_a_compiled_model_are_read_as_those_of_the_model(theirs, tmp_path):
     tensors = load_file(theirs / WEIGHTS)
     import_folder(str(theirs), tmp_path / "plain")
     save_file({f"_orig_mod.{name}".replace("layers.0.", "layers.0._orig_mod."): v for name, v in tensors.items()},
@@ -81,11 +78,8 @@ ABSURD = {
 
 @pytest.mark.promise("models.files")
 @pytest.mark.parametrize("name", ABSURD)
-def test_sizes_beyond_reason_are_refused_before_anything_is_made_of_them(
-    name: str, theirs: Path, tmp_path: Path
-) -> None:
+def test_sizes_beyond_reason_are_refused_before_anything_is_made_of_them(name, theirs, tmp_path):
     changed, message = ABSURD[name]
-    config = json.loads((theirs / CONFIG).read_text())
-    (theirs / CONFIG).write_text(json.dumps({**config, **changed}))
+    (theirs / CONFIG).write_text(json.dumps({**json.loads((theirs / CONFIG).read_text()), **changed}))
     with pytest.raises(UnpadError, match=message):
         import_folder(str(theirs), tmp_path / "run")

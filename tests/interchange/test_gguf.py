@@ -25,6 +25,8 @@ from unpad.models import model_config
 from unpad.models.decoder import Config, Decoder
 from unpad.recipes.file import load_recipe
 
+pytestmark = pytest.mark.promise("models.gguf")
+
 transformers = pytest.importorskip("transformers")
 gguf = pytest.importorskip("gguf")
 
@@ -122,9 +124,8 @@ def error_of_file(model: Decoder, path: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", MODELS)
-def test_the_definition_of_the_architecture_gives_equal_logits(name: str, tmp_path: Path) -> None:
+def test_the_definition_of_the_architecture_gives_equal_logits(name, tmp_path):
     architecture, fields = MODELS[name]
     model, path = make(**fields), tmp_path / "m.gguf"
     assert saved(model, path) == [
@@ -134,9 +135,8 @@ def test_the_definition_of_the_architecture_gives_equal_logits(name: str, tmp_pa
     assert error_of_file(model, path) < 3e-6
 
 
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", MODELS)
-def test_names_and_types_of_tensors_are_those_of_the_architecture(name: str, tmp_path: Path) -> None:
+def test_names_and_types_of_tensors_are_those_of_the_architecture(name, tmp_path):
     architecture, fields = MODELS[name]
     saved(make(**fields), tmp_path / "m.gguf", "f16")
     file = llama_cpp.File(tmp_path / "m.gguf")
@@ -150,9 +150,8 @@ def test_names_and_types_of_tensors_are_those_of_the_architecture(name: str, tmp
         assert stored == ("F32" if plain else "F16")
 
 
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", ["llama", "qwen3", "smollm3", "gpt2"])
-def test_matrices_of_blocks_are_q4_0_and_those_around_them_q8_0(name: str, tmp_path: Path) -> None:
+def test_matrices_of_blocks_are_q4_0_and_those_around_them_q8_0(name, tmp_path):
     model = make(**MODELS[name][1])
     saved(model, tmp_path / "4.gguf", "q4_0")
     saved(model, tmp_path / "32.gguf", "f32")
@@ -172,10 +171,9 @@ READ_BACK = ("llama", "llama 3", "mistral", "qwen2", "qwen3")
 
 
 @pytest.mark.slow
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("precision", TOLERANCES)
 @pytest.mark.parametrize("name", READ_BACK)
-def test_logits_and_ids_read_back_are_equal(name: str, precision: str, tmp_path: Path) -> None:
+def test_logits_and_ids_read_back_are_equal(name, precision, tmp_path):
     architecture, fields = MODELS[name]
     model, library = make(**fields), byte_level()
     said = saved(model, tmp_path / "m.gguf", precision)
@@ -215,11 +213,10 @@ REFUSED: list[tuple[dict[str, Any], str, dict[str, Any]]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize(("fields", "message", "instead"), REFUSED)
 def test_what_llama_cpp_computes_otherwise_is_refused_with_the_fields_that_it_computes(
-    fields: dict[str, Any], message: str, instead: dict[str, Any], tmp_path: Path
-) -> None:
+    fields, message, instead, tmp_path
+):
     with pytest.raises(CheckpointError) as caught:
         saved(make(**fields), tmp_path / "m.gguf")
     assert caught.value.what == f"llama.cpp has no architecture that computes this model: {message}"
@@ -234,14 +231,12 @@ def packaged(name: str) -> Config:
     return model_config(load_recipe(name).model)
 
 
-@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize("name", ["llm", "small", "chat"])
-def test_a_packaged_recipe_trains_a_model_that_llama_cpp_computes(name: str) -> None:
+def test_a_packaged_recipe_trains_a_model_that_llama_cpp_computes(name):
     assert architecture_of(packaged(name), "m.gguf") == "gemma"
 
 
-@pytest.mark.promise("models.gguf")
-def test_other_tokenizers_are_refused_by_name(tmp_path: Path) -> None:
+def test_other_tokenizers_are_refused_by_name(tmp_path):
     model, out = make(), tmp_path / "m.gguf"
     with pytest.raises(CheckpointError, match="a tokenizer of kind words is unpad's own"):
         save_gguf(model, train_words(["a"], 300, 1, []), out, "f16")

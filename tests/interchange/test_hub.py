@@ -15,7 +15,7 @@ from rich.console import Console
 from tests.helpers.hub_server import COMMIT, HubServer, hub_server
 from tests.interchange.theirs import tiny_folder
 from unpad.cli.options import check_recipe
-from unpad.errors import CheckpointError, DiskError, Interrupted, RecipeError, SourceError, UnpadError
+from unpad.errors import CheckpointError, DiskError, Interrupted, RecipeError, SourceError
 from unpad.inference.loaded import load
 from unpad.interchange import folder as folders
 from unpad.interchange.families import FAMILIES
@@ -66,9 +66,7 @@ def hub(served: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> H
 
 
 @pytest.mark.promise("models.hub")
-def test_a_name_is_imported_with_its_commit_and_no_other_files_come(
-    hub: HubServer, contents: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_name_is_imported_with_its_commit_and_no_other_files_come(hub, contents, monkeypatch):
     lines = import_folder("owner/tiny", Path("runs/tiny"))
     assert lines[0] == f"owner/tiny at commit {COMMIT}"
     expected = [name for name in contents if name.endswith((".json", ".safetensors")) and "consolidated" not in name]
@@ -95,9 +93,7 @@ def test_a_name_is_imported_with_its_commit_and_no_other_files_come(
         (OSError("Consistency check failed: file should be of size 9"), CheckpointError, "did not come whole"),
     ],
 )
-def test_a_command_that_was_ended_goes_on_with_the_file_it_was_at(
-    fault: BaseException, kind: type[UnpadError], said: str, hub: HubServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_was_ended_goes_on_with_the_file_it_was_at(fault, kind, said, hub, monkeypatch):
     brings = hub_library.HfApi.hf_hub_download
 
     def ends(api: object, name: str, file: str, **given: str) -> str:
@@ -127,7 +123,7 @@ def test_a_command_that_was_ended_goes_on_with_the_file_it_was_at(
         ("owner/empty", "holds no config.json", "of transformers"),
     ],
 )
-def test_what_a_hub_does_not_give_is_said(name: str, what: str, fix: str, hub: HubServer) -> None:
+def test_what_a_hub_does_not_give_is_said(name, what, fix, hub):
     with pytest.raises(CheckpointError, match=what) as caught:
         import_folder(name, Path("runs/x"))
     assert fix in caught.value.fix
@@ -136,7 +132,7 @@ def test_what_a_hub_does_not_give_is_said(name: str, what: str, fix: str, hub: H
 
 
 @pytest.mark.promise("models.hub")
-def test_without_a_network_and_a_cache_the_folder_is_asked_for(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_network_and_a_cache_the_folder_is_asked_for(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(SourceError, match="the hub cannot be reached") as caught:
         download_config("owner/tiny", SourceError)
@@ -148,7 +144,7 @@ def test_without_a_network_and_a_cache_the_folder_is_asked_for(hub: HubServer, m
 
 
 @pytest.mark.promise("models.hub")
-def test_a_recipe_may_name_a_model_of_a_hub_and_a_resume_asks_no_hub(hub: HubServer) -> None:
+def test_a_recipe_may_name_a_model_of_a_hub_and_a_resume_asks_no_hub(hub):
     Path("mine.yaml").write_text("model: {from: owner/tiny}\n")
     first = open_recipe("mine.yaml")
     assert Path(first.train.init_from).parts[-2:] == ("snapshots", COMMIT)
@@ -158,7 +154,7 @@ def test_a_recipe_may_name_a_model_of_a_hub_and_a_resume_asks_no_hub(hub: HubSer
 
 
 @pytest.mark.promise("proof.names")
-def test_train_init_from_names_a_model_of_a_hub_as_well(hub: HubServer) -> None:
+def test_train_init_from_names_a_model_of_a_hub_as_well(hub):
     text = "Alpha beta gamma. " * 20
     Path("texts.jsonl").write_text("".join(json.dumps({"text": f"{i} {text}"}) + "\n" for i in range(30)))
     recipe = "model: {from: owner/tiny}\ndata: {text: texts.jsonl, holdout: 0.1}\ntrain: {max_steps: 1, threads: 1}\n"

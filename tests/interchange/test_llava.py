@@ -107,7 +107,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, Pa
 
 @pytest.mark.promise("vqa.llava")
 @torch.no_grad()
-def test_logits_equal_those_of_transformers_row_by_row(saved: tuple[nn.Module, Path]) -> None:
+def test_logits_equal_those_of_transformers_row_by_row(saved):
     theirs, folder = saved
     ours, _ = load_llava(folder)
     assert (ours.decoder.head is None) == theirs.config.tie_word_embeddings
@@ -116,7 +116,7 @@ def test_logits_equal_those_of_transformers_row_by_row(saved: tuple[nn.Module, P
 
 
 @torch.no_grad()
-def test_logits_and_loss_equal_those_of_transformers_padded_right(saved: tuple[nn.Module, Path]) -> None:
+def test_logits_and_loss_equal_those_of_transformers_padded_right(saved):
     theirs, folder = saved
     ours, _ = load_llava(folder)
     batch = samples(theirs).batch
@@ -136,9 +136,7 @@ def test_logits_and_loss_equal_those_of_transformers_padded_right(saved: tuple[n
 
 @pytest.mark.promise("vqa.llava")
 @torch.no_grad()
-def test_what_is_written_back_gives_the_same_logits_in_transformers(
-    saved: tuple[nn.Module, Path], tmp_path: Path
-) -> None:
+def test_what_is_written_back_gives_the_same_logits_in_transformers(saved, tmp_path):
     theirs, folder = saved
     ours, files = load_llava(folder)
     save_llava(ours, tmp_path / "ours", files)
@@ -156,7 +154,7 @@ def test_what_is_written_back_gives_the_same_logits_in_transformers(
 
 @pytest.mark.promise("vqa.llava")
 @torch.no_grad()
-def test_a_model_made_here_runs_in_transformers(tmp_path: Path) -> None:
+def test_a_model_made_here_runs_in_transformers(tmp_path):
     sizes = {"width": 16, "blocks": 2, "heads": 2, "hidden": 24}
     section = {
         "kind": "vision_language", "image_id": IMAGE,
@@ -234,7 +232,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.promise("vqa.llava")
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_covered_is_refused_by_the_name_of_its_field(case: str, small: Path, tmp_path: Path) -> None:
+def test_what_is_not_covered_is_refused_by_the_name_of_its_field(case, small, tmp_path):
     changes, message = REFUSED[case]
     for path in small.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())

@@ -10,7 +10,6 @@ import yaml
 
 from tests.helpers.chat_folder import byte_level
 from tests.helpers.pictures import write_folder
-from tests.helpers.shell import Shell
 from unpad.inference.loaded import load
 from unpad.interchange.llava import load_llava
 
@@ -73,9 +72,7 @@ def write_tuning(tmp_path: Path, start: str, **model: Any) -> str:
     ],
     ids=["prune", "merge"],
 )
-def test_heads_and_mergers_learn_on_an_imported_llava_and_nothing_else_moves(
-    added: dict[str, Any], learns: str, theirs: Path, tmp_path: Path, unpad: Shell
-) -> None:
+def test_heads_and_mergers_learn_on_an_imported_llava_and_nothing_else_moves(added, learns, theirs, tmp_path, unpad):
     recipe = write_tuning(tmp_path, str(theirs), **added)
     unpad("train", recipe, "--out", "runs/tuned", code=0)
     run = load("tuned")
@@ -93,14 +90,11 @@ def test_heads_and_mergers_learn_on_an_imported_llava_and_nothing_else_moves(
 
 
 @pytest.mark.promise("vqa.prune-llava")
-def test_the_packaged_recipe_prunes_an_imported_run_and_names_it_where_it_is_missing(
-    theirs: Path, tmp_path: Path, unpad: Shell
-) -> None:
+def test_the_packaged_recipe_prunes_an_imported_run_and_names_it_where_it_is_missing(theirs, tmp_path, unpad):
     assert unpad("import", str(theirs), "--out", "runs/llava").code == 0
     write_tuning(tmp_path, "llava")
     questions = f"data.vqa={tmp_path}/pictures/questions.jsonl"
-    alone = unpad("train", "llava_prune", questions, code=2)
-    assert "train.init_from=RUN" in alone.err
+    assert "train.init_from=RUN" in unpad("train", "llava_prune", questions, code=2).err
     small = ["model.prune.layers=[0]", "model.prune.inner=8", "model.prune.heads=2", "precision=fp32"]
     unpad("train", "llava_prune", "train.init_from=llava", questions, *small, "--out", "runs/pruned", code=0)
     before, after = load("llava").model.state_dict(), load("pruned").model.state_dict()

@@ -78,8 +78,7 @@ def trainer_of(theirs: Any, reference: Any, folder: Path, rows: Any = None, word
 def ours(theirs: Any, folder: Path) -> tuple[Decoder, dict[str, Any]]:
     theirs.save_pretrained(folder)
     given = json.loads((folder / CONFIG).read_text())
-    model = load_model(folder, FAMILIES["llama"], given)
-    return model, given
+    return load_model(folder, FAMILIES["llama"], given), given
 
 
 def flat(batch: dict[str, Tensor], reference: Decoder) -> RaggedBatch:
@@ -96,7 +95,7 @@ def flat(batch: dict[str, Tensor], reference: Decoder) -> RaggedBatch:
 
 @pytest.mark.promise("pairs.gradient")
 @pytest.mark.parametrize("tied", [False, True])
-def test_loss_and_gradient_equal_those_of_trl(tmp_path: Path, tied: bool) -> None:
+def test_loss_and_gradient_equal_those_of_trl(tmp_path, tied):
     theirs, reference = model_of(0, tie_word_embeddings=tied), model_of(1, tie_word_embeddings=tied)
     model, given = ours(theirs, tmp_path / "model")
     start, _ = ours(reference, tmp_path / "reference")

@@ -10,7 +10,6 @@ import tokenizers
 import torch
 import yaml
 
-from tests.helpers.shell import Shell
 from tests.interchange.theirs import text_of, their_reply
 from unpad.batching.batch import from_sequences
 from unpad.inference.loaded import load
@@ -22,7 +21,7 @@ transformers = pytest.importorskip("transformers")
 
 @pytest.mark.nightly
 @pytest.mark.promise("models.imported")
-def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(theirs: Path, unpad: Shell) -> None:
+def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(theirs, unpad):
     assert "with its chat template" in unpad("import", str(theirs), "--out", "runs/qwen").out
     for question in ("what is 1 and 1?", "你好", "<|im_end|>"):
         expected = text_of(theirs, their_reply(theirs, question)) if "<" not in question else None
@@ -50,7 +49,7 @@ def test_an_imported_model_replies_as_transformers_does_and_goes_out_as_it_came(
     assert their_reply(Path("out"), "what is 2 and 2?") == their_reply(theirs, "what is 2 and 2?")
 
 
-def test_templates_without_a_default_and_a_base_models_end_are_named(theirs: Path, talks: Path, unpad: Shell) -> None:
+def test_templates_without_a_default_and_a_base_models_end_are_named(theirs, talks, unpad):
     config, template = theirs / "tokenizer_config.json", (theirs / "chat_template.jinja").read_text()
     (theirs / "chat_template.jinja").unlink()
     about = json.loads(config.read_text())
@@ -65,7 +64,7 @@ def test_templates_without_a_default_and_a_base_models_end_are_named(theirs: Pat
 
 
 @pytest.mark.promise("models.imported")
-def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Path, talks: Path, unpad: Shell) -> None:
+def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs, talks, unpad):
     Path("tune.yaml").write_text(yaml.safe_dump({
         "data": {"chat": str(talks), "holdout": 0.2}, "model": {"from": str(theirs), "dropout": 0.1},
         "plan": {"tokens_per_step": 128}, "train": {"max_epochs": 3}, "optim": {"lr": 2e-5}, "precision": "fp32",
@@ -108,16 +107,13 @@ def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs: Pat
         ),
     ],
 )
-def test_what_packaged_recipes_train_is_written_for_a_family_that_holds_it(
-    recipe: str, overrides: list[str], kind: str, unpad: Shell
-) -> None:
+def test_what_packaged_recipes_train_is_written_for_a_family_that_holds_it(recipe, overrides, kind, unpad):
     small = ["model.width=32", "model.hidden=48", "model.blocks=2", "train.max_steps=2"]
     unpad("train", recipe, *small, *overrides, "--out", "runs/own")
     assert unpad("export", "own", "x.onnx").code == 2
     assert not Path("x.onnx").exists()
     said = unpad("export", "own", "out").out
-    config = json.loads((Path("out") / "config.json").read_text())
-    assert config["model_type"] == kind
+    assert json.loads((Path("out") / "config.json").read_text())["model_type"] == kind
     assert ("no tokenizer: kind words is unpad's own" in said) == (recipe == "zh_chat")
     ours, theirs = load("own"), transformers.AutoModelForCausalLM.from_pretrained("out").eval()
     ids = ours.prompt_ids("李白写了什么？")
@@ -131,7 +127,7 @@ def test_what_packaged_recipes_train_is_written_for_a_family_that_holds_it(
         assert (other.bos_token_id, other.eos_token_id) == (ours.tokenizer.bos_id, ours.tokenizer.eos_id)
 
 
-def test_a_chat_recipe_is_written_for_llama_cpp_with_the_template_that_it_trained_with(unpad: Shell) -> None:
+def test_a_chat_recipe_is_written_for_llama_cpp_with_the_template_that_it_trained_with(unpad):
     gguf = pytest.importorskip("gguf")
     from tests.helpers import llama_cpp
 
@@ -151,8 +147,7 @@ def test_a_chat_recipe_is_written_for_llama_cpp_with_the_template_that_it_traine
     ids = run.prompt_ids("When are you open?")
     with torch.no_grad():
         expected = run.generator.logits(run.model(from_sequences([[*ids, 0]])))
-    got = llama_cpp.logits(Path("own.gguf"), ids)
-    assert float((got - expected).norm() / expected.norm()) < 1e-3
+    assert float((llama_cpp.logits(Path("own.gguf"), ids) - expected).norm() / expected.norm()) < 1e-3
     refused = unpad("export", "own", "again.gguf", "--family", "llama")
     assert (refused.code, Path("again.gguf").exists()) == (2, False)
     assert "a GGUF file has no family" in refused.err

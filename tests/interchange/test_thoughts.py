@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from tests.helpers.chat_folder import byte_level
-from tests.helpers.shell import Shell
 from tests.helpers.thinking import FAMILIES, trl_template
 from unpad.data.sources.example import Turn
 from unpad.data.tokens.encode import encode_prompt
@@ -47,7 +46,7 @@ def folder_with(template: str, folder: Path) -> Path:
 
 @pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize("kind", ["qwen3 of trl", *FAMILIES])
-def test_a_reasoning_model_is_tuned_and_asked(kind: str, tmp_path: Path, unpad: Shell) -> None:
+def test_a_reasoning_model_is_tuned_and_asked(kind, tmp_path, unpad):
     template = trl_template("qwen3") if kind == "qwen3 of trl" else FAMILIES[kind]
     theirs = folder_with(template, tmp_path / "theirs")
     rows = [{"messages": [{"role": role, "content": content} for role, content in row]} for row in ROWS]

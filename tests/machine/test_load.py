@@ -4,7 +4,6 @@ import os
 
 import pytest
 
-from tests.machine.conftest import Tell
 from unpad import machine
 from unpad.machine import Load, LoadMeter
 
@@ -15,9 +14,7 @@ cpu3 10 0 0 7 0 0 0 5
 intr 1 2"""
 
 
-def test_the_work_of_this_process_s_cores_leaves_out_what_is_idle_and_other_cores(
-    tell: Tell, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_work_of_this_process_s_cores_leaves_out_what_is_idle_and_other_cores(tell, monkeypatch):
     monkeypatch.setattr(machine, "usable", lambda: {0, 3})
     assert machine.busy_seconds() is None
     tell({"proc/stat": STAT})
@@ -40,14 +37,12 @@ def test_the_work_of_this_process_s_cores_leaves_out_what_is_idle_and_other_core
         ("4:cpuset:/", {"cpu/cpu.cfs_quota_us": "250000", "cpu/cpu.cfs_period_us": "100000"}, None),
     ],
 )
-def test_cores_are_those_that_every_control_group_leaves(
-    tell: Tell, groups: str, texts: dict[str, str], cores: float | None
-) -> None:
+def test_cores_are_those_that_every_control_group_leaves(tell, groups, texts, cores):
     tell({"proc/self/cgroup": groups} | {f"sys/fs/cgroup/{name}": text for name, text in texts.items()})
     assert machine.quota() == cores
 
 
-def test_this_process_has_cores_and_has_worked() -> None:
+def test_this_process_has_cores_and_has_worked():
     assert machine.own_seconds() > 0
     assert machine.cores() >= 1
 
@@ -57,12 +52,12 @@ def test_this_process_has_cores_and_has_worked() -> None:
     ("busy", "own", "expected"),
     [(20.0, 10.0, Load(1.0, 1.0)), (9.0, 10.0, Load(1.0, 0.0)), (None, 10.0, None), (4.0, 10.0, None)],
 )
-def test_work_of_others_is_what_this_process_did_not_do(busy: float | None, own: float, expected: Load | None) -> None:
+def test_work_of_others_is_what_this_process_did_not_do(busy, own, expected):
     clock, worked, mine = iter([0.0, 10.0]), iter([0.0, busy]), iter([0.0, own])
     meter = LoadMeter(lambda: next(worked), lambda: next(mine), lambda: next(clock))
     assert meter.read() == expected
 
 
-def test_a_reading_of_an_instant_says_nothing() -> None:
+def test_a_reading_of_an_instant_says_nothing():
     clock = iter([0.0, 0.1])
     assert LoadMeter(lambda: 1.0, lambda: 1.0, lambda: next(clock)).read() is None

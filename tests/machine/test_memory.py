@@ -5,7 +5,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.machine.conftest import Tell
 from unpad import machine
 from unpad.machine import MemoryLimit, available_memory, memory_limit
 
@@ -23,7 +22,7 @@ def ulimits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     return limits
 
 
-def test_without_a_limit_memory_is_what_the_system_can_give(tell: Tell) -> None:
+def test_without_a_limit_memory_is_what_the_system_can_give(tell):
     assert memory_limit() == MemoryLimit(4 << 30, "free"), "a system that does not tell"
     tell(FREE)
     assert memory_limit() == MemoryLimit(8 << 30, "free")
@@ -51,25 +50,21 @@ def test_without_a_limit_memory_is_what_the_system_can_give(tell: Tell) -> None:
         ("damaged\n0::/job", {"job/memory.max": 300, "job/memory.current": 0}),
     ],
 )  # fmt: skip
-def test_the_tightest_control_group_of_either_version_leaves_what_it_does_not_use_or_can_give_up(
-    tell: Tell, groups: str, texts: dict[str, object]
-) -> None:
+def test_the_tightest_control_group_of_either_version_leaves_what_it_does_not_use_or_can_give_up(tell, groups, texts):
     tell(
         {"proc/self/cgroup": f"1:name=systemd:/\n{groups}"} | {f"sys/fs/cgroup/{n}": text for n, text in texts.items()}
     )
     assert memory_limit() == memory_limit(of_new_process=True) == MemoryLimit(300, CONTAINER)
 
 
-def test_a_group_that_uses_more_than_it_may_leaves_nothing(tell: Tell) -> None:
+def test_a_group_that_uses_more_than_it_may_leaves_nothing(tell):
     tell({"proc/self/cgroup": "0::/", "sys/fs/cgroup/memory.max": 300, "sys/fs/cgroup/memory.current": 400})
     assert memory_limit() == MemoryLimit(0, CONTAINER)
 
 
 @pytest.mark.promise("memory.auto")
 @pytest.mark.parametrize(("kind", "flag", "used"), [("RLIMIT_AS", "-v", 900), ("RLIMIT_DATA", "-d", 20)])
-def test_ulimit_leaves_this_process_what_it_does_not_use_and_a_new_one_all(
-    tell: Tell, ulimits: dict[int, int], kind: str, flag: str, used: int
-) -> None:
+def test_ulimit_leaves_this_process_what_it_does_not_use_and_a_new_one_all(tell, ulimits, kind, flag, used):
     tell({**FREE, "proc/self/statm": "900 50 10 5 0 20 0"})
     ulimits[getattr(resource, kind)] = 1000 * PAGE
     assert memory_limit() == MemoryLimit((1000 - used) * PAGE, f"allowed by ulimit {flag}")
@@ -79,7 +74,7 @@ def test_ulimit_leaves_this_process_what_it_does_not_use_and_a_new_one_all(
     assert available_memory() == 0, "more is in use than was allowed later"
 
 
-def test_memory_in_use_is_that_of_this_process(tell: Tell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_in_use_is_that_of_this_process(tell, monkeypatch):
     monkeypatch.setattr(resource, "getrusage", lambda of: SimpleNamespace(ru_maxrss=5))
     known = (machine.process_memory, machine.peak_memory)
     ever = 5 if machine.sys.platform == "darwin" else 5 * 1024

@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.machine.conftest import Tell
 from unpad import machine
 from unpad.machine import full_processor_name, processor_name
 
@@ -15,9 +14,7 @@ from unpad.machine import full_processor_name, processor_name
         (None, "", "machine"),
     ],
 )  # fmt: skip
-def test_a_processor_has_the_name_that_the_system_gives(
-    tell: Tell, monkeypatch: pytest.MonkeyPatch, info: str | None, named: str, name: str
-) -> None:
+def test_a_processor_has_the_name_that_the_system_gives(tell, monkeypatch, info, named, name):
     tell({} if info is None else {"proc/cpuinfo": info})
     monkeypatch.setattr(machine.platform, "processor", lambda: named)
     monkeypatch.setattr(machine.platform, "machine", lambda: "machine")

@@ -7,7 +7,7 @@ from tests.helpers.image_models import CLASSES, SIDE, random_squares, small_cnn
 from unpad.models import build_model, model_config
 
 
-def test_the_model_is_its_parts_in_order() -> None:
+def test_the_model_is_its_parts_in_order():
     model, batch = small_cnn().eval(), random_squares(3)
     model.label_smoothing = 0.2
     x = batch.inputs_embeds.double().reshape(3, 3, SIDE, SIDE)
@@ -29,7 +29,7 @@ def test_the_model_is_its_parts_in_order() -> None:
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
-def test_dropout_is_on_features_in_training_and_repeats_with_the_seed() -> None:
+def test_dropout_is_on_features_in_training_and_repeats_with_the_seed():
     model, batch = small_cnn(dropout=0.5), random_squares()
     model.train()
     torch.manual_seed(4)
@@ -46,7 +46,7 @@ def test_dropout_is_on_features_in_training_and_repeats_with_the_seed() -> None:
     torch.testing.assert_close(plain.train().classify(batch), plain.eval().classify(batch))
 
 
-def test_a_fresh_model_lets_the_signal_through() -> None:
+def test_a_fresh_model_lets_the_signal_through():
     torch.manual_seed(0)
     model = build_model(model_config({"kind": "cnn", "patch": SIDE}), CLASSES)
     features = model(random_squares())

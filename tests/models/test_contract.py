@@ -1,7 +1,7 @@
 """Every kind of model keeps the contract, and can do what its capabilities say."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from functools import reduce
 from importlib import import_module
 from inspect import getmembers, isfunction, signature
@@ -68,11 +68,11 @@ def batch(example: Example) -> RaggedBatch:
     return example[1]()
 
 
-def test_every_kind_of_model_has_an_example_here() -> None:
+def test_every_kind_of_model_has_an_example_here():
     assert sorted(EXAMPLES) == model_kinds()
 
 
-def test_losses_have_the_counts_that_were_promised_and_every_weight_a_term(model: Model, batch: RaggedBatch) -> None:
+def test_losses_have_the_counts_that_were_promised_and_every_weight_a_term(model, batch):
     counts = model.count_targets(batch)
     terms = model.losses(batch)
     assert {name: count for name, (_, count) in terms.items() if count} == {n: c for n, c in counts.items() if c}
@@ -81,7 +81,7 @@ def test_losses_have_the_counts_that_were_promised_and_every_weight_a_term(model
     assert model.begin_step(0, 10, {name: 1.0 for name in model.weights}) == []
 
 
-def test_members_with_defaults_hold_what_the_contract_says(model: Model, batch: RaggedBatch) -> None:
+def test_members_with_defaults_hold_what_the_contract_says(model, batch):
     assert model.config.longest >= int(batch.position_ids.max()) + 1
     if model.config.kind != "cnn":  # one position whatever the image
         path = model.config.context_field.split(".")
@@ -98,7 +98,7 @@ def test_members_with_defaults_hold_what_the_contract_says(model: Model, batch: 
     assert model.head_dim is None or model.head_dim >= 1
 
 
-def test_a_model_has_the_capabilities_of_its_example_and_no_other(example: Example, model: Model) -> None:
+def test_a_model_has_the_capabilities_of_its_example_and_no_other(example, model):
     known = (ReadsTokens, ScoresTokens, Generates, PrunesTokens, Classifies, HasLatent, PredictsSets, ReadsCodeVectors)
     assert {one for one in known if isinstance(model, one)} == example[2]
     for one in known:  # whoever has the members says so
@@ -107,7 +107,7 @@ def test_a_model_has_the_capabilities_of_its_example_and_no_other(example: Examp
         assert not has_all or isinstance(model, one), one.__name__
 
 
-def test_capabilities_do_what_they_say(model: Model, batch: RaggedBatch) -> None:
+def test_capabilities_do_what_they_say(model, batch):
     if isinstance(model, ReadsTokens):
         assert model.embed_tokens(torch.tensor([0, 1, 1])).shape[0] == 3
     if isinstance(model, ScoresTokens):
@@ -126,7 +126,7 @@ def test_capabilities_do_what_they_say(model: Model, batch: RaggedBatch) -> None
         assert model.classify(batch).shape == (batch.num_seqs, 2 if isinstance(model, PredictsSets) else CLASSES)
 
 
-def test_a_model_of_sets_answers_about_sets_and_sequences() -> None:
+def test_a_model_of_sets_answers_about_sets_and_sequences():
     model, batch = (make() for make in EXAMPLES["set_sequence"][:2])
     num_sets, size = batch.attended.lengths().sum() - batch.num_seqs, model.posterior(batch)[0].shape[1]
     assert [part.shape for part in model.posterior(batch)] == [(num_sets, size)] * 3
@@ -139,7 +139,7 @@ def test_a_model_of_sets_answers_about_sets_and_sequences() -> None:
     assert [part.shape for part in model.course(batch)] == [(num_sets, 2), (num_sets,)]
 
 
-def test_methods_that_compute_with_weights_are_named(model: Model) -> None:
+def test_methods_that_compute_with_weights_are_named(model):
     """Where the weights of a model are divided among processes, they are whole within these alone."""
     methods = [(name, one) for name, one in getmembers(type(model), isfunction) if one.__module__.startswith("unpad.")]
     inputs = {"batch", "media", "ids", "hidden", "stream"}
@@ -148,25 +148,25 @@ def test_methods_that_compute_with_weights_are_named(model: Model) -> None:
     assert all(model.get_submodule(name) for name in model.optional)
 
 
-def test_code_vectors_are_taken() -> None:
+def test_code_vectors_are_taken():
     model = EXAMPLES["set_sequence"][0]()
     assert model.code_vector_size == 4
     model.load_code_vectors(torch.eye(NUM_CODES, 4))
 
 
-def test_what_training_tells_a_model_replaces_its_own_weights() -> None:
+def test_what_training_tells_a_model_replaces_its_own_weights():
     model = tiny_model()
     model.trained = {"cross_entropy": 0.5}
     assert (model.trained, model.weights) == ({"cross_entropy": 0.5}, {"cross_entropy": 1.0})
 
 
-def test_a_model_that_says_nothing_of_itself_is_a_causal_model_of_tokens() -> None:
+def test_a_model_that_says_nothing_of_itself_is_a_causal_model_of_tokens():
     model = Stub()
     assert (model.additions, model.label_smoothing, model.causal, model.head_dim) == ((), 0.0, True, None)
     assert (model.claims, dict(model.weights), model.trained) == ("tokens", {"cross_entropy": 1.0}, model.weights)
 
 
-def test_a_model_without_a_member_of_the_contract_cannot_be_built() -> None:
+def test_a_model_without_a_member_of_the_contract_cannot_be_built():
     class Incomplete(Stub, Classifies):
         pass
 
@@ -193,16 +193,13 @@ def assert_same(
     assert set(terms) == {"cross_entropy", "nll"}
     assert other_terms == pytest.approx(terms, rel=1e-10)
     for name, grad in grads.items():
-        error = (other_grads[name] - grad).norm()
-        assert error <= 1e-10 * max(float(grad.norm()), 1e-3), name
+        assert (other_grads[name] - grad).norm() <= 1e-10 * max(float(grad.norm()), 1e-3), name
 
 
 @pytest.mark.promise("images.own-size")
 @pytest.mark.parametrize("path", [nullcontext, pytest.param(library.switched_off, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("kind", CLASSIFIERS)
-def test_images_in_one_batch_equal_each_alone_however_split_or_padded(
-    kind: str, path: Callable[[], AbstractContextManager[None]]
-) -> None:
+def test_images_in_one_batch_equal_each_alone_however_split_or_padded(kind, path):
     model, batch = classifier(kind)
     model.eval().label_smoothing = 0.1
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
@@ -225,7 +222,7 @@ PERMUTED = {
 
 
 @pytest.mark.parametrize("kind", PERMUTED)
-def test_permuting_sequences_permutes_results(kind: str) -> None:
+def test_permuting_sequences_permutes_results(kind):
     make, examples = PERMUTED[kind]
     model, batch = make().eval(), examples()
     order = torch.randperm(batch.num_seqs, generator=torch.Generator().manual_seed(3)).tolist()
@@ -253,7 +250,7 @@ EMPTIED: dict[str, tuple[Callable[[], Model], Callable[[], RaggedBatch]]] = {
 
 
 @pytest.mark.parametrize("kind", EMPTIED)
-def test_a_batch_without_sequences_is_legal(kind: str) -> None:
+def test_a_batch_without_sequences_is_legal(kind):
     make, examples = EMPTIED[kind]
     model, full = make(), examples()
     width = model.eval()(full).shape[1]
@@ -276,7 +273,7 @@ def test_a_batch_without_sequences_is_legal(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["vit, mean", "cnn"])
-def test_losses_of_classes_are_sums_over_images_with_and_without_smoothing(kind: str) -> None:
+def test_losses_of_classes_are_sums_over_images_with_and_without_smoothing(kind):
     model, batch = classifier(kind)
     model.eval().label_smoothing = 0.2
     logits = model.classify(batch)
@@ -296,7 +293,7 @@ def test_losses_of_classes_are_sums_over_images_with_and_without_smoothing(kind:
 
 
 @pytest.mark.parametrize("kind", ["vit, mean", "vit, attention only", "vit, convolutions", "cnn"])
-def test_bf16_stays_close_to_fp64_and_scores_are_fp32(kind: str) -> None:
+def test_bf16_stays_close_to_fp64_and_scores_are_fp32(kind):
     (exact, batch), (low, _) = (
         (tiny_vit(dtype, pool="attention"), random_images())
         if kind == "vit, attention only"
@@ -338,7 +335,7 @@ DIFFERENTIATED: dict[str, tuple[Callable[[], Model], Callable[[], RaggedBatch]]]
 
 @pytest.mark.promise("batch.layers")
 @pytest.mark.parametrize("kind", DIFFERENTIATED)
-def test_gradients_of_every_parameter_equal_finite_differences(kind: str) -> None:
+def test_gradients_of_every_parameter_equal_finite_differences(kind):
     make, examples = DIFFERENTIATED[kind]
     model, batch = make(), examples()
     names = [name for name, _ in model.named_parameters()]
@@ -387,7 +384,7 @@ VIT = {"kind": "vit", "width": 32, "blocks": 2, "heads": 2, "hidden": 64, "patch
     "section", [VIT, {**VIT, "pool": "attention"}, {**VIT, "stem": (8, 16)}, {"kind": "cnn", "patch": 16}],
     ids=["vit", "vit, attention", "vit, convolutions", "cnn"],
 )  # fmt: skip
-def test_it_learns_which_half_of_an_image_is_bright(section: dict[str, Any]) -> None:
+def test_it_learns_which_half_of_an_image_is_bright(section):
     torch.manual_seed(0)
     model = build_model(model_config(section), 2)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
@@ -457,12 +454,12 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {  # by kind: a sect
     [({"kind": kind, **section}, *told) for kind, rows in REFUSED.items() for section, *told in rows],
     ids=[f"{kind}-{number}" for kind, rows in REFUSED.items() for number in range(len(rows))],
 )
-def test_a_model_that_cannot_be_is_refused_by_name(section: dict[str, Any], where: str, message: str) -> None:
+def test_a_model_that_cannot_be_is_refused_by_name(section, where, message):
     with pytest.raises(RecipeError, match=message) as caught:
         model_config(section)
     assert caught.value.where == where
     assert caught.value.fix
 
 
-def test_every_kind_of_model_has_sections_that_are_refused() -> None:
+def test_every_kind_of_model_has_sections_that_are_refused():
     assert sorted(REFUSED) == model_kinds(), "REFUSED above has a section of each kind, with the words of its refusal"

@@ -45,7 +45,7 @@ def on_whole_image(module: ConvolutionalStem, image: Tensor) -> Tensor:
     return module.project(cells.reshape(rows * columns, -1))
 
 
-def test_neighbours_share_a_side_and_never_an_image() -> None:
+def test_neighbours_share_a_side_and_never_an_image():
     (ids, grid, layout), total = places((2, 3), (1, 2)), 8
     left, right, above, below = neighbours(ids, grid, layout)
     none = total
@@ -55,7 +55,7 @@ def test_neighbours_share_a_side_and_never_an_image() -> None:
     assert below.tolist() == [3, 4, 5, none, none, none, none, none]
 
 
-def test_a_dropped_patch_is_nobodys_neighbour() -> None:
+def test_a_dropped_patch_is_nobodys_neighbour():
     ids, grid, layout = places((2, 3), (1, 2))
     kept = torch.tensor([True, False, True, True, True, False, True, True])
     left, right, above, below = neighbours(ids[kept], grid, layout.keep(kept))
@@ -66,13 +66,12 @@ def test_a_dropped_patch_is_nobodys_neighbour() -> None:
 
 
 @pytest.mark.parametrize("channels", [(4,), (4, 5)])
-def test_the_stem_is_the_convolution_of_every_whole_image_outputs_and_gradients(channels: tuple[int, ...]) -> None:
+def test_the_stem_is_the_convolution_of_every_whole_image_outputs_and_gradients(channels):
     module, images = stem(channels), pictures(*SIZES)
     expected = torch.cat([on_whole_image(module, image) for image in images if image.numel()])
     weight = torch.randn_like(expected)
     truth = torch.autograd.grad((expected * weight).sum(), list(module.parameters()))
-    pixels = torch.cat([cut_patches(image, PATCH) for image in images])
-    for run in _ways(pixels):
+    for run in _ways(torch.cat([cut_patches(image, PATCH) for image in images])):
         flat, (ids, grid, layout) = run
         got = module(flat, neighbours(ids, grid, layout))
         if isinstance(layout, PaddedLayout):
@@ -94,7 +93,7 @@ def _ways(pixels: Tensor) -> list[tuple[Tensor, tuple[Tensor, Tensor, Layout | P
     return ways
 
 
-def test_a_run_without_patches_is_legal() -> None:
+def test_a_run_without_patches_is_legal():
     module = stem()
     out = module(torch.zeros(0, 3 * PATCH**2, dtype=torch.float64), neighbours(*places()))
     assert out.shape == (0, WIDTH)

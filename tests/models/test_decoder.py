@@ -41,7 +41,7 @@ def randomize(module: nn.Module) -> nn.Module:
 # --------------------------------------------------------------------------- the start of training
 
 
-def test_matrices_start_at_a_fiftieth_and_those_that_write_to_the_stream_smaller() -> None:
+def test_matrices_start_at_a_fiftieth_and_those_that_write_to_the_stream_smaller():
     torch.manual_seed(0)
     model = build_model(model_config({**SIZES, "width": 64, "hidden": 128, "blocks": 8}), 500)
     for name, parameter in model.named_parameters():
@@ -51,13 +51,13 @@ def test_matrices_start_at_a_fiftieth_and_those_that_write_to_the_stream_smaller
 
 
 @pytest.mark.parametrize("wanted", [[0, 1, 2, 3], [0, 1, 2, 2], [3, 2, 1, 0], [2], []])
-def test_wanted_tokens_come_in_the_order_they_are_asked_in(wanted: list[int]) -> None:
+def test_wanted_tokens_come_in_the_order_they_are_asked_in(wanted):
     model, batch = tiny_model().eval(), random_batch([5])
     everything, index = model(batch), torch.tensor(wanted, dtype=torch.int64)
     torch.testing.assert_close(model(batch, wanted=index), everything[index])
 
 
-def test_sinusoidal_positions_are_as_small_as_the_embeddings_that_they_are_added_to() -> None:
+def test_sinusoidal_positions_are_as_small_as_the_embeddings_that_they_are_added_to():
     model = tiny_model(positions="sinusoidal").eval()
     batch = random_batch([5, 9])
     table = 0.02 * sinusoidal_table(64, 16)[batch.position_ids]
@@ -71,7 +71,7 @@ def test_sinusoidal_positions_are_as_small_as_the_embeddings_that_they_are_added
 
 @pytest.mark.promise("llm.rmsnorm")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-14), (torch.float32, 1e-6)])
-def test_rmsnorm_is_g_times_x_over_the_root_of_the_mean_square(dtype: torch.dtype, tolerance: float) -> None:
+def test_rmsnorm_is_g_times_x_over_the_root_of_the_mean_square(dtype, tolerance):
     torch.manual_seed(0)
     norm = Norm("rmsnorm", 32, 1e-6)
     norm.weight.data = torch.randn(32)
@@ -89,7 +89,7 @@ def test_rmsnorm_is_g_times_x_over_the_root_of_the_mean_square(dtype: torch.dtyp
 @pytest.mark.promise("llm.rotary")
 @settings(deadline=None, max_examples=30)
 @given(i=st.integers(0, 300), j=st.integers(0, 300), shift=st.integers(0, 3000), factor=st.sampled_from([1.0, 4.0]))
-def test_rotary_scores_depend_on_the_distance_alone(i: int, j: int, shift: int, factor: float) -> None:
+def test_rotary_scores_depend_on_the_distance_alone(i, j, shift, factor):
     torch.manual_seed(0)
     q, k = torch.randn(1, 2, 16, dtype=torch.float64), torch.randn(1, 2, 16, dtype=torch.float64)
     frequencies = rotary_frequencies(16, 10000.0, "linear" if factor > 1 else "none", factor)
@@ -101,7 +101,7 @@ def test_rotary_scores_depend_on_the_distance_alone(i: int, j: int, shift: int, 
     torch.testing.assert_close(score(i, j), score(i + shift, j + shift), rtol=1e-9, atol=1e-9)
 
 
-def test_rotary_turns_each_pair_by_position_times_its_frequency() -> None:
+def test_rotary_turns_each_pair_by_position_times_its_frequency():
     frequencies = rotary_frequencies(8, 10000.0, "none", 1.0)
     torch.testing.assert_close(frequencies, torch.tensor([1.0, 0.1, 0.01, 0.001], dtype=torch.float64))
     x = torch.zeros(1, 1, 8, dtype=torch.float64)
@@ -112,7 +112,7 @@ def test_rotary_turns_each_pair_by_position_times_its_frequency() -> None:
 
 
 @pytest.mark.promise("llm.context")
-def test_context_extension_keeps_new_positions_within_the_angles_of_training() -> None:
+def test_context_extension_keeps_new_positions_within_the_angles_of_training():
     plain = rotary_frequencies(16, 10000.0, "none", 1.0)
     linear = rotary_frequencies(16, 10000.0, "linear", 4.0)
     ntk = rotary_frequencies(16, 10000.0, "ntk", 4.0)
@@ -122,7 +122,7 @@ def test_context_extension_keeps_new_positions_within_the_angles_of_training() -
     assert bool((ntk.diff() < 0).all())
 
 
-def test_sinusoidal_positions_follow_their_formula() -> None:
+def test_sinusoidal_positions_follow_their_formula():
     table = sinusoidal_table(50, 6)
     for position in (0, 3, 49):
         for i in range(3):
@@ -132,7 +132,7 @@ def test_sinusoidal_positions_follow_their_formula() -> None:
 
 
 @pytest.mark.promise("llm.rotary")
-def test_positions_past_the_context_are_refused_unless_it_is_extended() -> None:
+def test_positions_past_the_context_are_refused_unless_it_is_extended():
     batch = from_sequences(random_sequences([66]))
     with pytest.raises(RecipeError, match=r"position 64 is outside the model's context of 64"):
         tiny_model()(batch)
@@ -156,7 +156,7 @@ FORMULAS: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 @pytest.mark.promise("llm.geglu")
 @pytest.mark.parametrize("activation", FORMULAS)
-def test_feed_forward_follows_its_formula(activation: str) -> None:
+def test_feed_forward_follows_its_formula(activation):
     layer = FeedForward(BlockConfig(**SIZES, activation=activation, bias=True))
     randomize(layer)
     x = torch.randn(5, 8, dtype=torch.float64)
@@ -169,7 +169,7 @@ def test_feed_forward_follows_its_formula(activation: str) -> None:
 
 
 @pytest.mark.promise("llm.grouped")
-def test_grouped_queries_equal_full_heads_whose_keys_and_values_are_repeated() -> None:
+def test_grouped_queries_equal_full_heads_whose_keys_and_values_are_repeated():
     grouped = tiny_model(kv_heads=2).eval()
     full = tiny_model().eval()
     weights = dict(grouped.state_dict())
@@ -188,7 +188,7 @@ def test_grouped_queries_equal_full_heads_whose_keys_and_values_are_repeated() -
 @pytest.mark.parametrize("kind", DECODERS)
 @settings(deadline=None, max_examples=10)
 @given(length=st.integers(2, 30), data=st.data())
-def test_a_changed_token_changes_no_earlier_score(kind: str, length: int, data: st.DataObject) -> None:
+def test_a_changed_token_changes_no_earlier_score(kind, length, data):
     model = tiny_model(**DECODERS[kind]).eval()
     sequence = random_sequences([length + 1])[0]
     at = data.draw(st.integers(1, length - 1))
@@ -221,7 +221,7 @@ def layers() -> dict[str, Callable[[Tensor, Any], Tensor]]:
 
 @pytest.mark.promise("batch.layers")
 @pytest.mark.parametrize("name", list(layers()))
-def test_every_layer_gives_a_rectangle_what_it_gives_each_row_alone(name: str) -> None:
+def test_every_layer_gives_a_rectangle_what_it_gives_each_row_alone(name):
     layer = layers()[name]
     lengths = [5, 1, 7]
     layout = build_layout(np.array(lengths))
@@ -237,7 +237,7 @@ def test_every_layer_gives_a_rectangle_what_it_gives_each_row_alone(name: str) -
 
 @pytest.mark.promise("batch.layers")
 @pytest.mark.parametrize("name", list(layers()))
-def test_gradients_of_every_layer_equal_finite_differences(name: str) -> None:
+def test_gradients_of_every_layer_equal_finite_differences(name):
     layer, layout = layers()[name], build_layout(np.array([3, 1, 0, 4]))
     torch.manual_seed(3)
     assert gradcheck(lambda x: layer(x, layout), torch.randn(8, 8, dtype=torch.float64, requires_grad=True))
@@ -257,7 +257,7 @@ def matrix_products(model: Decoder, batch: RaggedBatch) -> tuple[int, int]:
 
 @pytest.mark.parametrize("kind", DECODERS)
 @pytest.mark.parametrize("form", ["flat", "rectangle"])
-def test_a_last_block_that_leaves_tokens_out_changes_nothing(kind: str, form: str) -> None:
+def test_a_last_block_that_leaves_tokens_out_changes_nothing(kind, form):
     """Outputs, losses and gradients where half of the tokens predict something or less, and where most do."""
     model = randomize(Decoder(Config(**{**SIZES, "blocks": 2}, **DECODERS[kind]), VOCAB))
     for share in (0.3, 0.8):
@@ -274,7 +274,7 @@ def test_a_last_block_that_leaves_tokens_out_changes_nothing(kind: str, form: st
             torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-def test_the_last_block_ends_with_the_tokens_that_predict_something() -> None:
+def test_the_last_block_ends_with_the_tokens_that_predict_something():
     model, seen = tiny_model(), []
     for block in model.blocks:
         block.feed_forward.register_forward_hook(lambda _, inputs, __: seen.append(len(inputs[0])))
@@ -290,7 +290,7 @@ def test_the_last_block_ends_with_the_tokens_that_predict_something() -> None:
 
 
 @pytest.mark.promise("batch.projections")
-def test_projections_are_one_matrix_product_each_however_many_sequences() -> None:
+def test_projections_are_one_matrix_product_each_however_many_sequences():
     model = tiny_model(torch.float32, context=128, tied=False).eval()
     found = {matrix_products(model, random_batch(lengths, share=1.0)) for lengths in ([121], [13] * 10, [2] * 120)}
     assert len(found) == 1, found
@@ -303,7 +303,7 @@ def test_projections_are_one_matrix_product_each_however_many_sequences() -> Non
 
 
 @pytest.mark.promise("cli.overrides")
-def test_presets_are_the_published_sizes_and_every_field_overrides_them() -> None:
+def test_presets_are_the_published_sizes_and_every_field_overrides_them():
     small, large = (model_config({"preset": name}) for name in ("zh_gpt", "llm"))
     assert (small.width, small.blocks, small.heads, small.hidden, small.context) == (256, 2, 8, 512, 128)
     assert (small.positions, small.activation, small.norm, small.bias, small.dropout) == (
@@ -317,7 +317,7 @@ def test_presets_are_the_published_sizes_and_every_field_overrides_them() -> Non
     assert (changed.width, changed.blocks, changed.context, changed.activation) == (768, 12, 1024, "geglu")
 
 
-def test_the_recipe_small_has_the_parameters_its_comment_states() -> None:
+def test_the_recipe_small_has_the_parameters_its_comment_states():
     recipe = load_recipe("small", [])
     sizes = model_config(recipe.model)
     assert recipe.tokenizer.vocab_size == 6000
@@ -328,7 +328,7 @@ def test_the_recipe_small_has_the_parameters_its_comment_states() -> None:
 
 @pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize("field", [f for f in Config.model_fields if f not in ("kind", "preset")])
-def test_every_default_can_be_overridden(field: str) -> None:
+def test_every_default_can_be_overridden(field):
     values: dict[str, Any] = {
         "width": 64, "blocks": 3, "heads": 4, "kv_heads": 2, "hidden": 96, "norm": "layernorm", "eps": 1e-3,
         "activation": "relu", "bias": True, "dropout": 0.2, "attention_dropout": 0.3,
@@ -343,22 +343,21 @@ def test_every_default_can_be_overridden(field: str) -> None:
     assert getattr(model_config(section), field) == values[field] != getattr(model_config({}), field)
 
 
-def test_the_vocabulary_decides_the_embedding_and_the_head() -> None:
-    config = model_config({**SIZES, "tied": False, "bias": True})
-    model = build_model(config, 123)
+def test_the_vocabulary_decides_the_embedding_and_the_head():
+    model = build_model(model_config({**SIZES, "tied": False, "bias": True}), 123)
     assert model.embed.weight.shape == (123, 8)
     assert model.head.weight.shape == (123, 8)
     assert model.logits(torch.zeros(3, 8)).shape == (3, 123)
 
 
-def test_a_model_may_have_more_rows_than_the_tokenizer_has_ids_and_never_fewer() -> None:
+def test_a_model_may_have_more_rows_than_the_tokenizer_has_ids_and_never_fewer():
     model = build_model(model_config({**SIZES, "vocab_size": 130}), 123)
     assert model.vocab_size == len(model.embed.weight) == 130
     with pytest.raises(RecipeError, match="the tokenizer has 131 ids, the model 130"):
         build_model(model_config({**SIZES, "vocab_size": 130}), 131)
 
 
-def test_a_token_sees_no_further_back_than_the_windows_of_all_blocks_reach() -> None:
+def test_a_token_sees_no_further_back_than_the_windows_of_all_blocks_reach():
     model = tiny_model(sliding_window=3, blocks=2).eval()
     one = random_sequences([12])[0]
     other = [(one[0] + 1) % VOCAB, *one[1:]]
@@ -368,7 +367,7 @@ def test_a_token_sees_no_further_back_than_the_windows_of_all_blocks_reach() -> 
 
 
 @pytest.mark.promise("train.refusals")
-def test_ids_outside_of_the_vocabulary_are_an_error_and_never_a_number() -> None:
+def test_ids_outside_of_the_vocabulary_are_an_error_and_never_a_number():
     model = tiny_model().eval()
     with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         model(from_sequences([[1, VOCAB, 2]]))
@@ -376,7 +375,7 @@ def test_ids_outside_of_the_vocabulary_are_an_error_and_never_a_number() -> None
         model.losses(from_sequences([[1, 2, VOCAB]]))
 
 
-def test_norms_sit_before_each_part_and_before_the_head() -> None:
+def test_norms_sit_before_each_part_and_before_the_head():
     model = tiny_model(blocks=1).eval()
     batch = random_batch([6])
     block = model.blocks[0]

@@ -9,7 +9,7 @@ from unpad.nn.block import BlockConfig
 pytestmark = pytest.mark.promise("speed.operations")
 
 
-def test_decoder_equals_a_count_by_hand() -> None:
+def test_decoder_equals_a_count_by_hand():
     config = Config(width=8, blocks=2, heads=4, kv_heads=2, hidden=12, activation="swiglu", norm="rmsnorm")
     # One block forward, per token: q 8 x 8, k and v 8 x 4 each, out 8 x 8; gate, up and down 8 x 12 each.
     block = 8 * 8 + 2 * 8 * 4 + 8 * 8 + 3 * 8 * 12
@@ -24,7 +24,7 @@ def test_decoder_equals_a_count_by_hand() -> None:
     assert training_operations(sizes_of(config, 20), [3, 2], 4) == products + head + attention == 26_688 + 3_840 + 1_248
 
 
-def test_encoder_with_an_input_product_equals_a_count_by_hand() -> None:
+def test_encoder_with_an_input_product_equals_a_count_by_hand():
     config = BlockConfig(width=4, blocks=1, heads=2, hidden=6, activation="gelu", causal=False)
     block = 4 * 4 * 4 + 2 * 4 * 6
     products = 6 * (block + 10 * 4) * 3
@@ -33,7 +33,7 @@ def test_encoder_with_an_input_product_equals_a_count_by_hand() -> None:
     assert training_operations(sizes_of(config, 5, 10), [3], 3) == products + attention + head
 
 
-def test_blocks_that_read_fewer_tokens_equal_a_count_by_hand() -> None:
+def test_blocks_that_read_fewer_tokens_equal_a_count_by_hand():
     sizes = sizes_of(Config(width=8, blocks=3, heads=4, kv_heads=2, hidden=12, activation="swiglu"), 20)
     # Two sequences of 5 and 2 tokens, of which 3 and 2 reach the third block; one output each.
     lengths = [[5, 2], [5, 2], [3, 2]]
@@ -41,12 +41,11 @@ def test_blocks_that_read_fewer_tokens_equal_a_count_by_hand() -> None:
     attention = (2 * 8 + 2 * 8) * (29 + 29 + 13) // 2
     head = 2 * 8 * 20 * 2
     assert reading_operations(sizes, lengths, 2) == products + attention + head
-    everywhere = reading_operations(sizes, [[5, 2]] * 3, 7)
-    assert 3 * everywhere == training_operations(sizes, [5, 2], 7)
+    assert 3 * reading_operations(sizes, [[5, 2]] * 3, 7) == training_operations(sizes, [5, 2], 7)
 
 
 @pytest.mark.promise("vqa.cost")
-def test_a_head_that_prunes_equals_a_count_by_hand() -> None:
+def test_a_head_that_prunes_equals_a_count_by_hand():
     # Samples of 6 and 1 visual tokens with 3 and 2 of a question, of width 8, in a head of 4 channels.
     into = 8 * 4 * (7 + 5)
     attention = 4 * 4 * (7 + 2 * 5 + 7) + 2 * 4 * (6 * 3 + 1 * 2)
@@ -54,7 +53,7 @@ def test_a_head_that_prunes_equals_a_count_by_hand() -> None:
     assert pruner_operations(8, 4, [6, 1], [3, 2]) == 2 * (into + attention + judge)
 
 
-def test_a_window_leaves_out_pairs_of_distant_tokens() -> None:
+def test_a_window_leaves_out_pairs_of_distant_tokens():
     config = Config(width=8, blocks=2, heads=4, kv_heads=2, hidden=12, sliding_window=3, sliding_blocks=[1])
     sizes, whole = sizes_of(config, 20), sizes_of(config.model_copy(update={"sliding_window": None}), 20)
     # A row of 5 tokens sees 1, 2, 3, 3 and 3 keys in the second block; twice that less the diagonal counts both orders.

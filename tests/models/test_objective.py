@@ -1,7 +1,6 @@
 """Weights of loss terms: defaults, ramps, what a recipe may say, and a model with several terms in the real loop."""
 
 import math
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -34,31 +33,31 @@ class TwoTerms(Stub):
 
 @pytest.mark.promise("patients.kl")
 @pytest.mark.parametrize(("step", "weight"), [(0, 0.0), (2500, 0.05), (5000, 0.1), (9000, 0.1)])
-def test_linear_ramp_over_steps(step: int, weight: float) -> None:
+def test_linear_ramp_over_steps(step, weight):
     assert Ramp(start=0.0, end=0.1, steps=5000).at(step, 10) == pytest.approx(weight, abs=1e-15)
 
 
 @pytest.mark.promise("vqa.loss-ramps")
 @pytest.mark.parametrize("progress", [0.0, 0.15, 0.3, 1.0])
-def test_cosine_ramp_over_a_share_of_the_stage(progress: float) -> None:
+def test_cosine_ramp_over_a_share_of_the_stage(progress):
     ramp = Ramp(start=100, end=70, share=0.3, shape="cosine")
     done = min(progress / 0.3, 1)
     assert ramp.at(round(progress * 1000), 1000) == pytest.approx(100 - 30 * (1 - math.cos(math.pi * done)) / 2)
 
 
 @pytest.mark.parametrize("length", [{}, {"steps": 5, "share": 0.5}])
-def test_a_ramp_has_one_length(length: dict[str, float]) -> None:
+def test_a_ramp_has_one_length(length):
     with pytest.raises(ValidationError, match="either steps or share"):
         Ramp(end=1.0, **length)
 
 
-def test_weights_of_a_step_leave_out_what_has_none() -> None:
+def test_weights_of_a_step_leave_out_what_has_none():
     objective = Objective.of(TwoTerms())
     assert objective.at(0, 100) == {"a": 1.0}
     assert objective.at(2500, 100) == {"a": 1.0, "b": 0.05}
 
 
-def test_the_recipe_overrides_and_unknown_terms_are_refused() -> None:
+def test_the_recipe_overrides_and_unknown_terms_are_refused():
     assert Objective.of(TwoTerms(), {"c": 2.0, "b": 0.0}).at(0, 1) == {"a": 1.0, "c": 2.0}
     with pytest.raises(RecipeError, match='no loss "bb"'):
         Objective.of(TwoTerms(), {"bb": 1.0})
@@ -66,7 +65,7 @@ def test_the_recipe_overrides_and_unknown_terms_are_refused() -> None:
         Objective.of(TwoTerms(), {"a": 0.0, "b": 0.0})
 
 
-def test_the_model_learns_of_every_update_and_says_what_it_drew_anew() -> None:
+def test_the_model_learns_of_every_update_and_says_what_it_drew_anew():
     model = TwoTerms()
     weights, fresh = Objective.of(model).begin(model, 2500, 4000)
     assert model.seen == [(2500, 4000, weights)]
@@ -75,7 +74,7 @@ def test_the_model_learns_of_every_update_and_says_what_it_drew_anew() -> None:
 
 
 @pytest.mark.promise("patients.weights")
-def test_a_recipe_may_hold_numbers_and_ramps(tmp_path: Path) -> None:
+def test_a_recipe_may_hold_numbers_and_ramps(tmp_path):
     recipe = load_recipe("zh_chat", ["losses.cross_entropy=0.5", "losses.other={end: 2, steps: 10, shape: cosine}"])
     assert recipe.losses == {"cross_entropy": 0.5, "other": Ramp(end=2, steps=10, shape="cosine")}
     for wrong, message in (
@@ -90,7 +89,7 @@ def test_a_recipe_may_hold_numbers_and_ramps(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("patients.weights")
-def test_every_parameter_is_in_the_first_group_that_names_it() -> None:
+def test_every_parameter_is_in_the_first_group_that_names_it():
     model = tiny_model()
     settings = OptimSettings(
         lr=1e-2,
@@ -113,7 +112,7 @@ def test_every_parameter_is_in_the_first_group_that_names_it() -> None:
 
 
 @pytest.mark.promise("patients.weights")
-def test_a_group_with_a_rate_of_0_stands_still_and_a_clip_of_its_own_holds() -> None:
+def test_a_group_with_a_rate_of_0_stands_still_and_a_clip_of_its_own_holds():
     model = tiny_model()
     groups = [
         ParameterGroup(parameters=["blocks.0.*"], lr_scale=0.0),
@@ -133,7 +132,7 @@ def test_a_group_with_a_rate_of_0_stands_still_and_a_clip_of_its_own_holds() -> 
 
 
 @pytest.mark.promise("vqa.reinit")
-def test_forgotten_parameters_start_anew() -> None:
+def test_forgotten_parameters_start_anew():
     model = tiny_model()
     optimizer = make_optimizer(model, OptimSettings())
     train_step(model, [random_batch([5])], optimizer, weights={"cross_entropy": 1.0}, precision="fp32", clip=None)

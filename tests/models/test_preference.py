@@ -36,8 +36,7 @@ def by_definition(model: Decoder, batch: RaggedBatch, smoothing: float = 0.0) ->
 
 def gradient_of(model: Decoder, micros: list[RaggedBatch]) -> tuple[Tensor, dict[str, float]]:
     model.zero_grad()
-    weights = Objective.of(model).final(model)
-    sums, counts = accumulate(model, micros, weights, "fp32")
+    sums, counts = accumulate(model, micros, Objective.of(model).final(model), "fp32")
     flat = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
     return flat, {name: float(sums[name]) / counts[name] for name in sums}
 
@@ -48,7 +47,7 @@ def sums(model: Decoder, batch: RaggedBatch) -> dict[str, float]:
 
 @pytest.mark.promise("pairs.gradient")
 @pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_batched_pairs_have_the_gradient_of_pair_by_pair(smoothing: float) -> None:
+def test_batched_pairs_have_the_gradient_of_pair_by_pair(smoothing):
     model, batch = learner(), example()
     model.label_smoothing = smoothing
     loss = by_definition(model, batch, smoothing)
@@ -68,7 +67,7 @@ def test_batched_pairs_have_the_gradient_of_pair_by_pair(smoothing: float) -> No
 
 
 @pytest.mark.promise("pairs.gradient")
-def test_crossed_pairs_have_another_gradient() -> None:
+def test_crossed_pairs_have_another_gradient():
     model, batch = learner(), example()
     part = batch.require(Pairs)
     crossed = batch.with_part(replace(part, pair=torch.where(part.chosen, part.pair, part.pair.roll(2))))
@@ -76,14 +75,14 @@ def test_crossed_pairs_have_another_gradient() -> None:
     assert error(got, wanted) > 1e-3
 
 
-def test_a_micro_batch_with_half_a_pair_is_refused() -> None:
+def test_a_micro_batch_with_half_a_pair_is_refused():
     model, batch = learner(), example()
     with pytest.raises(AssertionError, match="both replies"):
         model.losses(batch.select([0, 1, 2]))
 
 
 @torch.no_grad()
-def test_terms_are_sums_over_pairs_and_over_the_tokens_of_replies() -> None:
+def test_terms_are_sums_over_pairs_and_over_the_tokens_of_replies():
     model, batch = learner(), example()
     terms = {name: (float(total), count) for name, (total, count) in model.losses(batch).items()}
     counts = model.count_targets(batch)
@@ -99,14 +98,14 @@ def test_terms_are_sums_over_pairs_and_over_the_tokens_of_replies() -> None:
 
 
 @torch.no_grad()
-def test_a_pair_drawn_twice_counts_twice() -> None:
+def test_a_pair_drawn_twice_counts_twice():
     model, batch = learner(), example()
     once, twice = sums(model, batch), sums(model, concatenate([batch, batch]))
     assert twice == pytest.approx({name: 2 * total for name, total in once.items()})
 
 
 @torch.no_grad()
-def test_filler_is_of_no_pair() -> None:
+def test_filler_is_of_no_pair():
     model, batch = learner(), example()
     part = replies([2], [0.0], numbers=[-1])
     filler = part.with_part(replace(part.require(Pairs), chosen=torch.tensor([False])))
@@ -115,7 +114,7 @@ def test_filler_is_of_no_pair() -> None:
     assert sums(model, concatenate([batch, filler])) == pytest.approx(sums(model, batch))
 
 
-def test_the_chosen_replies_may_be_learned_as_well() -> None:
+def test_the_chosen_replies_may_be_learned_as_well():
     model, batch = learner(), example()
     objective = Objective.of(model, {"cross_entropy": 0.5})
     assert objective.final(model) == {"preference": 1.0, "cross_entropy": 0.5}
@@ -129,7 +128,7 @@ def test_the_chosen_replies_may_be_learned_as_well() -> None:
     assert error(got, wanted) < 1e-10
 
 
-def test_a_model_that_learns_preferences_can_learn_tokens_again() -> None:
+def test_a_model_that_learns_preferences_can_learn_tokens_again():
     model = learner()
     assert list(Objective.of(model).final(model)) == ["preference"]
     model.learn(None)
@@ -138,9 +137,7 @@ def test_a_model_that_learns_preferences_can_learn_tokens_again() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_target_nll_has_the_gradient_of_log_softmax_over_many_chunks(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_target_nll_has_the_gradient_of_log_softmax_over_many_chunks(dtype, monkeypatch):
     monkeypatch.setattr("unpad.nn.losses.CHUNK_BYTES", 1)
     assert CHUNK_BYTES > 1
     generator = torch.Generator().manual_seed(0)
@@ -157,15 +154,14 @@ def test_target_nll_has_the_gradient_of_log_softmax_over_many_chunks(
     assert max(error(a, b) for a, b in zip(got, wanted, strict=True)) < bound
 
 
-def test_a_frozen_head_gets_no_gradient() -> None:
+def test_a_frozen_head_gets_no_gradient():
     hidden, weight = torch.randn(5, 4, requires_grad=True), torch.randn(7, 4)
     target_nll(hidden, weight, torch.tensor([1, 2, 3, 4, 5])).sum().backward()
     assert hidden.grad is not None
     assert weight.grad is None
 
 
-def test_terms_in_low_precision_are_summed_in_double() -> None:
+def test_terms_in_low_precision_are_summed_in_double():
     batch = example()
-    nll = torch.full((batch.num_targets,), 1e-3, dtype=torch.float32)
-    terms = pair_terms(nll, batch, BETA, 0.0)
+    terms = pair_terms(torch.full((batch.num_targets,), 1e-3, dtype=torch.float32), batch, BETA, 0.0)
     assert {total.dtype for total, _ in terms.values()} == {torch.float64}

@@ -15,7 +15,7 @@ from unpad.nn.block import Stream
 
 
 @pytest.mark.promise("images.own-size")
-def test_the_size_of_an_image_is_known_however_it_is_shown() -> None:
+def test_the_size_of_an_image_is_known_however_it_is_shown():
     model, blind, batch = tiny_vit(size_embed=True).eval(), tiny_vit().eval(), random_images()
     sizes = batch.image_sizes.clone()
     sizes[2, 1] += 1
@@ -25,7 +25,7 @@ def test_the_size_of_an_image_is_known_however_it_is_shown() -> None:
     assert torch.equal(blind.classify(other), blind.classify(batch))
 
 
-def test_what_padding_holds_changes_nothing() -> None:
+def test_what_padding_holds_changes_nothing():
     model = tiny_vit(pool="attention").eval()
     padded = random_images([(3, 4), (1, 1), (2, 2)]).pad("left", pad_to=14)
     noise = torch.where(padded.layout.attention_mask.flatten()[:, None], padded.inputs_embeds, 1e3)
@@ -36,7 +36,7 @@ def test_what_padding_holds_changes_nothing() -> None:
 # --------------------------------------------------------------------------- the model
 
 
-def test_the_model_is_its_parts_in_order() -> None:
+def test_the_model_is_its_parts_in_order():
     model, batch = tiny_vit(blocks=1).eval(), random_images([(2, 3)])
     block = model.blocks[0]
     with torch.no_grad():
@@ -51,7 +51,7 @@ def test_the_model_is_its_parts_in_order() -> None:
         torch.testing.assert_close(model.nll(batch), F.cross_entropy(logits, batch.seq_labels, reduction="none"))
 
 
-def test_images_without_labels_are_classified() -> None:
+def test_images_without_labels_are_classified():
     model, batch = tiny_vit().eval(), random_images()
     unlabelled = replace(batch, seq_labels=None)
     with torch.no_grad():
@@ -63,7 +63,7 @@ def test_images_without_labels_are_classified() -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.5, 0.9, 0.999])
-def test_every_image_keeps_its_share_of_patches_in_place_and_at_least_one(share: float) -> None:
+def test_every_image_keeps_its_share_of_patches_in_place_and_at_least_one(share):
     batch = random_images([*SIZES, (0, 0), (1, 3)])
     torch.manual_seed(3)
     thin = drop_tokens(batch, share)
@@ -80,7 +80,7 @@ def test_every_image_keeps_its_share_of_patches_in_place_and_at_least_one(share:
     assert thin.num_targets == batch.num_targets
 
 
-def test_every_patch_is_dropped_equally_often() -> None:
+def test_every_patch_is_dropped_equally_often():
     batch = random_images([(2, 3), (1, 4)])
     torch.manual_seed(0)
     seen = torch.zeros(10)
@@ -91,7 +91,7 @@ def test_every_patch_is_dropped_equally_often() -> None:
 
 
 @pytest.mark.parametrize("kind", VITS)
-def test_training_sees_what_is_kept_the_same_again_for_the_same_seed(kind: str) -> None:
+def test_training_sees_what_is_kept_the_same_again_for_the_same_seed(kind):
     model, batch = (
         tiny_vit(**VITS[kind], token_drop=0.4).train(),
         random_images(channels=VITS[kind].get("channels", 3)),
@@ -114,7 +114,7 @@ def test_training_sees_what_is_kept_the_same_again_for_the_same_seed(kind: str) 
     assert model(batch).shape == (thin.total_tokens, 16)
 
 
-def test_dropping_is_off_in_evaluation() -> None:
+def test_dropping_is_off_in_evaluation():
     batch = random_images()
     dropping, whole = tiny_vit(token_drop=0.4).eval(), tiny_vit().eval()
     for got, expected in zip(outputs(dropping, batch), outputs(whole, batch), strict=True):
@@ -127,7 +127,7 @@ def test_dropping_is_off_in_evaluation() -> None:
 # --------------------------------------------------------------------------- configuration
 
 
-def test_a_fresh_model_has_no_biases_and_small_scores() -> None:
+def test_a_fresh_model_has_no_biases_and_small_scores():
     torch.manual_seed(0)
     model = build_model(model_config({"kind": "vit", "patch": PATCH, "pool": "attention"}), CLASSES)
     for name, parameter in model.named_parameters():

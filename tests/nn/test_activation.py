@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from tests.helpers.attention_cases import error
 from tests.helpers.grid import pairs
 from tests.helpers.paths import PATHS, Path, on, taken
-from unpad.nn.activation import GATED, KINDS, Kind, activate
+from unpad.nn.activation import GATED, KINDS, activate
 
 pytestmark = pytest.mark.promise("speed.kernels")
 
@@ -34,7 +34,7 @@ def reference(kind: str, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("kind", ["relu", "gelu_tanh", "swiglu"])
-def test_a_bias_is_added_first(kind: Kind) -> None:
+def test_a_bias_is_added_first(kind):
     x, bias = torch.randn(9, 32, dtype=DOUBLE), torch.randn(32, dtype=DOUBLE)
     torch.testing.assert_close(activate(kind, x, bias), activate(kind, x + bias))
 
@@ -42,9 +42,7 @@ def test_a_bias_is_added_first(kind: Kind) -> None:
 @pytest.mark.parametrize(
     ("kind", "dtype", "shape", "path"), pairs(KINDS, [BF16, DOUBLE], SHAPES, PATHS), indirect=["path"]
 )
-def test_values_and_gradients_are_those_of_torch(
-    kind: str, dtype: torch.dtype, shape: tuple[int, int], path: Path
-) -> None:
+def test_values_and_gradients_are_those_of_torch(kind, dtype, shape, path):
     torch.manual_seed(shape[0])
     tokens, hidden = shape
     x = (torch.randn(tokens, hidden * (2 if kind in GATED else 1)) * 3).to(dtype).requires_grad_()
@@ -61,7 +59,7 @@ def test_values_and_gradients_are_those_of_torch(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_bf16_number_of_use_is_near_rounding(kind: str, path: Path) -> None:
+def test_every_bf16_number_of_use_is_near_rounding(kind, path):
     """All bf16 numbers between -30 and 30, one by one: no region of the functions is far off."""
     every = torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(BF16)
     every = every[every.isfinite() & (every.abs() < 30)][:, None]
@@ -75,7 +73,7 @@ def test_every_bf16_number_of_use_is_near_rounding(kind: str, path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_nan_and_inf_show(kind: str, path: Path) -> None:
+def test_nan_and_inf_show(kind, path):
     width = 66 if kind in GATED else 33
     for bad in (float("nan"), float("inf")):
         x = torch.zeros(3, width, dtype=BF16)
@@ -91,7 +89,7 @@ def test_nan_and_inf_show(kind: str, path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_threads_change_nothing(kind: str) -> None:
+def test_threads_change_nothing(kind):
     x = torch.randn(300, 256).to(BF16)
     one = activate(kind, x)
     torch.set_num_threads(2)

@@ -39,7 +39,7 @@ def torch_attention(
     causal=st.booleans(),
     kv_heads=st.sampled_from([1, 2, 4]),
 )
-def test_groups_equal_the_definition(lengths: list[int], causal: bool, kv_heads: int) -> None:
+def test_groups_equal_the_definition(lengths, causal, kv_heads):
     layout = build_layout(np.array(lengths))
     q, k, v, grad = inputs(lengths, 4, kv_heads, 8, torch.float64)
     expected = reference_attention(q, k, v, layout, Attend(causal))
@@ -57,9 +57,7 @@ def test_groups_equal_the_definition(lengths: list[int], causal: bool, kv_heads:
     rows=st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=5),
     window=st.integers(1, 9),
 )
-def test_a_window_hides_what_is_further_back_in_every_layout(
-    weighted: bool, rows: list[list[bool]], window: int
-) -> None:
+def test_a_window_hides_what_is_further_back_in_every_layout(weighted, rows, window):
     mask = torch.tensor(rows)
     real = mask.flatten()
     layout = build_layout(mask.sum(1).numpy())
@@ -82,15 +80,12 @@ def test_a_window_hides_what_is_further_back_in_every_layout(
     causal=st.booleans(),
     kv_heads=st.sampled_from([1, 4]),
 )
-def test_a_rectangle_with_real_cells_anywhere_equals_the_definition(
-    rows: list[list[bool]], causal: bool, kv_heads: int
-) -> None:
+def test_a_rectangle_with_real_cells_anywhere_equals_the_definition(rows, causal, kv_heads):
     """Left, right and both-sided padding, gaps and empty rows are all the same mask to it."""
     mask = torch.tensor(rows)
     real = mask.flatten()
     q, k, v, _ = inputs([mask.numel()], 4, kv_heads, 8, torch.float64)
-    layout = build_layout(mask.sum(1).numpy())
-    expected = reference_attention(q[real], k[real], v[real], layout, Attend(causal))
+    expected = reference_attention(q[real], k[real], v[real], build_layout(mask.sum(1).numpy()), Attend(causal))
     got = torch_attention(q, k, v, PaddedLayout(mask), causal)
     assert torch.isfinite(got).all()
     torch.testing.assert_close(got[real], expected, rtol=1e-10, atol=1e-12)
@@ -98,9 +93,7 @@ def test_a_rectangle_with_real_cells_anywhere_equals_the_definition(
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("limit", [512, 0])
-def test_both_bf16_kernels_stay_within_bf16_of_the_definition(
-    causal: bool, limit: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_both_bf16_kernels_stay_within_bf16_of_the_definition(causal, limit, monkeypatch):
     monkeypatch.setattr(kernel, "MATMUL_MAX_LENGTH", limit)
     lengths = [70, 3, 65, 64, 1, 20]
     layout = build_layout(np.array(lengths))
@@ -115,7 +108,7 @@ def test_both_bf16_kernels_stay_within_bf16_of_the_definition(
 
 
 @pytest.mark.promise("batch.attention")
-def test_no_quadratic_tensor_is_made_for_a_long_sequence() -> None:
+def test_no_quadratic_tensor_is_made_for_a_long_sequence():
     length = 4096
     layout = build_layout(np.array([length]))
     q, k, v, _ = inputs([length], 1, 1, 16, torch.float32)
@@ -146,9 +139,7 @@ def by_definition(
 
 
 @pytest.mark.parametrize(("block", "causal", "dropout"), pairs([None, 1, 100, 10_000], [True, False], [0.0, 0.3]))
-def test_key_bias_and_dropout_equal_the_definition_whole_and_in_blocks(
-    causal: bool, dropout: float, block: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_key_bias_and_dropout_equal_the_definition_whole_and_in_blocks(causal, dropout, block, monkeypatch):
     if block is not None:
         monkeypatch.setattr(attention, "WHOLE_LENGTH", 10)
         monkeypatch.setattr(attention, "BLOCK_CELLS", block)
@@ -165,9 +156,7 @@ def test_key_bias_and_dropout_equal_the_definition_whole_and_in_blocks(
 
 @pytest.mark.parametrize("block", [None, 50], ids=["whole", "blocks"])
 @pytest.mark.parametrize("causal", [True, False])
-def test_rectangles_with_empty_rows_stay_finite_with_a_key_bias(
-    causal: bool, block: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rectangles_with_empty_rows_stay_finite_with_a_key_bias(causal, block, monkeypatch):
     """A padding query that saw no key would be NaN, and so would everything that reads its cell later."""
     if block is not None:
         monkeypatch.setattr(attention, "WHOLE_LENGTH", 2)
@@ -182,7 +171,7 @@ def test_rectangles_with_empty_rows_stay_finite_with_a_key_bias(
     assert torch.isfinite(torch.autograd.grad(got.sum(), qkv)[0]).all()
 
 
-def test_a_key_bias_below_the_digits_of_bf16_counts() -> None:
+def test_a_key_bias_below_the_digits_of_bf16_counts():
     """Scores of 8 and a bias of log 0.99: in bf16 their sum would be 8."""
     qkv = torch.zeros(2, 8, 16, dtype=torch.bfloat16)
     qkv[:, :6], qkv[0, 6:] = 2**0.5, 1  # the output is the weight of the first key
@@ -192,7 +181,7 @@ def test_a_key_bias_below_the_digits_of_bf16_counts() -> None:
 
 @pytest.mark.promise("batch.attention")
 @pytest.mark.parametrize("padded", [False, True])
-def test_key_bias_and_dropout_make_no_quadratic_tensor(padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_bias_and_dropout_make_no_quadratic_tensor(padded, monkeypatch):
     """Neither forward nor backward; what both keep is no larger than what they make."""
     monkeypatch.setattr(attention, "WHOLE_LENGTH", 64)
     monkeypatch.setattr(attention, "BLOCK_CELLS", 4096)
@@ -220,6 +209,6 @@ def kept_bytes(length: int) -> int:
 
 
 @pytest.mark.promise("batch.attention")
-def test_what_is_kept_for_backward_grows_with_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_kept_for_backward_grows_with_the_length(monkeypatch):
     monkeypatch.setattr(attention, "WHOLE_LENGTH", 64)
     assert kept_bytes(2000) <= 2.2 * kept_bytes(1000)

@@ -26,7 +26,7 @@ from unpad.nn.attention import reference_attention, self_attention
 from unpad.nn.cache import PLACES, CachedRow, KeyValueCache, cut_step
 from unpad.nn.linear import independent_rows, reading
 from unpad.nn.native import library
-from unpad.nn.precision import DTYPES, Precision, autocast
+from unpad.nn.precision import DTYPES, autocast
 from unpad.recipes.training import GenerateSettings
 
 RAGGED = [1, 100, 17, 2, 64, 33, 5, 90]
@@ -63,7 +63,7 @@ def hidden_states(model: Decoder, path: AbstractContextManager[object]) -> list[
 
 
 @pytest.mark.parametrize("kind", SIZES)
-def test_native_and_torch_give_the_same_hidden_states(kind: str) -> None:
+def test_native_and_torch_give_the_same_hidden_states(kind):
     model = tiny_model(**SIZES[kind]).eval()
     native, plain = (hidden_states(model, path()) for path in PATHS.values())
     for a, b in zip(native, plain, strict=True):
@@ -72,9 +72,7 @@ def test_native_and_torch_give_the_same_hidden_states(kind: str) -> None:
 
 @both_paths
 @pytest.mark.parametrize("kind", SIZES)
-def test_greedy_tokens_are_those_of_the_forward_without_a_cache(
-    kind: str, path: type[AbstractContextManager[object]]
-) -> None:
+def test_greedy_tokens_are_those_of_the_forward_without_a_cache(kind, path):
     model, prompts = tiny_model(**SIZES[kind]).eval(), random_sequences(RAGGED)
     settings = GenerateSettings(max_new_tokens=40, temperature=0.0)
     with path():
@@ -87,7 +85,7 @@ def test_greedy_tokens_are_those_of_the_forward_without_a_cache(
 
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
-def test_the_native_kernels_are_what_decoding_runs() -> None:
+def test_the_native_kernels_are_what_decoding_runs():
     model = tiny_model(torch.float32, **SIZES["grouped"]).eval()
     with torch.profiler.profile() as profile:
         settings = GenerateSettings(max_new_tokens=3, temperature=0.0)
@@ -117,7 +115,7 @@ class Held:
 
 
 @both_paths
-def test_layers_may_hold_fewer_tokens_than_those_before(path: type[AbstractContextManager[object]]) -> None:
+def test_layers_may_hold_fewer_tokens_than_those_before(path):
     heads, kv_heads, head_dim, most = 4, 2, 16, 100
     torch.manual_seed(0)
     full = build_layout(np.array([9, 1, 30, 4, 12]))
@@ -168,7 +166,7 @@ def filled(lengths: list[int], most: int) -> tuple[KeyValueCache, Tensor]:
 
 
 @pytest.mark.parametrize("most", [11, 12, 23, 25, 47, 100])
-def test_the_buffers_of_a_row_double_when_they_are_full_and_stay_within_what_was_announced(most: int) -> None:
+def test_the_buffers_of_a_row_double_when_they_are_full_and_stay_within_what_was_announced(most):
     held = list[int]()
     with torch.inference_mode():
         cache, _ = filled([6], most)
@@ -182,7 +180,7 @@ def test_the_buffers_of_a_row_double_when_they_are_full_and_stay_within_what_was
     assert held == [min(next(size for size in (12, 26, 54, 110) if size >= n), most) for n in range(7, most + 1)]
 
 
-def test_a_long_row_makes_no_other_row_longer() -> None:
+def test_a_long_row_makes_no_other_row_longer():
     with torch.inference_mode():
         cache, _ = filled([3, 500, 7], 1000)
         assert [row.num_bytes for row in cache.rows] == [2 * length * 2 * 16 * 8 for length in (3, 500, 7)]
@@ -193,7 +191,7 @@ def test_a_long_row_makes_no_other_row_longer() -> None:
         assert short == [row._layers[0].buffer for row in (cache.rows[0], cache.rows[2])]
 
 
-def test_copies_of_a_row_share_no_memory_with_it() -> None:
+def test_copies_of_a_row_share_no_memory_with_it():
     with torch.inference_mode():
         cache, _ = filled([9], 20)
         cache.reorder(torch.tensor([0, 0]))
@@ -207,7 +205,7 @@ def test_copies_of_a_row_share_no_memory_with_it() -> None:
 
 
 @both_paths
-def test_prompts_lie_row_by_row(path: type[AbstractContextManager[object]]) -> None:
+def test_prompts_lie_row_by_row(path):
     lengths, heads = [0, 3, 1, 0, 5], 3
     with torch.inference_mode(), path():
         cache, layout = KeyValueCache([CachedRow(7) for _ in lengths]), build_layout(np.array(lengths))
@@ -250,9 +248,7 @@ def read_in_pieces(
 
 
 @pytest.mark.parametrize(("kind", "path", "precision"), pairs(PIECES, PATHS.values(), ["fp32", "bf16"]))
-def test_a_prompt_read_in_pieces_gets_the_bits_of_the_whole(
-    kind: str, path: type[AbstractContextManager[object]], precision: Precision
-) -> None:
+def test_a_prompt_read_in_pieces_gets_the_bits_of_the_whole(kind, path, precision):
     sizes = {"width": 64, "blocks": 2, "heads": 4, "hidden": 100, "context": 800, "tied": False}
     model, step = random_model({**sizes, **PIECES[kind]}, VOCAB, 0), 1
     prompt, *beside = random_sequences([700, 30, 90])
@@ -273,9 +269,7 @@ def test_a_prompt_read_in_pieces_gets_the_bits_of_the_whole(
 @pytest.mark.parametrize(
     ("dtype", "scale", "window"), pairs([torch.float32, torch.bfloat16], [1.0, 2.7, 40.0], [None, 50])
 )
-def test_every_cut_of_a_sequence_gives_its_attention_the_bits_of_the_whole(
-    dtype: torch.dtype, scale: float, window: int | None
-) -> None:
+def test_every_cut_of_a_sequence_gives_its_attention_the_bits_of_the_whole(dtype, scale, window):
     """Also where scores are so large that some queries of a block need a shift."""
     if not library.computes(dtype):
         pytest.skip("no native kernels for bf16 here")
@@ -315,9 +309,7 @@ def reciter() -> tuple[Decoder, list[list[int]]]:
 
 
 @both_paths
-def test_in_bf16_greedy_tokens_are_those_of_fp64(
-    reciter: tuple[Decoder, list[list[int]]], path: type[AbstractContextManager[object]]
-) -> None:
+def test_in_bf16_greedy_tokens_are_those_of_fp64(reciter, path):
     model, texts = reciter
     prompts = [text[: 1 + 4 * n] for n, text in enumerate(texts)]
     settings = GenerateSettings(max_new_tokens=40, temperature=0.0)
@@ -332,9 +324,7 @@ def test_in_bf16_greedy_tokens_are_those_of_fp64(
 
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
-def test_in_bf16_native_scores_are_no_further_from_fp64_than_those_of_torch(
-    reciter: tuple[Decoder, list[list[int]]],
-) -> None:
+def test_in_bf16_native_scores_are_no_further_from_fp64_than_those_of_torch(reciter):
     model, texts = reciter
     prompts = [text[: 5 + 7 * n] for n, text in enumerate(texts)]
     tokens = torch.tensor([text[len(p)] for p, text in zip(prompts, texts, strict=True)])
@@ -353,7 +343,7 @@ def test_in_bf16_native_scores_are_no_further_from_fp64_than_those_of_torch(
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_a_generation_casts_each_weight_once(streaming: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_generation_casts_each_weight_once(streaming, monkeypatch):
     made = []
 
     class Counted(linear._Copy):

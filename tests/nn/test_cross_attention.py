@@ -12,15 +12,8 @@ from torch import Tensor
 from tests.helpers.largest import Largest
 from tests.helpers.samples import VISION, WIDTH, bounds_of, check_alone, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
+from unpad.nn import cross_attention as across
 from unpad.nn import cross_attention as module
-from unpad.nn.cross_attention import (
-    CrossAttention,
-    Projection,
-    attention_weights,
-    cross_attention,
-    pair_sequences,
-    received_attention,
-)
 from unpad.nn.linear import independent_rows
 
 HEADS, HEAD_DIM = 4, 6
@@ -48,10 +41,10 @@ def definition(q: Tensor, k: Tensor, bias: Tensor, hidden: Tensor | None = None)
 
 @settings(deadline=None, max_examples=40)
 @given(lengths=LENGTHS)
-def test_it_equals_the_definition(lengths: list[tuple[int, int]]) -> None:
+def test_it_equals_the_definition(lengths):
     queries, keys = layouts(lengths)
     q, k, v, bias = inputs(queries, keys)
-    got = cross_attention(q, k, v, pair_sequences(queries, keys), key_bias=bias)
+    got = across.cross_attention(q, k, v, across.pair_sequences(queries, keys), key_bias=bias)
     parts = [q.new_zeros(0, HEADS, 5)]
     for (a, b), (c, d) in zip(bounds_of(queries), bounds_of(keys), strict=True):
         weights = definition(q[a:b], k[c:d], bias[c:d])
@@ -68,15 +61,13 @@ def test_it_equals_the_definition(lengths: list[tuple[int, int]]) -> None:
 
 @settings(deadline=None, max_examples=30)
 @given(lengths=LENGTHS, causal=st.booleans(), kv_heads=st.sampled_from([1, 2, 4]))
-def test_what_keys_receive_is_the_mean_of_the_weights(
-    lengths: list[tuple[int, int]], causal: bool, kv_heads: int
-) -> None:
+def test_what_keys_receive_is_the_mean_of_the_weights(lengths, causal, kv_heads):
     """With shared key heads and places, of which every query sees at least the first."""
     queries, keys = layouts(lengths)
     q, k, _, bias = inputs(queries, keys, kv_heads)
     places = [torch.cat([torch.arange(0), *(torch.arange(b - a) for a, b in bounds_of(x))]) for x in (queries, keys)]
-    got = received_attention(
-        q, k, pair_sequences(queries, keys), key_bias=bias, places=(places[0], places[1]) if causal else None
+    got = across.received_attention(
+        q, k, across.pair_sequences(queries, keys), key_bias=bias, places=(places[0], places[1]) if causal else None
     )
     for (a, b), (c, d) in zip(bounds_of(queries), bounds_of(keys), strict=True):
         hidden = places[1][c:d] > places[0][a:b, None] if causal else None
@@ -85,10 +76,10 @@ def test_what_keys_receive_is_the_mean_of_the_weights(
         torch.testing.assert_close(got[c:d], wanted, rtol=1e-11, atol=1e-12)
 
 
-def test_weights_add_up_to_one_and_their_mean_is_over_heads() -> None:
+def test_weights_add_up_to_one_and_their_mean_is_over_heads():
     samples = make_samples()
     q, k, v, _ = inputs(samples.vision_layout, samples.question_layout)
-    weights = attention_weights(q, k, pair_sequences(samples.vision_layout, samples.question_layout))
+    weights = across.attention_weights(q, k, across.pair_sequences(samples.vision_layout, samples.question_layout))
     dense = weights.average(torch.eye(len(k), dtype=torch.float64))  # (num_queries, num_keys)
     asked = (samples.question_layout.lengths() > 0)[samples.vision_layout.seq_of_token()].double()
     torch.testing.assert_close(dense.sum(1), asked)
@@ -97,7 +88,7 @@ def test_weights_add_up_to_one_and_their_mean_is_over_heads() -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("MAX_CELLS", 1), ("MAX_GROUPS", 1), ("LENGTH_STEPS", (1e6,))])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
-def test_grouping_changes_nothing(name: str, value: object, dropout: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grouping_changes_nothing(name, value, dropout, monkeypatch):
     """Not even what dropout drops."""
     samples = make_samples()
     q, k, v, _ = inputs(samples.vision_layout, samples.question_layout)
@@ -105,58 +96,58 @@ def test_grouping_changes_nothing(name: str, value: object, dropout: float, monk
     for changed in (False, True):
         if changed:
             monkeypatch.setattr(module, name, value)
-        pairs = pair_sequences(samples.vision_layout, samples.question_layout)
+        pairs = across.pair_sequences(samples.vision_layout, samples.question_layout)
         torch.manual_seed(3)
-        found.append((len(pairs.groups), cross_attention(q, k, v, pairs, dropout=dropout)))
+        found.append((len(pairs.groups), across.cross_attention(q, k, v, pairs, dropout=dropout)))
     assert found[0][0] != found[1][0]
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-12, atol=1e-12)
 
 
-def test_groups_are_few_and_tight() -> None:
+def test_groups_are_few_and_tight():
     rng = np.random.default_rng(0)
     lengths = [(576, int(n)) for n in rng.integers(10, 100, 300)]
-    pairs = pair_sequences(*layouts(lengths))
+    pairs = across.pair_sequences(*layouts(lengths))
     assert len(pairs.groups) <= module.MAX_GROUPS
     cells = sum(
         group.queries.mask.numel() // len(group.queries.mask) * group.keys.mask.numel() for group in pairs.groups
     )
     assert cells <= 1.25 * sum(a * b for a, b in lengths)
     anything = [(int(a), int(b)) for a, b in rng.integers(1, 200, (500, 2))]
-    assert len(pair_sequences(*layouts(anything)).groups) <= module.MAX_GROUPS
+    assert len(across.pair_sequences(*layouts(anything)).groups) <= module.MAX_GROUPS
 
 
-def test_without_gradient_no_tensor_holds_the_pairs_of_the_whole_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_gradient_no_tensor_holds_the_pairs_of_the_whole_batch(monkeypatch):
     monkeypatch.setattr(module, "MAX_CELLS", 2 * 60 * 60)
     layout = build_layout(np.array([60] * 20))
     q, k, _, _ = inputs(layout, layout)
     with torch.no_grad(), Largest() as largest:
-        received_attention(q, k, pair_sequences(layout, layout))
+        across.received_attention(q, k, across.pair_sequences(layout, layout))
     assert largest.numel <= 2 * HEADS * 60 * 60
 
 
-def test_a_layer_gives_every_sample_what_it_gives_it_alone() -> None:
-    attention = moved(CrossAttention(WIDTH, 4, 0.0))
+def test_a_layer_gives_every_sample_what_it_gives_it_alone():
+    attention = moved(across.CrossAttention(WIDTH, 4, 0.0))
     check_alone(
         lambda s: (
-            attention(s.vision, s.question, pair_sequences(s.vision_layout, s.question_layout))[0],
+            attention(s.vision, s.question, across.pair_sequences(s.vision_layout, s.question_layout))[0],
             s.vision_layout,
         ),
         attention,
     )
-    projection = moved(Projection(WIDTH, 8))
+    projection = moved(across.Projection(WIDTH, 8))
     check_alone(lambda s: (projection(s.vision), s.vision_layout), projection)
 
 
-def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone() -> None:
+def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone():
     lengths = [(4, 4), (1, 7), (10, 10), (11, 11), (9, 2), (4, 4), (1, 40), (36, 37), (40, 40), (3, 0), (10, 11)]
     torch.manual_seed(0)
     q = [torch.randn(num, 3, 32) for num, _ in lengths]
     kv = [torch.randn(num, 2, 3, 32) for _, num in lengths]
 
     def attended(chosen: list[int]) -> tuple[Tensor, Tensor]:
-        pairs = pair_sequences(*layouts([lengths[i] for i in chosen]))
+        pairs = across.pair_sequences(*layouts([lengths[i] for i in chosen]))
         queries, (k, v) = torch.cat([q[i] for i in chosen]), torch.cat([kv[i] for i in chosen]).unbind(1)
-        return attention_weights(queries, k, pairs).apply(v), received_attention(queries, k, pairs)
+        return across.attention_weights(queries, k, pairs).apply(v), across.received_attention(queries, k, pairs)
 
     with torch.no_grad(), independent_rows():
         whole, received = attended(list(range(len(lengths))))
@@ -166,10 +157,10 @@ def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone() -> 
 
 
 @pytest.mark.parametrize("seq", [0, 2, 6])
-def test_other_samples_are_never_seen(seq: int) -> None:
+def test_other_samples_are_never_seen(seq):
     """Not even times zero, as the padding of a rectangle: one NaN would do."""
-    attention, samples = moved(CrossAttention(WIDTH, 4, 0.0)), make_samples()
-    pairs = pair_sequences(samples.vision_layout, samples.question_layout)
+    attention, samples = moved(across.CrossAttention(WIDTH, 4, 0.0)), make_samples()
+    pairs = across.pair_sequences(samples.vision_layout, samples.question_layout)
     before, _ = attention(samples.vision, samples.question, pairs)
     changed = samples.question.detach().clone()
     changed[samples.question_layout.tokens_of([seq])] = math.nan
@@ -179,12 +170,12 @@ def test_other_samples_are_never_seen(seq: int) -> None:
     assert after[samples.vision_layout.tokens_of([seq])].isnan().all()
 
 
-def test_bf16_stays_near_fp64() -> None:
-    attention = moved(CrossAttention(WIDTH, 4, 0.0), torch.float32)
-    exact = moved(CrossAttention(WIDTH, 4, 0.0))
+def test_bf16_stays_near_fp64():
+    attention = moved(across.CrossAttention(WIDTH, 4, 0.0), torch.float32)
+    exact = moved(across.CrossAttention(WIDTH, 4, 0.0))
     exact.load_state_dict(attention.state_dict())
     samples = make_samples()
-    pairs = pair_sequences(samples.vision_layout, samples.question_layout)
+    pairs = across.pair_sequences(samples.vision_layout, samples.question_layout)
     wanted, _ = exact(samples.vision, samples.question, pairs)
     with torch.autocast("cpu", torch.bfloat16):
         got, weights = attention(samples.vision.float(), samples.question.float(), pairs)

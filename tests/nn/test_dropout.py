@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from tests.conftest import random_batch, tiny_model
-from tests.helpers.paths import PATHS, Path, on
+from tests.helpers.paths import PATHS, on
 from unpad.nn.draws import draw, dropout, kept
 from unpad.nn.native import library
 
 
-def test_the_share_is_kept_and_the_mean_too() -> None:
+def test_the_share_is_kept_and_the_mean_too():
     x = torch.ones(400, 500)
     y = dropout(x, 0.3, draw())
     assert float((y == 0).double().mean()) == pytest.approx(0.3, abs=0.005)
@@ -17,7 +17,7 @@ def test_the_share_is_kept_and_the_mean_too() -> None:
     assert dropout(x, 0.0, 1) is x
 
 
-def test_bits_are_a_function_of_seed_and_place() -> None:
+def test_bits_are_a_function_of_seed_and_place():
     places = torch.arange(1000)
     first = kept(5, places[:, None], places[:64], 0.5)
     assert torch.equal(first, kept(5, places[:, None], places[:64], 0.5))
@@ -25,12 +25,11 @@ def test_bits_are_a_function_of_seed_and_place() -> None:
     for other in (kept(6, places[:, None], places[:64], 0.5), kept(5 + (1 << 40), places[:, None], places[:64], 0.5)):
         assert 0.45 < float((first == other).double().mean()) < 0.55
     columns = first.double() - 0.5
-    products = (columns[:, :-1] * columns[:, 1:]).mean(0)
-    assert float(products.abs().max()) < 0.05, "neighbours are independent"
+    assert float((columns[:, :-1] * columns[:, 1:]).mean(0).abs().max()) < 0.05, "neighbours are independent"
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_evaluation_drops_nothing(path: Path) -> None:
+def test_evaluation_drops_nothing(path):
     drops, never = (tiny_model(dropout=share, attention_dropout=share, width=32, heads=2) for share in (0.4, 0.0))
     batch = random_batch([7, 1, 20, 3])
     with on(path):
@@ -41,7 +40,7 @@ def test_evaluation_drops_nothing(path: Path) -> None:
 @pytest.mark.promise("speed.model")
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
 @pytest.mark.parametrize("causal", [True, False])
-def test_native_kernels_drop_what_torch_drops(causal: bool) -> None:
+def test_native_kernels_drop_what_torch_drops(causal):
     """Outputs and gradients of a whole model in training, both kinds of dropout on."""
     model = tiny_model(
         torch.float64, dropout=0.2, attention_dropout=0.3, causal=causal, width=32, heads=2, kv_heads=1

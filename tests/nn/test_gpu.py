@@ -20,9 +20,7 @@ LENGTHS = np.array([1, 5, 300, 64, 1000, 2, 129])
 @pytest.mark.parametrize(
     ("kv_heads", "causal", "window"), [(8, True, None), (8, False, None), (2, True, None), (2, True, 17)]
 )
-def test_the_flash_kernel_is_attention_and_a_sequence_does_not_see_the_others(
-    kv_heads: int, causal: bool, window: int | None
-) -> None:
+def test_the_flash_kernel_is_attention_and_a_sequence_does_not_see_the_others(kv_heads, causal, window):
     torch.manual_seed(0)
     drawn = torch.randn(int(LENGTHS.sum()), 8 + 2 * kv_heads, 64, device="cuda")
     qkv, wide = drawn.bfloat16().requires_grad_(), drawn.bfloat16().double().requires_grad_()
@@ -43,7 +41,7 @@ def test_the_flash_kernel_is_attention_and_a_sequence_does_not_see_the_others(
         assert torch.equal(alone, expected)
 
 
-def test_a_loaded_optimizer_makes_the_step_of_the_saved_one() -> None:
+def test_a_loaded_optimizer_makes_the_step_of_the_saved_one():
     def after(continued: bool) -> Tensor:
         torch.manual_seed(0)
         model = torch.nn.Linear(8, 8).cuda()

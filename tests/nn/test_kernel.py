@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from itertools import product
 from threading import Barrier
@@ -111,7 +111,7 @@ def switches(case: Case) -> ExitStack:
     return stack
 
 
-def test_the_kernel_that_runs_is_the_one_that_is_chosen_in_every_combination(ran: list[Kernel]) -> None:
+def test_the_kernel_that_runs_is_the_one_that_is_chosen_in_every_combination(ran):
     met: set[Kernel] = set()
     for case in CASES:
         ran.clear()
@@ -123,9 +123,7 @@ def test_the_kernel_that_runs_is_the_one_that_is_chosen_in_every_combination(ran
     assert met == {*Kernel} - {Kernel.NATIVE, Kernel.VARLEN_FLASH} | native
 
 
-def test_on_an_accelerator_the_flash_kernel_runs_where_it_is_chosen(
-    ran: list[Kernel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_on_an_accelerator_the_flash_kernel_runs_where_it_is_chosen(ran, monkeypatch):
     def flash(q: Tensor, *rest: object) -> Tensor:
         ran.append(Kernel.VARLEN_FLASH)
         return q
@@ -147,9 +145,7 @@ def test_on_an_accelerator_the_flash_kernel_runs_where_it_is_chosen(
 
 @pytest.mark.promise("batch.attention")
 @pytest.mark.parametrize("window", [None, 64])
-def test_memory_of_a_rectangle_and_of_a_window_grows_with_the_length(
-    window: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_of_a_rectangle_and_of_a_window_grows_with_the_length(window, monkeypatch):
     monkeypatch.setattr(attention, "BLOCK_CELLS", 1 << 16)
 
     def peak(length: int) -> int:
@@ -167,7 +163,7 @@ def test_memory_of_a_rectangle_and_of_a_window_grows_with_the_length(
 
 
 @pytest.mark.parametrize("switch", [by_definition, library.switched_off])
-def test_a_switch_in_one_thread_changes_nothing_in_another(switch: Callable[[], AbstractContextManager[None]]) -> None:
+def test_a_switch_in_one_thread_changes_nothing_in_another(switch):
     def choice() -> tuple[Kernel, ...]:
         return choose_kernels(torch.float64, CPU, LAYOUTS["one sequence"], 16, Attend())
 
@@ -193,7 +189,7 @@ def test_a_switch_in_one_thread_changes_nothing_in_another(switch: Callable[[], 
 
 
 @pytest.mark.parametrize("native_forward", BOTH)
-def test_a_backward_pass_takes_the_path_of_its_forward_pass_wherever_it_runs(native_forward: bool) -> None:
+def test_a_backward_pass_takes_the_path_of_its_forward_pass_wherever_it_runs(native_forward):
     """Attention, norm, activation, linear and loss choose in forward; backward in another context changes nothing."""
     config = BlockConfig(width=32, heads=2, hidden=64, dropout=0.1, attention_dropout=0.1)
     torch.manual_seed(0)

@@ -19,7 +19,7 @@ BF16 = torch.bfloat16
 
 
 @pytest.mark.parametrize("num_rows", [0, 1, 9, 16, 129, 1000])
-def test_values_and_gradients_are_those_of_autocast(num_rows: int) -> None:
+def test_values_and_gradients_are_those_of_autocast(num_rows):
     torch.manual_seed(0)
     layer, x = Linear(16, 24), torch.randn(num_rows, 16)
     grad = torch.randn(num_rows, 24).to(BF16)
@@ -34,7 +34,7 @@ def test_values_and_gradients_are_those_of_autocast(num_rows: int) -> None:
         assert got.dtype == wanted.dtype
 
 
-def test_numbers_of_rows_come_again() -> None:
+def test_numbers_of_rows_come_again():
     completed = [len(round_rows(torch.zeros(num_rows, 1))) for num_rows in range(3000)]
     assert len(set(completed)) < 60
     for num_rows, rows in enumerate(completed):
@@ -43,12 +43,12 @@ def test_numbers_of_rows_come_again() -> None:
     assert torch.equal(round_rows(torch.ones(17, 2)), F.pad(torch.ones(17, 2), (0, 0, 0, 15)))
 
 
-def test_without_low_precision_it_is_the_plain_layer() -> None:
+def test_without_low_precision_it_is_the_plain_layer():
     layer, x = Linear(4, 3).double(), torch.randn(5, 4, dtype=torch.float64)
     assert torch.equal(layer(x), F.linear(x, layer.weight, layer.bias))
 
 
-def test_a_bias_stays_apart_only_where_a_kernel_of_the_same_precision_adds_it() -> None:
+def test_a_bias_stays_apart_only_where_a_kernel_of_the_same_precision_adds_it():
     class Wrapped(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
             out: Tensor = layer(x) + 1
@@ -72,7 +72,7 @@ def test_a_bias_stays_apart_only_where_a_kernel_of_the_same_precision_adds_it() 
 
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
-def test_biases_apart_change_no_gradient_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_biases_apart_change_no_gradient_of_a_model(monkeypatch):
     batch, found, calls = random_batch([9, 5, 30]), [], []
 
     def whole(layer: Linear, x: Tensor) -> tuple[Tensor, None]:
@@ -94,7 +94,7 @@ def test_biases_apart_change_no_gradient_of_a_model(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.promise("speed.copies")
-def test_a_copy_is_made_anew_when_its_parameter_changes() -> None:
+def test_a_copy_is_made_anew_when_its_parameter_changes():
     weight = nn.Parameter(torch.ones(3, 3))
     with keep_copies():
         first = computing_copy(weight, BF16)
@@ -110,7 +110,7 @@ def test_a_copy_is_made_anew_when_its_parameter_changes() -> None:
     assert computing_copy(weight, BF16).tolist() == [[4.0] * 3] * 3, "nothing is kept outside"
 
 
-def test_copies_are_there_again_as_long_as_their_owner() -> None:
+def test_copies_are_there_again_as_long_as_their_owner():
     weight, owner, other = nn.Parameter(torch.ones(3, 3)), nn.Identity(), nn.Identity()
     found = []
     for who in (owner, owner, other):
@@ -121,7 +121,7 @@ def test_copies_are_there_again_as_long_as_their_owner() -> None:
 
 
 @pytest.mark.promise("speed.copies")
-def test_copies_follow_every_update_of_the_optimizer() -> None:
+def test_copies_follow_every_update_of_the_optimizer():
     """As where a text is generated meanwhile; torch's fused optimizers do not tell autograd that they write."""
     model, batch, owner = tiny_model(torch.float32), random_batch([5, 9]), nn.Identity()
     optimizer = make_optimizer(model, OptimSettings(lr=1e-2))
@@ -139,7 +139,7 @@ class Quantized(torch.Tensor):
 
 
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
-def test_kernels_get_no_address_of_a_weight_that_is_not_its_memory() -> None:
+def test_kernels_get_no_address_of_a_weight_that_is_not_its_memory():
     layer, norm, x = Linear(16, 24), Norm("rmsnorm", 16, 1e-6), torch.randn(3, 16)
     with torch.no_grad(), linear.independent_rows():
         wanted = layer(x), norm(x)[1]
@@ -159,7 +159,7 @@ def test_kernels_get_no_address_of_a_weight_that_is_not_its_memory() -> None:
 
 
 @pytest.mark.parametrize("num_rows", [1, 40])
-def test_a_frozen_weight_in_bf16_computes_as_its_copy_does(num_rows: int) -> None:
+def test_a_frozen_weight_in_bf16_computes_as_its_copy_does(num_rows):
     torch.manual_seed(0)
     layer, x = Linear(16, 24).requires_grad_(False), torch.randn(num_rows, 16)
     low = Linear(16, 24).requires_grad_(False).bfloat16()
@@ -175,7 +175,7 @@ def test_a_frozen_weight_in_bf16_computes_as_its_copy_does(num_rows: int) -> Non
 
 
 @pytest.mark.parametrize("recasts", [False, True])
-def test_a_layer_that_recasts_keeps_no_copy_of_its_weight_and_has_the_same_gradients(recasts: bool) -> None:
+def test_a_layer_that_recasts_keeps_no_copy_of_its_weight_and_has_the_same_gradients(recasts):
     torch.manual_seed(0)
     layer, x, kept = Linear(16, 24), torch.randn(9, 16), list[Tensor]()
     expected = gradients_in_bf16(layer, x)

@@ -42,7 +42,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     smoothing=st.sampled_from([0.0, 0.1, 0.9]),
     seed=st.integers(0, 99),
 )
-def test_value_and_gradients_equal_the_plain_loss(num: int, smoothing: float, seed: int) -> None:
+def test_value_and_gradients_equal_the_plain_loss(num, smoothing, seed):
     hidden, weight, labels = problem(num, seed=seed)
     inputs = [hidden, weight]
     logits = F.linear(hidden, weight)
@@ -59,7 +59,7 @@ def test_value_and_gradients_equal_the_plain_loss(num: int, smoothing: float, se
 
 
 @pytest.mark.promise("train.smoothing")
-def test_label_smoothing_has_its_closed_form() -> None:
+def test_label_smoothing_has_its_closed_form():
     """Uniform logits: every target costs log(vocabulary), smoothed or not; else (1 - e) nll + e mean(-log p)."""
     hidden, weight = (values.detach() for values in problem(7)[:2])
     labels = problem(7)[2]
@@ -70,7 +70,7 @@ def test_label_smoothing_has_its_closed_form() -> None:
     assert float(loss) == pytest.approx(0.7 * float(nll) + 0.3 * float(-log_p.mean(-1).sum()))
 
 
-def test_no_target_costs_nothing_and_has_zero_gradients() -> None:
+def test_no_target_costs_nothing_and_has_zero_gradients():
     hidden, weight, labels = problem(0)
     loss, nll = cross_entropy(hidden, weight, labels)
     assert loss.item() == nll.item() == 0.0
@@ -80,7 +80,7 @@ def test_no_target_costs_nothing_and_has_zero_gradients() -> None:
     assert token_nll(hidden.detach(), weight.detach(), labels).shape == (0,)
 
 
-def test_frozen_inputs_get_no_gradient_and_the_others_the_same() -> None:
+def test_frozen_inputs_get_no_gradient_and_the_others_the_same():
     hidden, weight, labels = problem(100)
     expected = torch.autograd.grad(cross_entropy(hidden, weight, labels)[0], [hidden, weight])
     for keep in (0, 1):
@@ -96,7 +96,7 @@ def test_frozen_inputs_get_no_gradient_and_the_others_the_same() -> None:
 
 @pytest.mark.promise("train.precisions")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_sums_are_at_least_fp32_and_gradients_have_the_inputs_dtype(dtype: torch.dtype) -> None:
+def test_sums_are_at_least_fp32_and_gradients_have_the_inputs_dtype(dtype):
     hidden, weight, labels = problem(300, dtype=dtype)
     exact = F.cross_entropy(F.linear(hidden.double(), weight.double()), labels, reduction="sum")
     loss, nll = cross_entropy(hidden, weight, labels)
@@ -107,7 +107,7 @@ def test_sums_are_at_least_fp32_and_gradients_have_the_inputs_dtype(dtype: torch
 
 
 @pytest.mark.parametrize("num", [1024, 1025, 1087, 2000])
-def test_rows_that_complete_a_product_change_nothing(num: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_that_complete_a_product_change_nothing(num, monkeypatch):
     found = []
     for rows in (64, 1 << 20):  # completed, and too few to be
         monkeypatch.setattr(losses, "ROUND_ROWS", rows)
@@ -119,7 +119,7 @@ def test_rows_that_complete_a_product_change_nothing(num: int, monkeypatch: pyte
         torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
 
 
-def test_a_label_of_next_to_no_probability_costs_what_it_should() -> None:
+def test_a_label_of_next_to_no_probability_costs_what_it_should():
     hidden = torch.tensor([[1.0, 0.0]], dtype=torch.float32)
     weight = torch.tensor([[0.0, 0.0], [200.0, 0.0], [90.0, 0.0], [99.25, 0.0]], dtype=torch.float32)
     # Above 87 nats fp32 has few digits of the probability, and above 104 none.
@@ -129,7 +129,7 @@ def test_a_label_of_next_to_no_probability_costs_what_it_should() -> None:
         assert float(nll) == pytest.approx(cost, abs=1e-4)
 
 
-def test_the_weights_gradient_of_many_chunks_is_summed_in_fp32() -> None:
+def test_the_weights_gradient_of_many_chunks_is_summed_in_fp32():
     hidden, weight, labels = problem(64 * 150, torch.bfloat16)
     exact = [values.detach().double().requires_grad_() for values in (hidden, weight)]
     F.cross_entropy(F.linear(*exact), labels, reduction="sum").backward()
@@ -159,7 +159,7 @@ def gradients(*arguments: Any) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.promise("train.bf16-head")
-def test_bf16_leaves_out_targets_whose_gradient_is_below_its_rounding(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bf16_leaves_out_targets_whose_gradient_is_below_its_rounding(monkeypatch):
     leave_out_of_small_problems(monkeypatch)
     problem = sure(torch.bfloat16)
     found = gradients(*problem)
@@ -175,7 +175,7 @@ def test_bf16_leaves_out_targets_whose_gradient_is_below_its_rounding(monkeypatc
 
 @pytest.mark.promise("train.bf16-head")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_fp32_and_fp64_leave_out_no_target(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+def test_fp32_and_fp64_leave_out_no_target(monkeypatch, dtype):
     leave_out_of_small_problems(monkeypatch)
     problem = sure(dtype)
     found = gradients(*problem)
@@ -183,7 +183,7 @@ def test_fp32_and_fp64_leave_out_no_target(monkeypatch: pytest.MonkeyPatch, dtyp
         assert all(map(torch.equal, found, gradients(*problem)))
 
 
-def test_smoothed_targets_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_smoothed_targets_all_count(monkeypatch):
     """The gradient of a smoothed loss is not small where the model is sure."""
     leave_out_of_small_problems(monkeypatch)
     problem = sure(torch.bfloat16)
@@ -192,7 +192,7 @@ def test_smoothed_targets_all_count(monkeypatch: pytest.MonkeyPatch) -> None:
         assert all(map(torch.equal, found, gradients(*problem, 0.1)))
 
 
-def test_targets_left_out_of_each_chunk_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_left_out_of_each_chunk_add_up(monkeypatch):
     monkeypatch.setattr(losses, "LEAST_VOCAB", 40)
     monkeypatch.setattr(losses, "ROUND_ROWS", 8)
     hidden, weight, labels = sure(torch.bfloat16, num=1000)

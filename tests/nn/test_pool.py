@@ -45,12 +45,11 @@ def by_definition(name: str, x: Tensor) -> Tensor:
         return x.mean(0)
     pool = attention_pool()
     weights = (x @ pool.query.weight.T / math.sqrt(WIDTH)).softmax(0)  # (length, heads)
-    values = (x @ pool.to_value.weight.T).unflatten(1, (2, 4))
-    return torch.einsum("lh,lhd->hd", weights, values).flatten()
+    return torch.einsum("lh,lhd->hd", weights, (x @ pool.to_value.weight.T).unflatten(1, (2, 4))).flatten()
 
 
 @pytest.mark.parametrize("name", pools())
-def test_a_pool_of_many_sequences_is_the_definition_for_each(name: str) -> None:
+def test_a_pool_of_many_sequences_is_the_definition_for_each(name):
     x, layout = flat_run(LENGTHS)
     expected = torch.stack([by_definition(name, part) for part in x.split(LENGTHS)])
     torch.testing.assert_close(pools()[name](x, layout), expected, rtol=1e-12, atol=1e-12)
@@ -61,7 +60,7 @@ def test_a_pool_of_many_sequences_is_the_definition_for_each(name: str) -> None:
 
 
 @pytest.mark.parametrize("lengths", [LENGTHS, [], [0, 0]])
-def test_the_sum_of_accelerators_is_that_of_the_processor(lengths: list[int]) -> None:
+def test_the_sum_of_accelerators_is_that_of_the_processor(lengths):
     x, layout = flat_run(lengths)
     here, there = x.clone().requires_grad_(), x.clone().requires_grad_()
     sums = segment_sum(here, layout), reduce_runs(there, "sum", layout.lengths())
@@ -73,7 +72,7 @@ def test_the_sum_of_accelerators_is_that_of_the_processor(lengths: list[int]) ->
 
 @pytest.mark.parametrize("name", pools())
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
-def test_what_is_empty_pools_into_zeros_and_passes_gradients(name: str, lengths: list[int]) -> None:
+def test_what_is_empty_pools_into_zeros_and_passes_gradients(name, lengths):
     x, layout = flat_run(lengths)
     x.requires_grad_()
     pooled = pools()[name](x, layout)
@@ -83,7 +82,7 @@ def test_what_is_empty_pools_into_zeros_and_passes_gradients(name: str, lengths:
 
 
 @pytest.mark.parametrize("name", pools())
-def test_gradients_equal_finite_differences(name: str) -> None:
+def test_gradients_equal_finite_differences(name):
     pool, layout = pools()[name], build_layout(np.array([3, 1, 0, 4]))
     torch.manual_seed(3)
     x = torch.randn(8, WIDTH, dtype=torch.float64, requires_grad=True)
@@ -94,7 +93,7 @@ def test_gradients_equal_finite_differences(name: str) -> None:
 
 @pytest.mark.parametrize("name", pools())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_sequence_does_not_change_another_by_a_bit(name: str, dtype: torch.dtype) -> None:
+def test_a_sequence_does_not_change_another_by_a_bit(name, dtype):
     pool = attention_pool(dtype) if name == "attention" else pools()[name]
     x, layout = flat_run(LENGTHS, dtype)
     before = pool(x, layout)
@@ -106,7 +105,7 @@ def test_a_sequence_does_not_change_another_by_a_bit(name: str, dtype: torch.dty
     assert not torch.equal(before[3], after[3])
 
 
-def test_low_precision_is_summed_in_fp32_and_fp64_stays() -> None:
+def test_low_precision_is_summed_in_fp32_and_fp64_stays():
     x = torch.ones(4097, WIDTH, dtype=torch.bfloat16)  # a number that bf16 does not have
     layout = build_layout(np.array([4097]))
     torch.testing.assert_close(segment_sum(x, layout), torch.full((1, WIDTH), 4097.0), rtol=0, atol=0)

@@ -33,7 +33,7 @@ SIZES = ((3, 5), (1, 1), (6, 90), (7, 1), (1, 4))
 
 
 @torch.no_grad()
-def test_an_image_has_the_same_positions_in_any_company() -> None:
+def test_an_image_has_the_same_positions_in_any_company():
     module, (ids, grid, layout) = positions(), images(*SIZES)
     embeddings = module(ids, grid, layout)
     alone = torch.cat([module(*images(size)) for size in SIZES])
@@ -46,14 +46,14 @@ def test_an_image_has_the_same_positions_in_any_company() -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("size", [(40, 70), (1, 1000), (300, 2)])
-def test_every_place_of_an_image_larger_than_any_seen_is_finite_and_distinct(size: tuple[int, int]) -> None:
+def test_every_place_of_an_image_larger_than_any_seen_is_finite_and_distinct(size):
     embeddings = positions()(*images(size))
     assert torch.isfinite(embeddings).all()
     assert len(torch.unique((embeddings * 1e8).round(), dim=0)) == size[0] * size[1]
 
 
 @torch.no_grad()
-def test_places_of_equal_number_in_images_of_unlike_shape_differ() -> None:
+def test_places_of_equal_number_in_images_of_unlike_shape_differ():
     wide, tall, other = positions()(*images((2, 6), (6, 2), (3, 4))).split(12)
     assert torch.equal(wide[0], tall[0])  # the upper left corner is where every coordinate begins
     assert (wide - tall)[1:].norm(dim=1).min() > 1e-3
@@ -61,7 +61,7 @@ def test_places_of_equal_number_in_images_of_unlike_shape_differ() -> None:
 
 
 @torch.no_grad()
-def test_transposing_the_image_transposes_the_roles() -> None:
+def test_transposing_the_image_transposes_the_roles():
     module = positions()
     swapped = positions()
     swapped.row, swapped.column = module.column, module.row
@@ -72,7 +72,7 @@ def test_transposing_the_image_transposes_the_roles() -> None:
 
 
 @torch.no_grad()
-def test_one_half_of_what_is_seen_is_absolute_and_the_other_a_fraction_of_the_side() -> None:
+def test_one_half_of_what_is_seen_is_absolute_and_the_other_a_fraction_of_the_side():
     ids, grid, layout = images((4, 7), (9, 3))
     last = layout.cu_seqlens[1:].long() - 1  # the bottom right corners
     half = 2 * positions().num_waves
@@ -93,14 +93,14 @@ def test_one_half_of_what_is_seen_is_absolute_and_the_other_a_fraction_of_the_si
 
 
 @torch.no_grad()
-def test_patches_left_when_others_were_dropped_keep_their_places() -> None:
+def test_patches_left_when_others_were_dropped_keep_their_places():
     module, (ids, grid, layout) = positions(), images(*SIZES)
     kept = torch.rand(len(ids)) < 0.5
     torch.testing.assert_close(module(ids[kept], grid, layout.keep(kept)), module(ids, grid, layout)[kept])
 
 
 @torch.no_grad()
-def test_no_images_have_no_positions_and_an_empty_image_harms_none() -> None:
+def test_no_images_have_no_positions_and_an_empty_image_harms_none():
     module = positions()
     assert module(*images()).shape == (0, WIDTH)
     torch.testing.assert_close(module(*images((0, 0), (2, 3), (0, 5))), module(*images((2, 3))))
@@ -121,7 +121,7 @@ def waves(coordinate: int, size: int) -> Tensor:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-6)])
-def test_an_embedding_follows_its_formula_near_and_far(dtype: torch.dtype, tolerance: float) -> None:
+def test_an_embedding_follows_its_formula_near_and_far(dtype, tolerance):
     exact = positions()
     rows, columns = 2, 20_000
     embeddings = positions(dtype)(*images((3, 5), (rows, columns)))[15:].double()
@@ -130,7 +130,7 @@ def test_an_embedding_follows_its_formula_near_and_far(dtype: torch.dtype, toler
         assert (embeddings[row * columns + column] - expected).norm() <= tolerance * expected.norm()
 
 
-def test_gradients_of_low_precision_are_summed_in_fp32() -> None:
+def test_gradients_of_low_precision_are_summed_in_fp32():
     exact, low = positions(), positions(torch.float32)
     strip = images((1, 4096))  # in bf16 a sum of ones stops at 256
     exact(*strip).sum().backward()
@@ -138,11 +138,10 @@ def test_gradients_of_low_precision_are_summed_in_fp32() -> None:
         embeddings = low(*strip)
     assert embeddings.dtype == torch.float32
     embeddings.sum().backward()
-    error = (low.row.weight.grad - exact.row.weight.grad).norm()
-    assert error <= 1e-2 * exact.row.weight.grad.norm()
+    assert (low.row.weight.grad - exact.row.weight.grad).norm() <= 1e-2 * exact.row.weight.grad.norm()
 
 
-def test_any_width_has_positions_and_both_maps_are_trained() -> None:
+def test_any_width_has_positions_and_both_maps_are_trained():
     for width in (1, 3, 6, 8):
         module = GridPositions(width)
         embeddings = module(*images((2, 3)))
@@ -152,7 +151,7 @@ def test_any_width_has_positions_and_both_maps_are_trained() -> None:
             assert linear.weight.grad.abs().max() > 0
 
 
-def test_sizes_are_linear_in_logarithms_between_powers_of_two() -> None:
+def test_sizes_are_linear_in_logarithms_between_powers_of_two():
     torch.manual_seed(0)
     embed = SizeEmbedding(6).double()
     height, width = embed.height.weight.t(), embed.width.weight.t()  # (powers of two, 6)

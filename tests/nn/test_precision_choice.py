@@ -29,20 +29,18 @@ def machine(monkeypatch: pytest.MonkeyPatch, gain: float, decoding: float = 1.0)
         (0.5, "fp32", "its products are 2.0 times as fast as bf16's here, measured"),
     ],
 )
-def test_the_faster_precision_is_taken_with_the_measured_reason(
-    monkeypatch: pytest.MonkeyPatch, gain: float, chosen: str, reason: str
-) -> None:
+def test_the_faster_precision_is_taken_with_the_measured_reason(monkeypatch, gain, chosen, reason):
     machine(monkeypatch, gain)
     assert choose_precision("auto", CPU) == (chosen, reason)
 
 
-def test_a_recipe_decides_without_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_decides_without_a_measurement(monkeypatch):
     monkeypatch.setattr(product_speed, "product_speeds", lambda: pytest.fail("measured"))
     for asked in ("fp32", "bf16", "fp16"):
         assert choose_precision(asked, CPU, "bf16") == (asked, "as the recipe says")
 
 
-def test_a_processor_without_bf16_instructions_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_without_bf16_instructions_is_not_measured(monkeypatch):
     monkeypatch.setattr(product_speed, "multiplies_bf16", lambda: False)
     monkeypatch.setattr(product_speed, "product_speeds", lambda: pytest.fail("measured"))
     chosen, reason = choose_precision("auto", CPU)
@@ -52,9 +50,7 @@ def test_a_processor_without_bf16_instructions_is_not_measured(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("gain", "own", "other"), [(2.0, "bf16", "fp32"), (0.5, "fp32", "bf16")])
-def test_a_run_that_goes_on_keeps_its_precision_and_says_what_a_new_one_would_take(
-    monkeypatch: pytest.MonkeyPatch, gain: float, own: str, other: str
-) -> None:
+def test_a_run_that_goes_on_keeps_its_precision_and_says_what_a_new_one_would_take(monkeypatch, gain, own, other):
     machine(monkeypatch, gain)
     _, reason = choose_precision("auto", CPU)
     assert choose_precision("auto", CPU, own) == (own, reason)
@@ -64,14 +60,12 @@ def test_a_run_that_goes_on_keeps_its_precision_and_says_what_a_new_one_would_ta
 
 @pytest.mark.promise("train.precision-auto")
 @pytest.mark.parametrize(("training", "decoding", "chosen"), [(0.5, 3.0, "bf16"), (2.0, 0.7, "fp32")])
-def test_generation_has_a_choice_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, training: float, decoding: float, chosen: str
-) -> None:
+def test_generation_has_a_choice_of_its_own(monkeypatch, training, decoding, chosen):
     machine(monkeypatch, training, decoding)
     assert generation_precision(GenerateSettings()) == chosen != choose_precision("auto", CPU)[0]
     assert generation_precision(GenerateSettings(precision="fp16")) == "fp16"
 
 
-def test_generation_in_emulated_bf16_is_not_taken_for_the_sake_of_one_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_generation_in_emulated_bf16_is_not_taken_for_the_sake_of_one_token(monkeypatch):
     machine(monkeypatch, 0.03, decoding=2.4)
     assert generation_precision(GenerateSettings()) == "fp32"

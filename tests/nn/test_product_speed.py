@@ -46,7 +46,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.promise("train.precision-auto")
-def test_a_machine_is_measured_once(measured: list[Speeds], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_is_measured_once(measured, monkeypatch):
     assert [product_speeds() for _ in range(3)] == [SPEEDS] * 3
     new_process(monkeypatch)
     assert product_speeds() == SPEEDS
@@ -55,9 +55,7 @@ def test_a_machine_is_measured_once(measured: list[Speeds], monkeypatch: pytest.
 
 @pytest.mark.promise("train.precision-auto")
 @pytest.mark.parametrize("variable", module.VARIABLES)
-def test_limits_of_instructions_are_measured_apart(
-    measured: list[Speeds], monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_limits_of_instructions_are_measured_apart(measured, monkeypatch, variable):
     monkeypatch.delenv(variable, raising=False)
     product_speeds()
     monkeypatch.setenv(variable, "avx2")
@@ -68,9 +66,7 @@ def test_limits_of_instructions_are_measured_apart(
     assert len(measured) == 2
 
 
-def test_threads_libraries_and_processors_are_measured_apart(
-    measured: list[Speeds], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_libraries_and_processors_are_measured_apart(measured, monkeypatch):
     machine = this_machine()
     others = [{"threads": 99}, {"torch": "9.9"}, {"processor": "another"}, {"instructions": ("amx_bf16",)}]
     for change in [{}, *others, *others, {}]:
@@ -89,9 +85,7 @@ def test_threads_libraries_and_processors_are_measured_apart(
         b'{"entries": [{"machine": {}, "speeds": {}}]}',
     ],
 )  # fmt: skip
-def test_a_damaged_file_is_measured_and_written_anew(
-    measured: list[Speeds], monkeypatch: pytest.MonkeyPatch, damage: bytes
-) -> None:
+def test_a_damaged_file_is_measured_and_written_anew(measured, monkeypatch, damage):
     cache_file().parent.mkdir()
     cache_file().write_bytes(damage)
     for _ in range(2):
@@ -101,9 +95,7 @@ def test_a_damaged_file_is_measured_and_written_anew(
 
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "fast"])
-def test_a_time_that_no_measurement_gives_is_damage(
-    measured: list[Speeds], monkeypatch: pytest.MonkeyPatch, seconds: object
-) -> None:
+def test_a_time_that_no_measurement_gives_is_damage(measured, monkeypatch, seconds):
     product_speeds()
     content = json.loads(cache_file().read_text())
     content["entries"][0]["speeds"]["decoding"]["bf16_seconds"] = seconds
@@ -113,16 +105,14 @@ def test_a_time_that_no_measurement_gives_is_damage(
     assert len(measured) == 2
 
 
-def test_a_cache_that_cannot_be_written_costs_only_the_measurement(
-    measured: list[Speeds], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_cache_that_cannot_be_written_costs_only_the_measurement(measured, tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "file" / "cache"))
     assert [product_speeds() for _ in range(2)] == [SPEEDS] * 2
     assert len(measured) == 1
 
 
-def test_a_user_without_a_home_is_no_error(measured: list[Speeds], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_user_without_a_home_is_no_error(measured, monkeypatch):
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
 
@@ -130,7 +120,7 @@ def test_a_user_without_a_home_is_no_error(measured: list[Speeds], monkeypatch: 
     assert product_speeds() == SPEEDS
 
 
-def test_the_file_keeps_the_newest_machines(measured: list[Speeds], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_file_keeps_the_newest_machines(measured, monkeypatch):
     machine = this_machine()
     for threads in range(1, module.MAX_ENTRIES + 4):
         monkeypatch.setattr(module, "this_machine", lambda t=threads: machine.model_copy(update={"threads": t}))
@@ -171,7 +161,7 @@ def as_fast(gain: float) -> Timer:
 
 
 @pytest.mark.parametrize("gain", [0.5, 1.0, 2.0, 8.0])
-def test_the_gain_is_that_of_the_best_products(monkeypatch: pytest.MonkeyPatch, gain: float) -> None:
+def test_the_gain_is_that_of_the_best_products(monkeypatch, gain):
     monkeypatch.setattr(module, "LIMIT_SECONDS", 60.0)
     calls = timed(monkeypatch, as_fast(gain), as_fast(3 * gain))
     speeds = measure()
@@ -182,13 +172,13 @@ def test_the_gain_is_that_of_the_best_products(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.promise("train.precision-auto")
-def test_emulated_bf16_is_timed_on_small_products_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_emulated_bf16_is_timed_on_small_products_alone(monkeypatch):
     calls = timed(monkeypatch, as_fast(1 / 20), as_fast(1 / 20))
     assert measure().training.gain == pytest.approx(1 / 20)
     assert {shape for shape, _ in calls} == {PROBE, *DECODING}
 
 
-def test_rounds_end_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_end_when_their_time_is_over(monkeypatch):
     monkeypatch.setattr(module, "LIMIT_SECONDS", -1.0)
     calls = timed(monkeypatch, as_fast(2.0), as_fast(2.0))
     assert measure().training.gain == 2
@@ -196,9 +186,7 @@ def test_rounds_end_when_their_time_is_over(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("seconds", [module.training_seconds, module.decoding_seconds])
-def test_a_measurement_draws_no_random_number_and_ignores_the_modes_around_it(
-    monkeypatch: pytest.MonkeyPatch, seconds: Timer
-) -> None:
+def test_a_measurement_draws_no_random_number_and_ignores_the_modes_around_it(monkeypatch, seconds):
     state, dtypes = torch.get_rng_state(), list[torch.dtype]()
     linear = torch.nn.functional.linear
 

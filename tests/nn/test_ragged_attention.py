@@ -32,8 +32,7 @@ def definition(
                 scores = k[first : place + 1, head // serves] @ q[place, head] * scale
                 scores = softcap * torch.tanh(scores / softcap) if softcap else scores
                 scores = scores if sinks is None else torch.cat([scores, sinks[head, None]])
-                weights = scores.softmax(0)[: place + 1 - first]
-                out[place, head] = weights @ v[first : place + 1, head // serves]
+                out[place, head] = scores.softmax(0)[: place + 1 - first] @ v[first : place + 1, head // serves]
     return out
 
 
@@ -67,14 +66,14 @@ def test_scores_follow_the_definition(
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
-def test_the_scale_is_that_of_the_head_by_default() -> None:
+def test_the_scale_is_that_of_the_head_by_default():
     q, k, v = (torch.randn(9, 2, 16, dtype=torch.float64) for _ in range(3))
     layout = build_layout(np.array([4, 5]))
     expected = definition(q, k, v, [4, 5], 1 / math.sqrt(16), None, None, None)
     torch.testing.assert_close(ragged_attention(q, k, v, layout, Attend()), expected, rtol=1e-10, atol=1e-12)
 
 
-def test_dropout_of_a_window_drops_weights_and_keeps_their_sum_on_average() -> None:
+def test_dropout_of_a_window_drops_weights_and_keeps_their_sum_on_average():
     torch.manual_seed(0)
     q, k = (torch.zeros(600, 1, 16) for _ in range(2))
     v = torch.ones(600, 1, 16)

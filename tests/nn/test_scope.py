@@ -17,7 +17,7 @@ def scaled(x: Tensor) -> Tensor:
     return x * SCALE.get()
 
 
-def test_the_value_holds_inside_and_is_restored_also_after_an_error() -> None:
+def test_the_value_holds_inside_and_is_restored_also_after_an_error():
     with SCALE.of(2.0):
         with SCALE.of(3.0):
             assert SCALE.get() == 3.0
@@ -30,7 +30,7 @@ def test_the_value_holds_inside_and_is_restored_also_after_an_error() -> None:
     assert SCALE.get() == 1.0
 
 
-def test_another_thread_reads_its_own_value() -> None:
+def test_another_thread_reads_its_own_value():
     found: list[float] = []
     with SCALE.of(2.0):
         thread = threading.Thread(target=lambda: found.append(SCALE.get()))
@@ -40,7 +40,7 @@ def test_another_thread_reads_its_own_value() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Guards may run slower on Python 3.13.0:RuntimeWarning")  # of torch
-def test_compiled_code_follows_the_value() -> None:
+def test_compiled_code_follows_the_value():
     graphs: list[Any] = []
 
     def backend(graph: Any, inputs: list[Tensor]) -> Callable[..., Any]:

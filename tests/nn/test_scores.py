@@ -36,7 +36,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
     indirect=["path"],
 )
 @pytest.mark.usefixtures("path")
-def test_losses_and_gradient_are_those_of_torch(shape: tuple[int, int], dtype: torch.dtype, smoothing: float) -> None:
+def test_losses_and_gradient_are_those_of_torch(shape, dtype, smoothing):
     logits, labels = random_scores(*shape, dtype)
     exact = logits.clone().double().requires_grad_()  # logits are overwritten
     loss, nll = _score(logits, labels, smoothing, True)
@@ -57,7 +57,7 @@ def test_losses_and_gradient_are_those_of_torch(shape: tuple[int, int], dtype: t
 
 
 @pytest.mark.parametrize("dtype", [BF16, FP32, DOUBLE], ids=["bf16", "fp32", "double"])
-def test_logits_stay_when_no_gradient_is_wanted(dtype: torch.dtype) -> None:
+def test_logits_stay_when_no_gradient_is_wanted(dtype):
     logits, labels = random_scores(20, 33, dtype)
     before = logits.clone()
     loss, nll = _score(logits, labels, 0.1, False)
@@ -72,7 +72,7 @@ def test_logits_stay_when_no_gradient_is_wanted(dtype: torch.dtype) -> None:
 
 @pytest.mark.skipif("native" not in PATHS, reason=library.describe())
 @pytest.mark.parametrize("dtype", [dtype for dtype in NATIVE_DTYPES if dtype != DOUBLE], ids=str)
-def test_kernels_count_thousands_of_unlikely_tokens_beside_a_likely_one(path: Path, dtype: torch.dtype) -> None:
+def test_kernels_count_thousands_of_unlikely_tokens_beside_a_likely_one(path, dtype):
     """Each has 4e-8 of the likeliest's probability, too little for fp32 to add to 1; together they have 3.3e-4."""
     if path == "torch":
         pytest.skip("torch rounds many of them away")
@@ -87,7 +87,7 @@ def test_kernels_count_thousands_of_unlikely_tokens_beside_a_likely_one(path: Pa
 @pytest.mark.parametrize(
     ("column", "dtype", "path"), pairs([0, 15, 16, 32], [BF16, FP32, DOUBLE], PATHS), indirect=["path"]
 )
-def test_a_nan_anywhere_makes_its_row_nan(dtype: torch.dtype, column: int) -> None:
+def test_a_nan_anywhere_makes_its_row_nan(dtype, column):
     logits, labels = random_scores(3, 33, dtype)
     logits[1, column] = float("nan")
     loss, nll = _score(logits, labels, 0.0, True)
@@ -96,7 +96,7 @@ def test_a_nan_anywhere_makes_its_row_nan(dtype: torch.dtype, column: int) -> No
     assert logits[::2].isfinite().all()
 
 
-def test_infinite_logits_count_as_in_torch() -> None:
+def test_infinite_logits_count_as_in_torch():
     logits, _ = random_scores(3, 33, BF16)
     labels = torch.tensor([1, 2, 3])
     logits[0, 5], logits[1, 5] = float("-inf"), float("inf")
@@ -107,14 +107,14 @@ def test_infinite_logits_count_as_in_torch() -> None:
     assert logits[0, 5].abs() < 1e-30
 
 
-def test_large_logits_do_not_overflow() -> None:
+def test_large_logits_do_not_overflow():
     logits = torch.tensor([[3e4, 2.9e4, -3e4]], dtype=BF16)
     expected = F.cross_entropy(logits.double(), torch.tensor([1]), reduction="none")
     loss, _ = _score(logits, torch.tensor([1]), 0.0, True)
     assert error(loss, expected) < 1e-6
 
 
-def test_threads_change_nothing() -> None:
+def test_threads_change_nothing():
     logits, labels = random_scores(300, 500, BF16)
     other = logits.clone()
     one = _score(logits, labels, 0.1, True)
@@ -124,7 +124,7 @@ def test_threads_change_nothing() -> None:
     assert torch.equal(one[0], two[0])
 
 
-def test_autograd_notices_that_logits_changed() -> None:
+def test_autograd_notices_that_logits_changed():
     logits, labels = random_scores(3, 7, DOUBLE)
     version = logits._version
     _score(logits, labels, 0.0, True)

@@ -16,7 +16,7 @@ LENGTHS = st.lists(st.integers(0, 9), max_size=6)
 
 @settings(deadline=None, max_examples=40)
 @given(lengths=LENGTHS, channels=st.sampled_from([(), (3,), (2, 3)]))
-def test_sums_means_and_softmax_are_those_of_each_sequence(lengths: list[int], channels: tuple[int, ...]) -> None:
+def test_sums_means_and_softmax_are_those_of_each_sequence(lengths, channels):
     layout = build_layout(np.array(lengths, int))
     torch.manual_seed(sum(lengths))
     x = torch.randn(sum(lengths), *channels, dtype=torch.float64).requires_grad_()
@@ -38,7 +38,7 @@ def test_sums_means_and_softmax_are_those_of_each_sequence(lengths: list[int], c
 
 @settings(deadline=None, max_examples=60)
 @given(lengths=LENGTHS, data=st.data())
-def test_the_best_are_those_of_each_sequence(lengths: list[int], data: st.DataObject) -> None:
+def test_the_best_are_those_of_each_sequence(lengths, data):
     """Few different scores make ties, which the earlier token wins."""
     layout = build_layout(np.array(lengths, int))
     scores = data.draw(st.lists(st.integers(0, 3), min_size=sum(lengths), max_size=sum(lengths)))
@@ -51,7 +51,7 @@ def test_the_best_are_those_of_each_sequence(lengths: list[int], data: st.DataOb
 
 
 @pytest.mark.parametrize("reduce", [segment_sum, segment_mean, segment_softmax])
-def test_low_precision_is_summed_in_fp32(reduce: object) -> None:
+def test_low_precision_is_summed_in_fp32(reduce):
     assert callable(reduce)
     layout = build_layout(np.array([3000, 2]))
     x = torch.full((3002,), 0.1, dtype=torch.bfloat16)
@@ -60,7 +60,7 @@ def test_low_precision_is_summed_in_fp32(reduce: object) -> None:
     torch.testing.assert_close(got.double(), reduce(x.double(), layout), rtol=1e-5, atol=1e-9)
 
 
-def test_softmax_of_low_scores_beside_high_ones_keeps_its_weights() -> None:
+def test_softmax_of_low_scores_beside_high_ones_keeps_its_weights():
     layout = build_layout(np.array([2, 2]))
     got = segment_softmax(torch.tensor([0.0, 0.0, -2000.0, -2000.0]), layout)
     assert got.tolist() == [0.5, 0.5, 0.5, 0.5]

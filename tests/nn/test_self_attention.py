@@ -29,12 +29,9 @@ def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 
 LENGTHS = {
-    "mixed": [1, 2, 20, 0, 33, 48, 49, 7, 64, 17, 16, 31],
-    "one": [45],
-    "long": [3, 300, 5],
-    "longer than a block of keys": [517],
-    "ones": [1] * 30,
-}
+    "mixed": [1, 2, 20, 0, 33, 48, 49, 7, 64, 17, 16, 31], "one": [45], "long": [3, 300, 5],
+    "longer than a block of keys": [517], "ones": [1] * 30,
+}  # fmt: skip
 DTYPES = [torch.float64, torch.float32, torch.bfloat16]
 DOUBLE, FLOAT = (1e-12, 1e-11), (2e-6, 4e-6)  # of the output and of gradients
 # Relative norm of the error; rounding the inputs alone costs 0.0017, and torch's path rounds scores or weights too.
@@ -56,7 +53,7 @@ def check(case: Case, forward: float, backward: float) -> None:
         assert error(a, b) <= backward
 
 
-def test_the_definition_here_is_the_reference() -> None:
+def test_the_definition_here_is_the_reference():
     case = make_case(LENGTHS["mixed"], torch.float64, rotary=True)
     q, k, v = case.qkv.split([4, 2, 2], 1)
     layout = build_layout(np.array(LENGTHS["mixed"]))
@@ -67,7 +64,7 @@ def test_the_definition_here_is_the_reference() -> None:
 @pytest.mark.parametrize(
     ("lengths", "causal", "dtype", "path"), pairs(LENGTHS, [True, False], DTYPES, PATHS), indirect=["path"]
 )
-def test_every_shape_of_run_equals_the_definition(lengths: str, causal: bool, dtype: torch.dtype, path: Path) -> None:
+def test_every_shape_of_run_equals_the_definition(lengths, causal, dtype, path):
     check(make_case(LENGTHS[lengths], dtype, causal=causal, rotary=True), *bound(dtype, path))
 
 
@@ -76,14 +73,12 @@ def test_every_shape_of_run_equals_the_definition(lengths: str, causal: bool, dt
     pairs(range(16, 129, 16), [(4, 2), (8, 2), (8, 8), (3, 1)], [True, False], [True, False], DTYPES, PATHS),
     indirect=["path"],
 )
-def test_every_size_and_number_of_heads_equals_the_definition(
-    head_dim: int, heads: tuple[int, int], rotary: bool, causal: bool, dtype: torch.dtype, path: Path
-) -> None:
+def test_every_size_and_number_of_heads_equals_the_definition(head_dim, heads, rotary, causal, dtype, path):
     check(make_case([70, 1, 19], dtype, *heads, head_dim, causal, rotary), *bound(dtype, path))
 
 
 @pytest.mark.parametrize("head_dim", [18, 22, 100])
-def test_any_even_head_size_works_in_double(head_dim: int) -> None:
+def test_any_even_head_size_works_in_double(head_dim):
     check(make_case([70, 1, 19], torch.float64, head_dim=head_dim, rotary=True), 1e-12, 1e-11)
 
 
@@ -92,9 +87,7 @@ def test_any_even_head_size_works_in_double(head_dim: int) -> None:
     pairs([True, False], [0.0, 0.3], [True, False], DTYPES, PATHS),
     indirect=["path"],
 )
-def test_key_bias_and_dropout_equal_the_definition(
-    causal: bool, dropout: float, bias: bool, dtype: torch.dtype, path: Path
-) -> None:
+def test_key_bias_and_dropout_equal_the_definition(causal, dropout, bias, dtype, path):
     check(make_case([1, 300, 20, 0, 47], dtype, causal=causal, bias=bias, dropout=dropout), *bound(dtype, path))
 
 
@@ -103,21 +96,19 @@ def test_key_bias_and_dropout_equal_the_definition(
     pairs([1, 5, 16, 33, 48, 100, 300], [LENGTHS["mixed"], [700, 3, 40]], DTYPES, PATHS),
     indirect=["path"],
 )
-def test_a_window_equals_the_definition(window: int, lengths: list[int], dtype: torch.dtype, path: Path) -> None:
+def test_a_window_equals_the_definition(window, lengths, dtype, path):
     check(make_case(lengths, dtype, rotary=True)._replace(window=window), *bound(dtype, path))
 
 
 @pytest.mark.parametrize("window", [5, 60])
 @pytest.mark.parametrize(("bias", "dropout", "spread"), [(True, 0.0, 1.0), (False, 0.3, 1.0), (False, 0.0, 6.0)])
-def test_a_window_with_bias_dropout_and_large_scores_equals_the_definition(
-    window: int, bias: bool, dropout: float, spread: float
-) -> None:
+def test_a_window_with_bias_dropout_and_large_scores_equals_the_definition(window, bias, dropout, spread):
     case = make_case([1, 300, 20, 0, 47], torch.float64, bias=bias, dropout=dropout, spread=spread)
     check(case._replace(window=window), 1e-11, 1e-10)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_large_scores_neither_overflow_nor_vanish(dtype: torch.dtype, path: Path) -> None:
+def test_large_scores_neither_overflow_nor_vanish(dtype, path):
     """Scores of thousands, where a softmax without its maximum is infinite."""
     case = make_case([60, 1, 200], dtype, spread=40.0)
     wanted = definition(in_double(case))
@@ -128,7 +119,7 @@ def test_large_scores_neither_overflow_nor_vanish(dtype: torch.dtype, path: Path
 
 
 @pytest.mark.parametrize("spread", [3.0, 4.5])
-def test_scores_on_both_sides_of_the_safe_bound_agree(spread: float, path: Path) -> None:
+def test_scores_on_both_sides_of_the_safe_bound_agree(spread, path):
     check(make_case([300], torch.float64, spread=spread), 1e-11, 1e-10)
     check(make_case([300], torch.float32, spread=spread), 1e-5, 1e-4)
     forward, backward = bound(torch.bfloat16, path)
@@ -136,13 +127,13 @@ def test_scores_on_both_sides_of_the_safe_bound_agree(spread: float, path: Path)
     check(make_case([300], torch.bfloat16, spread=spread), scale * forward, 2 * scale * backward)
 
 
-def test_a_thousand_sequences_equal_the_definition() -> None:
+def test_a_thousand_sequences_equal_the_definition():
     check(make_case(np.random.default_rng(0).integers(0, 4, 1000).tolist(), torch.float64, 2, 1, 16), *DOUBLE)
 
 
 @pytest.mark.parametrize("lengths", [[], [0], [0, 0, 0]])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_an_empty_run_gives_empty_results(lengths: list[int], dtype: torch.dtype) -> None:
+def test_an_empty_run_gives_empty_results(lengths, dtype):
     case = make_case(lengths, dtype, rotary=True, bias=True)
     out = case.run()
     assert out.shape == (0, 4, 32)
@@ -151,7 +142,7 @@ def test_an_empty_run_gives_empty_results(lengths: list[int], dtype: torch.dtype
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("new", [2.5, math.nan, math.inf])
-def test_a_sequence_changes_nothing_but_itself(dtype: torch.dtype, new: float) -> None:
+def test_a_sequence_changes_nothing_but_itself(dtype, new):
     case = make_case([40, 33, 300, 1], dtype, rotary=True)
     inside = torch.zeros(374, dtype=torch.bool)
     inside[40:73] = True
@@ -169,7 +160,7 @@ def test_a_sequence_changes_nothing_but_itself(dtype: torch.dtype, new: float) -
 
 
 @pytest.mark.parametrize("part", [0, 4, 6])
-def test_a_nan_in_query_key_or_value_is_seen(part: int) -> None:
+def test_a_nan_in_query_key_or_value_is_seen(part):
     """In the last token: only a query of its own, or keys and values that all queries see."""
     for dtype, spread in itertools.product(DTYPES, [1.0, 40.0]):
         case = make_case([30, 40], dtype, causal=False, spread=spread)
@@ -181,7 +172,7 @@ def test_a_nan_in_query_key_or_value_is_seen(part: int) -> None:
         assert part == 0 or out[30:, 0].isnan().any(-1).all()
 
 
-def test_dropout_keeps_its_share_and_depends_on_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dropout_keeps_its_share_and_depends_on_the_seed(monkeypatch):
     case = make_case([200], torch.float64, causal=False, dropout=0.25)
     qkv = torch.zeros_like(case.qkv)
     qkv[:, 6:] = 1.0  # equal weights and values of one: each output is the kept share over 0.75

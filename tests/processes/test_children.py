@@ -88,11 +88,8 @@ if __name__ == "__main__":
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_processes_end_without_a_word_when_their_parent_is_stopped_or_killed(
-    tmp_path: Path, number: signal.Signals
-) -> None:
-    root = Path(__file__).parents[2]
-    variables = {**os.environ, "PYTHONPATH": str(root), "OF_THE_PARENT": "yes"}
+def test_processes_end_without_a_word_when_their_parent_is_stopped_or_killed(tmp_path, number):
+    variables = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), "OF_THE_PARENT": "yes"}
     command = [sys.executable, "-c", PARENT, str(tmp_path / "told")]
     parent = subprocess.Popen(
         command, env=variables, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
@@ -129,7 +126,7 @@ if __name__ == "__main__":
 @pytest.mark.promise("cli.children")
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="others import in the child")
-def test_a_stop_while_the_modules_are_imported_shows_no_traceback(tmp_path: Path) -> None:
+def test_a_stop_while_the_modules_are_imported_shows_no_traceback(tmp_path):
     (tmp_path / "slow_to_import.py").write_text(IMPORTS)
     variables = {**os.environ, "PYTHONPATH": f"{Path(__file__).parents[2]}:{tmp_path}"}
     command = [sys.executable, "-c", PARENT_OF_IMPORTS]
@@ -145,27 +142,25 @@ def test_a_stop_while_the_modules_are_imported_shows_no_traceback(tmp_path: Path
     assert (out.decode(), err.decode()) == ("stopped\n", "")
 
 
-def test_results_come_in_the_order_of_the_calls() -> None:
+def test_results_come_in_the_order_of_the_calls():
     assert together(squared, [(3,), (1,), (2,)]) == [9, 1, 4]
     assert together(ends, [("x" * 1_000_000,)]) == ["x" * 1_000_000], "more than a pipe holds"
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="others start new processes alone")
-def test_processes_are_forked_from_one_that_has_the_modules() -> None:
+def test_processes_are_forked_from_one_that_has_the_modules():
     one, other = together(os.getppid, [(), ()])
     assert one == other != os.getpid()
 
 
 @pytest.mark.promise("cli.children")
-def test_a_killed_process_is_named_and_not_one_that_lost_it() -> None:
+def test_a_killed_process_is_named_and_not_one_that_lost_it():
     with pytest.raises(LostProcessError, match=f"process 1 ended with exit code {-signal.SIGKILL}"):
         together(ends, [("lost",), ("killed",)], grace=60.0)
 
 
 @pytest.mark.promise("cli.children")
-def test_the_error_of_the_first_call_that_has_one_is_raised_and_not_what_it_caused_in_others(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_the_error_of_the_first_call_that_has_one_is_raised_and_not_what_it_caused_in_others(capfd):
     with pytest.raises(DiskError, match="no room") as caught:
         together(ends, [("lost",), ("fine",), ("fails",), ("asks",)], grace=60.0)
     assert (caught.value.where, caught.value.details) == ("/data", ("a", "b"))
@@ -174,7 +169,7 @@ def test_the_error_of_the_first_call_that_has_one_is_raised_and_not_what_it_caus
     assert capfd.readouterr() == ("", "")
 
 
-def test_an_unforeseen_exception_is_raised_with_its_traceback(capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_unforeseen_exception_is_raised_with_its_traceback(capfd):
     with pytest.raises(MemoryError) as caught:
         together(ends, [("lost",), ("lacks memory",)], grace=60.0)
     assert "in ends\n    raise MemoryError" in caught.value.__notes__[0]
@@ -188,7 +183,7 @@ KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type) and is
 
 @pytest.mark.promise("cli.children")
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_of_every_kind_crosses_as_json(kind: type[UnpadError]) -> None:
+def test_an_error_of_every_kind_crosses_as_json(kind):
     error = kind("was", where="a.json:1", fix="mend it", details=("one", "两"))
     other = UnpadError.from_json(json.loads(json.dumps(error.to_json())))
     assert (type(other), str(other), other.exit_code) == (kind, str(error), kind.exit_code)

@@ -129,7 +129,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
 
 @pytest.mark.promise("processes.fast-sums")
 @pytest.mark.parametrize("case", [*SHARES, "one bucket", "scaled", "after an error"])
-def test_gradients_are_those_of_exact_sums(told: list[Any], case: str) -> None:
+def test_gradients_are_those_of_exact_sums(told, case):
     found = told[0][case]
     assert found["error"] < 1e-6
     assert all(got == wanted for got, wanted in found["missing"])
@@ -139,13 +139,13 @@ def test_gradients_are_those_of_exact_sums(told: list[Any], case: str) -> None:
 
 
 @pytest.mark.promise("processes.fast-sums")
-def test_gradients_are_sent_before_the_backward_pass_ends(told: list[Any]) -> None:
+def test_gradients_are_sent_before_the_backward_pass_ends(told):
     unused = 2  # process 1 has the micro-batch that uses `rare`
     assert told[0]["by rank"][1]["scaled"]["sent_early"] == told[0]["buckets"] - unused
     assert told[0]["by rank"][1]["no work"]["sent_early"] == 0
 
 
-def test_an_error_in_one_process_is_that_of_all_and_a_lost_one_is_noticed(told: list[Any]) -> None:
+def test_an_error_in_one_process_is_that_of_all_and_a_lost_one_is_noticed(told):
     assert "does not fit" in told[0]["out of memory"]
     assert "(process 1)" in told[0]["out of memory"]
     assert told[0]["lost"] == LostProcessError.exit_code

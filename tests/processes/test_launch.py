@@ -31,12 +31,12 @@ def run(source: str, folder: Path) -> Ended:
         ({0: 10, 1: 10}, 10),
     ],
 )
-def test_the_lowest_rank_whose_code_is_not_that_of_a_lost_process_decides(codes: dict[int, int], code: int) -> None:
+def test_the_lowest_rank_whose_code_is_not_that_of_a_lost_process_decides(codes, code):
     assert Ended(codes, first=min(codes, default=None)).code() == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_decides_unless_a_process_has_an_error_of_its_own(number: int) -> None:
+def test_a_signal_decides_unless_a_process_has_an_error_of_its_own(number):
     assert Ended({0: -number, 1: -number}, signal=number).code() == 128 + number
     assert Ended({0: 128 + number, 1: 128 + number}, signal=number).code() == 128 + number
     assert Ended({0: 6, 1: 6}, signal=number).code() == 6  # the disk was full when they saved
@@ -45,7 +45,7 @@ def test_a_signal_decides_unless_a_process_has_an_error_of_its_own(number: int) 
     assert Ended({0: 6, 1: -9}, signal=number, at_once=True).code() == 128 + number
 
 
-def test_the_launcher_names_a_killed_process_and_its_log_in_three_lines(tmp_path: Path) -> None:
+def test_the_launcher_names_a_killed_process_and_its_log_in_three_lines(tmp_path):
     log = tmp_path / "processes" / "1.log"
     log.parent.mkdir()
     log.touch()
@@ -56,13 +56,13 @@ def test_the_launcher_names_a_killed_process_and_its_log_in_three_lines(tmp_path
     assert "--resume" in lines[2]
 
 
-def test_a_killed_process_ends_the_others_and_is_named(tmp_path: Path) -> None:
+def test_a_killed_process_ends_the_others_and_is_named(tmp_path):
     ended = run("os.kill(os.getpid(), signal.SIGKILL) if rank == 1 else time.sleep(60)", tmp_path)
     assert (ended.codes[1], ended.first, ended.silent, ended.code()) == (-signal.SIGKILL, 1, [], 10)
 
 
 @pytest.mark.promise("processes.ctrl-c")
-def test_ctrl_c_waits_for_a_process_that_is_starting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_ctrl_c_waits_for_a_process_that_is_starting(tmp_path, capfd):
     source = """
 open(f'{folder}/{rank}', 'w').close()
 while signal.SIGINT not in signal.sigpending():  # it comes before the process can answer
@@ -86,9 +86,7 @@ signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
-def test_a_process_that_does_not_end_after_the_failure_of_another_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_does_not_end_after_the_failure_of_another_is_killed(tmp_path, monkeypatch):
     monkeypatch.setattr(launch, "PATIENCE_S", 0.5)
     source = """
 def stopped():
@@ -118,9 +116,7 @@ sys.exit(10)
         (signal.SIGHUP, 1, [7, 7]),
     ],
 )
-def test_a_first_signal_is_passed_on_and_a_second_one_kills(
-    tmp_path: Path, number: int, num: int, codes: list[int]
-) -> None:
+def test_a_first_signal_is_passed_on_and_a_second_one_kills(tmp_path, number, num, codes):
     """The processes end at a first one with a code of their own, if they are given the time."""
     source = f"signal.signal({int(number)}, lambda *_: sys.exit(7) if {num} == 1 else open(f'{{folder}}/got', 'w'))\n"
     source += "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"  # of the launcher, once the other has ended

@@ -44,7 +44,7 @@ def run(folder: Path, rank: int, *lines: str, **environment: str) -> subprocess.
     )
 
 
-def test_a_kept_log_has_all_that_the_process_printed_and_later_processes_add_to_it(tmp_path: Path) -> None:
+def test_a_kept_log_has_all_that_the_process_printed_and_later_processes_add_to_it(tmp_path):
     for _ in range(2):
         done = run(tmp_path, 1, "worker.keep_log(folder, private=False)", "print('late')", "os.write(2, b'C code\\n')")
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -53,14 +53,14 @@ def test_a_kept_log_has_all_that_the_process_printed_and_later_processes_add_to_
     assert [path.name for path in tmp_path.iterdir()] == ["processes"]
 
 
-def test_the_first_process_keeps_the_terminal(tmp_path: Path) -> None:
+def test_the_first_process_keeps_the_terminal(tmp_path):
     done = run(tmp_path, 0, "worker.keep_log(folder, private=False)")
     assert (done.stdout, done.stderr) == ("early\n", "also early\n")
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(("end", "code"), [("fail(DiskError('full'))", 6), ("1 / 0", 1)])
-def test_a_process_that_fails_before_its_log_is_kept_shows_it(tmp_path: Path, end: str, code: int) -> None:
+def test_a_process_that_fails_before_its_log_is_kept_shows_it(tmp_path, end, code):
     done = run(tmp_path, 1, end)
     assert (done.returncode, done.stdout) == (code, "")
     assert done.stderr.startswith("process 1:\nearly\nalso early\n")

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from tests.helpers.shell import Shell
 from unpad.processes.worker import started_by_torchrun
 
 
@@ -14,13 +13,13 @@ def _by_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "0")
 
 
-def test_processes_that_would_each_choose_a_run_directory_are_refused(unpad: Shell) -> None:
+def test_processes_that_would_each_choose_a_run_directory_are_refused(unpad):
     done = unpad("train", "zh_chat")
     assert (done.code, done.out) == (2, "")
     assert done.err.splitlines()[1:] == ["  at: --out", "  do: name one with --out, which all of them can reach"]
 
 
-def test_fewer_gpus_than_processes_are_refused(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_gpus_than_processes_are_refused(unpad, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
@@ -28,12 +27,12 @@ def test_fewer_gpus_than_processes_are_refused(unpad: Shell, monkeypatch: pytest
     assert "2 processes of this machine need a GPU each, and it has 1" in done.err
 
 
-def test_a_number_of_processes_without_a_rank_is_of_another_program(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_processes_without_a_rank_is_of_another_program(monkeypatch):
     assert started_by_torchrun()
     monkeypatch.delenv("RANK")
     assert not started_by_torchrun()
 
 
-def test_a_process_of_torchrun_starts_no_processes(unpad: Shell) -> None:
+def test_a_process_of_torchrun_starts_no_processes(unpad):
     done = unpad("train", "zh_chat", "--out", "run", "--processes", "2", code=2)
     assert "at: --processes" in done.err

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tests.helpers.paths import PATHS, Path, on
+from tests.helpers.paths import PATHS, on
 from unpad.processes import sums
 from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import QUANTUM, ExactSum
@@ -96,9 +96,7 @@ rows = st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(numbers, min_size=n
 @example(TELLING, [3, 2, 1, 0], [0, 0, 0, 0])
 @example(TELLING, [0, 1, 2, 3], [0, 1, 2, 3])
 @given(rows, st.permutations(range(4)), st.lists(st.integers(0, 3), min_size=4, max_size=4))
-def test_any_order_and_assignment_gives_the_sum_of_whole_numbers(
-    path: Path, rows: list[list[float]], order: list[int], process_of: list[int]
-) -> None:
+def test_any_order_and_assignment_gives_the_sum_of_whole_numbers(path, rows, order, process_of):
     gradients = [[torch.tensor(row)] for row in rows]
     order = [micro for micro in order if micro < len(rows)]
     shares = [[micro for micro in order if process_of[micro] == process] for process in range(4)]
@@ -108,7 +106,7 @@ def test_any_order_and_assignment_gives_the_sum_of_whole_numbers(
     assert bits(whole) == bits(shared) == [expected.tobytes()]
 
 
-def test_the_rows_of_the_example_tell_sums_without_rounding_and_sums_in_fp32_apart() -> None:
+def test_the_rows_of_the_example_tell_sums_without_rounding_and_sums_in_fp32_apart():
     for dtype in (torch.float64, torch.float32):
         found = set()
         for order in ([0, 1, 2, 3], [3, 2, 1, 0], [1, 2, 3, 0]):
@@ -119,7 +117,7 @@ def test_the_rows_of_the_example_tell_sums_without_rounding_and_sums_in_fp32_apa
         assert len(found) > 1, dtype
 
 
-def test_each_micro_batch_is_rounded_by_at_most_half_a_quantum() -> None:
+def test_each_micro_batch_is_rounded_by_at_most_half_a_quantum():
     generator = torch.Generator().manual_seed(0)
     gradients = [
         [torch.randn(1000, generator=generator) * 2.0 ** -torch.randint(0, 60, (1000,), generator=generator)]
@@ -174,14 +172,8 @@ column = st.lists(st.one_of(st.none(), st.lists(any_number, min_size=9, max_size
     scale=st.sampled_from([1.0, 2.0**10]),
 )
 def test_gradients_that_are_held_have_the_bits_of_each_added_by_itself(
-    path: Path,
-    columns: list[list[list[float] | None]],
-    num: int,
-    order: list[int],
-    process_of: list[int],
-    alone: bool,
-    scale: float,
-) -> None:
+    path, columns, num, order, process_of, alone, scale
+):
     """Any numbers: ties, subnormal, huge and non-finite ones; any micro-batch may leave a parameter without."""
     gradients: list[list[Tensor | None]] = [
         [None if row is None else torch.tensor(row) / scale for row in rows] for rows in zip(*columns, strict=True)
@@ -200,7 +192,7 @@ def test_gradients_that_are_held_have_the_bits_of_each_added_by_itself(
 
 @pytest.mark.promise("processes.sums")
 @pytest.mark.parametrize(("micros", "processes"), [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (8, 1), (4, 4), (4, 2)])
-def test_no_more_is_held_during_a_pass_than_is_foretold(micros: int, processes: int) -> None:
+def test_no_more_is_held_during_a_pass_than_is_foretold(micros, processes):
     parameters = [nn.Parameter(torch.zeros(size)) for size in (10, 300)]
     exact, group, own = ExactSum(parameters), Wire(size=processes), micros // processes
     for _ in range(3):
@@ -219,7 +211,7 @@ def test_no_more_is_held_during_a_pass_than_is_foretold(micros: int, processes: 
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_an_update_of_one_micro_batch_keeps_its_gradient_whoever_computes_it(path: Path) -> None:
+def test_an_update_of_one_micro_batch_keeps_its_gradient_whoever_computes_it(path):
     gradient = torch.tensor([1.0, -0.0, 2.0**-100, 0.1, float("nan")])
     with on(path):
         for scale in (1.0, 2.0**16):
@@ -228,7 +220,7 @@ def test_an_update_of_one_micro_batch_keeps_its_gradient_whoever_computes_it(pat
 
 
 @pytest.mark.promise("processes.sums")
-def test_one_process_with_one_micro_batch_makes_no_copy() -> None:
+def test_one_process_with_one_micro_batch_makes_no_copy():
     parameter = nn.Parameter(torch.zeros(3))
     exact, gradient = ExactSum([parameter]), torch.ones(3)
     exact.begin(rounded=False, takes=1)
@@ -239,7 +231,7 @@ def test_one_process_with_one_micro_batch_makes_no_copy() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_parameters_without_a_gradient_keep_none_and_frozen_ones_are_left_alone(path: Path) -> None:
+def test_parameters_without_a_gradient_keep_none_and_frozen_ones_are_left_alone(path):
     one, two, three, frozen = (nn.Parameter(torch.zeros(2), requires_grad=i < 3) for i in range(4))
     exact = ExactSum([one, frozen, two, three])
     frozen.grad = torch.full((2,), 5.0)
@@ -263,7 +255,7 @@ def test_parameters_without_a_gradient_keep_none_and_frozen_ones_are_left_alone(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_nan_infinity_and_huge_gradients_pass_through(path: Path) -> None:
+def test_nan_infinity_and_huge_gradients_pass_through(path):
     inf, nan = float("inf"), float("nan")
     gradients = [
         torch.tensor([nan, inf, -inf, inf, 3e38, 16.0, -20.03, 2.0**56]),
@@ -277,7 +269,7 @@ def test_nan_infinity_and_huge_gradients_pass_through(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_sums_beyond_64_are_those_of_ordinary_fp64(path: Path) -> None:
+def test_sums_beyond_64_are_those_of_ordinary_fp64(path):
     gradients = [torch.randn(500, generator=torch.Generator().manual_seed(i)) * 10.0**i for i in range(6)]
     with on(path):
         (total,) = added([[gradient] for gradient in gradients], [[0, 1, 2, 3, 4, 5]])
@@ -286,7 +278,7 @@ def test_sums_beyond_64_are_those_of_ordinary_fp64(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_gradients_of_fp16_are_divided_by_the_loss_scale_before_they_are_rounded(path: Path) -> None:
+def test_gradients_of_fp16_are_divided_by_the_loss_scale_before_they_are_rounded(path):
     gradients = [[torch.tensor(row)] for row in TELLING]
     with on(path):
         plain = added(gradients, [[0, 1, 2, 3]])
@@ -295,7 +287,7 @@ def test_gradients_of_fp16_are_divided_by_the_loss_scale_before_they_are_rounded
             added(gradients, [[0, 1, 2, 3]], scale=3.0)
 
 
-def test_parameters_in_bf16_are_rounded_once_and_those_in_fp64_are_not_rounded_to_multiples() -> None:
+def test_parameters_in_bf16_are_rounded_once_and_those_in_fp64_are_not_rounded_to_multiples():
     rows = [[0.5, 2.0**-60], [2.0**-9, 2.0**-60], [2.0**-9, 0.0]]
     low = added([[torch.tensor(row).bfloat16()] for row in rows], [[2, 1, 0]], dtype=torch.bfloat16)
     assert low[0].dtype == torch.bfloat16
@@ -304,7 +296,7 @@ def test_parameters_in_bf16_are_rounded_once_and_those_in_fp64_are_not_rounded_t
     assert double.tolist() == [0.5 + 2.0**-8, 2.0**-59]
 
 
-def test_sums_of_an_update_do_not_change_with_the_next() -> None:
+def test_sums_of_an_update_do_not_change_with_the_next():
     parameter = nn.Parameter(torch.zeros(2, dtype=torch.float64))
     exact, kept = ExactSum([parameter]), []
     for value in (1.0, 2.0):
@@ -317,9 +309,7 @@ def test_sums_of_an_update_do_not_change_with_the_next() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_gradients_that_are_not_contiguous_or_longer_than_a_block_are_added_at_their_places(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_gradients_that_are_not_contiguous_or_longer_than_a_block_are_added_at_their_places(path, monkeypatch):
     monkeypatch.setattr(sums, "_BLOCK", 7)
     gradients = [[torch.randn(4, 5, generator=torch.Generator().manual_seed(i)).T] for i in range(3)]
     with on(path):
@@ -329,7 +319,7 @@ def test_gradients_that_are_not_contiguous_or_longer_than_a_block_are_added_at_t
     torch.testing.assert_close(found[0], sum(g for (g,) in gradients), rtol=1e-6, atol=1e-6)
 
 
-def test_a_model_without_trained_parameters_has_nothing_to_add() -> None:
+def test_a_model_without_trained_parameters_has_nothing_to_add():
     exact = ExactSum([nn.Parameter(torch.zeros(2), requires_grad=False)])
     exact.begin(rounded=True, takes=2)
     exact.take()

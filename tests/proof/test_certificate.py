@@ -35,7 +35,7 @@ def failed(certificate: Certificate) -> list[str]:
         {"width": 64, "heads": 2},  # head size 32, which the native kernels take in bf16
     ],
 )
-def test_correct_code_passes(precision: str, fields: dict[str, Any]) -> None:
+def test_correct_code_passes(precision, fields):
     certificate = prove(tiny_model(torch.float32, dropout=0.1, **fields), random_batch(LENGTHS), precision=precision)
     assert certificate.passed, failed(certificate)
     shared = [
@@ -61,7 +61,7 @@ def test_correct_code_passes(precision: str, fields: dict[str, Any]) -> None:
     assert applies["a token never changes an earlier output"] == fields.get("causal", True)
 
 
-def test_a_module_without_our_base_class_is_proved() -> None:
+def test_a_module_without_our_base_class_is_proved():
     model = tiny_model(torch.float32)
     ours, certificate = (prove(one, random_batch(LENGTHS)) for one in (model, Own(model)))
     assert certificate.passed, failed(certificate)
@@ -71,7 +71,7 @@ def test_a_module_without_our_base_class_is_proved() -> None:
 @pytest.mark.promise("speed.model")
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
 @pytest.mark.parametrize("scale", [1.001, 1.05])
-def test_a_native_kernel_that_is_a_little_off_is_caught(scale: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_native_kernel_that_is_a_little_off_is_caught(scale, monkeypatch):
     right = attention.native_attention
     monkeypatch.setattr(attention, "native_attention", lambda *args, **options: scale * right(*args, **options))
     model = tiny_model(torch.float32, width=64, heads=2)
@@ -84,7 +84,7 @@ def test_a_native_kernel_that_is_a_little_off_is_caught(scale: float, monkeypatc
 
 @pytest.mark.promise("train.bf16-head")
 @pytest.mark.parametrize("share", [losses.NEGLIGIBLE, 1.0])
-def test_targets_that_are_wrongly_left_out_are_caught(share: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_targets_that_are_wrongly_left_out_are_caught(share, monkeypatch):
     monkeypatch.setattr(losses, "LEAST_VOCAB", 1)
     monkeypatch.setattr(losses, "ROUND_ROWS", 1)
     monkeypatch.setattr(losses, "NEGLIGIBLE", share)
@@ -94,7 +94,7 @@ def test_targets_that_are_wrongly_left_out_are_caught(share: float, monkeypatch:
     assert (name in [line.name for line in certificate.lines]) == (share == 1.0), "none is left out by a new model"
 
 
-def test_a_sequence_that_does_not_see_its_own_tokens_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_that_does_not_see_its_own_tokens_is_caught(monkeypatch):
     """Isolation from oneself: every comparison with the truth would hold."""
     right = Decoder._embed
     monkeypatch.setattr(Decoder, "_embed", lambda own, batch: right(own, batch) * 0)
@@ -102,7 +102,7 @@ def test_a_sequence_that_does_not_see_its_own_tokens_is_caught(monkeypatch: pyte
     assert names == ["fp32 sequences are isolated, bit for bit"]
 
 
-def test_counts_that_are_off_where_every_mean_is_right_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counts_that_are_off_where_every_mean_is_right_are_caught(monkeypatch):
     losses, count_targets = Decoder.losses, Decoder.count_targets
 
     def times(batch: RaggedBatch) -> int:
@@ -127,7 +127,7 @@ def line_of(certificate: Certificate, name: str) -> Line:
     return next(line for line in certificate.lines if line.name == name)
 
 
-def test_an_exception_is_a_line_that_fails_with_its_message(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_exception_is_a_line_that_fails_with_its_message(monkeypatch):
     def off_by_one(*args: Any) -> Tensor:
         return right(*args)[:, 1:]
 
@@ -146,7 +146,7 @@ def test_an_exception_is_a_line_that_fails_with_its_message(monkeypatch: pytest.
     assert "FAILED" in text[-1]
 
 
-def test_attention_dropout_left_on_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_dropout_left_on_is_caught(monkeypatch):
     """The truth, attention by definition, has no dropout, so nothing can be compared with it."""
     right = block.Attention.forward
 

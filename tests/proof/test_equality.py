@@ -1,68 +1,35 @@
 """The equalities the project lives by: alone = padded = packed = split, in outputs, loss terms and every gradient."""
 
-from collections.abc import Sequence
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from tests.conftest import random_batch, tiny_model
+from tests.helpers.gradients import assert_same_update, gradients
+from tests.helpers.tiny_models import DECODERS
 from unpad.batching.batch import RaggedBatch, from_padded
-from unpad.models.decoder import Decoder
-from unpad.training.step import accumulate
 
 pytestmark = pytest.mark.slow
 
-KINDS = {
-    "llama": {},
-    "gpt": {"norm": "layernorm", "activation": "relu", "positions": "sinusoidal", "bias": True, "tied": False},
-    "learned": {"norm": "layernorm", "activation": "gelu", "positions": "learned", "tied": True},
-    "grouped": {"kv_heads": 2, "activation": "geglu"},
-    "both ways": {"causal": False},
-    "qwen": {"head_width": 6, "qk_norm": True, "qkv_bias": True, "kv_heads": 1},
-    "gemma": {
-        "head_width": 16, "qk_norm": True, "branch_norms": True, "activation": "geglu_tanh", "embed_scale": 4.0,
-        "sliding_window": 6, "sliding_blocks": [0], "sliding_rope_theta": 100.0, "no_rope_blocks": [1],
-    },
-}  # fmt: skip
+KINDS = {**DECODERS, "both ways": {"causal": False}}
 LENGTHS = st.lists(st.integers(0, 20), min_size=1, max_size=8)
-WEIGHTS = {"cross_entropy": 1.0}
-
-
-def gradients(model: Decoder, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    model.zero_grad()
-    sums, counts = accumulate(model, micros, WEIGHTS, "fp32")
-    grads = {name: p.grad if p.grad is not None else torch.zeros_like(p) for name, p in model.named_parameters()}
-    return {k: v.clone() for k, v in grads.items()}, {k: float(v) / counts[k] for k, v in sums.items()}
-
-
-def assert_same(model: Decoder, expected: Sequence[RaggedBatch], micros: Sequence[RaggedBatch]) -> None:
-    grads, terms = gradients(model, expected)
-    other_grads, other_terms = gradients(model, micros)
-    assert terms.keys() == other_terms.keys()
-    for name in terms:
-        assert terms[name] == pytest.approx(other_terms[name], abs=1e-10, rel=1e-10)
-    for name, grad in grads.items():
-        torch.testing.assert_close(other_grads[name], grad, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{n}: {m}")
 
 
 @pytest.mark.promise("batch.any-mask")
 @pytest.mark.parametrize("kind", KINDS)
 @settings(deadline=None, max_examples=15)
 @given(lengths=LENGTHS, seed=st.integers(0, 100))
-def test_alone_padded_packed_and_split_are_equal(kind: str, lengths: list[int], seed: int) -> None:
+def test_alone_padded_packed_and_split_are_equal(kind, lengths, seed):
     model = tiny_model(**KINDS[kind]).eval()
     batch = random_batch(lengths, seed)
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
-    assert_same(model, alone, [batch])
-    assert_same(model, alone, [batch.pad("right"), batch.select([])])
-    assert_same(model, alone, [batch.pad("left", pad_to=25, pad_id=7)])
     order = np.random.default_rng(seed).permutation(batch.num_seqs).tolist()
     cut = len(order) // 2
-    assert_same(model, alone, [batch.select(order[:cut]), batch.select([]), batch.select(order[cut:])])
+    padded = ([batch.pad("right"), batch.select([])], [batch.pad("left", pad_to=25, pad_id=7)])
+    split = [batch.select(order[:cut]), batch.select([]), batch.select(order[cut:])]
+    assert_same_update(model, alone, [batch], *padded, split, atol=1e-12)
     with torch.no_grad():
         hidden = model(batch)
         torch.testing.assert_close(torch.cat([model(one) for one in alone]), hidden, rtol=1e-10, atol=1e-10)
@@ -75,7 +42,7 @@ def test_alone_padded_packed_and_split_are_equal(kind: str, lengths: list[int], 
 
 @settings(deadline=None, max_examples=10)
 @given(lengths=st.lists(st.integers(2, 60), min_size=2, max_size=6), seed=st.integers(0, 50))
-def test_fp32_agrees_with_one_at_a_time_to_its_own_precision(lengths: list[int], seed: int) -> None:
+def test_fp32_agrees_with_one_at_a_time_to_its_own_precision(lengths, seed):
     model = tiny_model(torch.float32).eval()
     batch = random_batch(lengths, seed, share=1.0)
     grads, _ = gradients(model, [batch.select([i]) for i in range(batch.num_seqs)])
@@ -84,20 +51,19 @@ def test_fp32_agrees_with_one_at_a_time_to_its_own_precision(lengths: list[int],
         assert (grads[name] - packed[name]).norm() <= 1e-5 * grads[name].norm() + 1e-9
 
 
-def test_embeddings_in_place_of_tokens_are_equal_too() -> None:
+def test_embeddings_in_place_of_tokens_are_equal_too():
     model = tiny_model(causal=False).eval()
     batch = random_batch([9, 1, 14, 5])
     embeds = model.embed(batch.input_ids).detach()
     given_embeds = RaggedBatch(**{**vars(batch), "input_ids": None, "inputs_embeds": embeds})
     with torch.no_grad():
         torch.testing.assert_close(model(given_embeds), model(batch))
-    assert_same(
-        model, [given_embeds.select([i]) for i in range(4)], [given_embeds.pad("left"), given_embeds.select([])]
-    )
+    alone, padded = [given_embeds.select([i]) for i in range(4)], [given_embeds.pad("left"), given_embeds.select([])]
+    assert_same_update(model, alone, padded, atol=1e-12)
 
 
 @pytest.mark.promise("batch.pad-contents", "batch.pad-gradient")
-def test_what_padding_holds_changes_nothing_and_receives_no_gradient() -> None:
+def test_what_padding_holds_changes_nothing_and_receives_no_gradient():
     model = tiny_model().eval()
     batch = random_batch([3, 9, 5])
     a, b = batch.pad(pad_id=0), batch.pad(pad_id=33)
@@ -111,7 +77,7 @@ def test_what_padding_holds_changes_nothing_and_receives_no_gradient() -> None:
     assert torch.isfinite(model(a)).all()
 
 
-def test_a_step_of_nothing_is_legal() -> None:
+def test_a_step_of_nothing_is_legal():
     model = tiny_model()
     grads, terms = gradients(model, [random_batch([]), random_batch([0, 1]), random_batch([5], share=0.0)])
     assert terms == {}

@@ -33,7 +33,7 @@ def small(**fields: Any) -> Any:
     return tiny_model(torch.float32, blocks=1, **fields)
 
 
-def test_one_sequence_alone_proves_no_isolation() -> None:
+def test_one_sequence_alone_proves_no_isolation():
     found = lines_of(small(), random_batch([7]))
     for name in (
         "labels stay within their sequence",
@@ -48,23 +48,22 @@ def test_one_sequence_alone_proves_no_isolation() -> None:
     assert found[ISOLATED].note == "no micro-batch holds two sequences, so there was no other one to look at"
 
 
-def test_copies_of_a_sequence_are_not_compared_with_each_other() -> None:
+def test_copies_of_a_sequence_are_not_compared_with_each_other():
     found = lines_of(small(), from_sequences([[3, 1, 4, 1, 5]] * 4))
     assert found["packed = alone"].note == "all 4 sequences have the same content"
     assert ISOLATED not in found, "a change makes them unlike"
 
 
 @pytest.mark.promise("certificate.not-proven")
-def test_attention_without_effect_hides_leaks() -> None:
+def test_attention_without_effect_hides_leaks():
     model = small()
     for part in model.blocks:
         part.attention.to_out.weight.data.zero_()
-    found = lines_of(model, random_batch([5, 7, 6]))
-    assert "no token acts on a later one" in found[ISOLATED].note
+    assert "no token acts on a later one" in lines_of(model, random_batch([5, 7, 6]))[ISOLATED].note
 
 
 @pytest.mark.promise("certificate.not-proven")
-def test_a_module_that_does_not_read_its_embeddings_shows_no_gradient() -> None:
+def test_a_module_that_does_not_read_its_embeddings_shows_no_gradient():
     class Deaf(Own):
         def forward(self, batch: RaggedBatch) -> Tensor:
             return self.inner(replace(batch, inputs_embeds=None))
@@ -73,7 +72,7 @@ def test_a_module_that_does_not_read_its_embeddings_shows_no_gradient() -> None:
     assert "does the model read `inputs_embeds`" in found["no gradient crosses between sequences"].note
 
 
-def test_sequences_of_one_token_have_no_order() -> None:
+def test_sequences_of_one_token_have_no_order():
     certificate = prove(small(), from_sequences([[1, 2], [3, 4], [5, 6]]))
     line = next(line for line in certificate.lines if line.name == "a token never changes an earlier output")
     assert (line.applies, line.note) == (False, "no sequence has two tokens")
@@ -81,7 +80,7 @@ def test_sequences_of_one_token_have_no_order() -> None:
 
 
 @pytest.mark.parametrize("num", [2, 3, 4, 7, 16])
-def test_groups_tell_any_two_sequences_apart(num: int) -> None:
+def test_groups_tell_any_two_sequences_apart(num):
     groups = _groups(num)
     for one in range(num):
         for other in range(num):
@@ -92,7 +91,7 @@ def test_groups_tell_any_two_sequences_apart(num: int) -> None:
 
 
 @pytest.mark.promise("certificate.not-proven")
-def test_a_process_without_work_shows_no_sum() -> None:
+def test_a_process_without_work_shows_no_sum():
     setup = type("Setup", (), {"recipe": type("R", (), {"train": type("T", (), {"sums": "exact"})})})
     case = _Case(setup, None, {})
     one, ones = torch.ones(3), torch.zeros(3)
@@ -112,14 +111,14 @@ def sequences(lengths: list[int]) -> list[list[int]]:
 
 
 @pytest.mark.promise("certificate.not-proven")
-def test_copies_show_nothing_of_a_foreign_model() -> None:
+def test_copies_show_nothing_of_a_foreign_model():
     certificate = prove_callable(Causal(), padded("right"), [[5, 3, 8, 2]] * 3)
     assert (certificate.verdict, certificate.passed) == ("not proven", None)
     assert certificate.to_dict()["passed"] is None
     assert "all sequences of the update are alike" in " ".join(str(certificate).split())
 
 
-def test_a_frozen_model_without_a_gradient_is_no_evidence() -> None:
+def test_a_frozen_model_without_a_gradient_is_no_evidence():
     class Flat(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -29,9 +29,7 @@ def changed(batch: RaggedBatch) -> list[bool]:
 
 
 @pytest.mark.parametrize(("shrinks", "passed"), [([], False), ([0], False), ([0, 1, 2], None)])
-def test_others_may_be_rounded_otherwise_where_the_own_number_of_tokens_changes(
-    shrinks: list[int], passed: bool | None
-) -> None:
+def test_others_may_be_rounded_otherwise_where_the_own_number_of_tokens_changes(shrinks, passed):
     def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
         mine = changed(batch)
         rounding = 1e-7 * any(mine)
@@ -41,7 +39,7 @@ def test_others_may_be_rounded_otherwise_where_the_own_number_of_tokens_changes(
     assert line(outputs).passed is passed
 
 
-def test_a_sequence_that_keeps_its_tokens_is_compared_beside_one_that_does_not() -> None:
+def test_a_sequence_that_keeps_its_tokens_is_compared_beside_one_that_does_not():
     def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
         mine = changed(batch)
         return [torch.full((4 - (one and index == 0), 2), float(one)) for index, one in enumerate(mine)]
@@ -49,7 +47,7 @@ def test_a_sequence_that_keeps_its_tokens_is_compared_beside_one_that_does_not()
     assert line(outputs).passed is True
 
 
-def test_one_sequence_alone_proves_nothing() -> None:
+def test_one_sequence_alone_proves_nothing():
     def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
         return [batch.input_ids.float()]
 

@@ -1,6 +1,5 @@
 """Labels, masks, positions, classes and images that are not those of the sequence are counted one by one."""
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -30,25 +29,23 @@ def at(values: torch.Tensor, place: int, value: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("make", [lambda: BATCH, lambda: BATCH.pad("right"), lambda: BATCH.pad("left", pad_to=9)])
-def test_what_is_right_is_right_however_it_is_batched(make: Callable[[], RaggedBatch]) -> None:
+def test_what_is_right_is_right_however_it_is_batched(make):
     assert wrong(make()) == 0
     assert wrong(BATCH.select([2, 0]), [2, 0]) == 0
 
 
-def test_each_fault_counts() -> None:
-    label = int(BATCH.labels[6]) + 1
-    assert wrong(replace(BATCH, labels=at(BATCH.labels, 6, label))) == 1
+def test_each_fault_counts():
+    assert wrong(replace(BATCH, labels=at(BATCH.labels, 6, int(BATCH.labels[6]) + 1))) == 1
     assert wrong(replace(BATCH, position_ids=BATCH.position_ids + 1)) == BATCH.total_tokens
     unmasked = at(BATCH.loss_mask, 6, 0)
     assert wrong(replace(BATCH, loss_mask=unmasked, target_index=unmasked.nonzero().flatten())) == 1
     assert wrong(replace(BATCH, seq_labels=torch.tensor([1, 1, 0]))) == 2
     assert wrong(BATCH, [1, 0, 2]) >= 2, "sequences of other lengths"
     padded = BATCH.pad("right")
-    in_padding = torch.cat([padded.target_index, torch.tensor([4])])
-    assert wrong(replace(padded, target_index=in_padding)) == 1
+    assert wrong(replace(padded, target_index=torch.cat([padded.target_index, torch.tensor([4])]))) == 1
 
 
-def test_filler_may_have_no_label() -> None:
+def test_filler_may_have_no_label():
     counted = replace(BATCH, seq_labels=None)
     unlabelled = replace(
         counted,
@@ -59,7 +56,7 @@ def test_filler_may_have_no_label() -> None:
     assert wrong(counted, [0, 1, -1]) == 5
 
 
-def test_labels_that_lead_into_the_next_sequence_are_crossing_if_all_do_and_there_are_two() -> None:
+def test_labels_that_lead_into_the_next_sequence_are_crossing_if_all_do_and_there_are_two():
     ids, ends = BATCH.input_ids, [end - 1 for end in BATCH.layout.cu_seqlens.tolist()[1:-1]]
     into_next = BATCH.labels.clone()
     into_next[ends] = ids[[end + 1 for end in ends]]
@@ -71,7 +68,7 @@ def test_labels_that_lead_into_the_next_sequence_are_crossing_if_all_do_and_ther
     assert _crossing(crossing.pad("right")) == []
 
 
-def test_the_label_at_the_only_boundary_leaves_it_open_if_it_is_the_next_token() -> None:
+def test_the_label_at_the_only_boundary_leaves_it_open_if_it_is_the_next_token():
     good = random_batch([5, 4], share=1.0)
     crossing = replace(good, labels=at(good.labels, 3, int(good.input_ids[4])))
     lines = [
@@ -90,14 +87,13 @@ ROWS: list[Row] = [
 
 
 @pytest.mark.parametrize("side", ["", "left", "right"])
-def test_images_belong_to_the_sequence_in_which_their_patches_lie(side: str) -> None:
+def test_images_belong_to_the_sequence_in_which_their_patches_lie(side):
     packed = prepare_images(ROWS).batch
     batch = packed.pad(side) if side else packed
     assert batch.media_seqs is not None
     line = _images_line([random_batch([3]), batch])
     assert line == Line("images stay within their sequence", "", 0.0, 0.0, True)
-    of_another = replace(batch, media_seqs=torch.tensor([0, 0, 2]))
-    line = _images_line([batch, of_another])
+    line = _images_line([batch, replace(batch, media_seqs=torch.tensor([0, 0, 2]))])
     assert (line.measured, line.passed) == (2, False), "the two patches of its image"
     lost = replace(batch, media_index=batch.media_index[1:])
     assert _images_line([lost]).measured == 3, "patches without a place: all sequences"

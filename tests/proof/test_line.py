@@ -15,7 +15,7 @@ ELSEWHERE = not_applicable("an earlier output", "it reads both ways")
 BROKEN = Line("further claims", "", None, None, False, "ValueError: no rows (plan.py:3)")
 
 
-def test_the_text_of_a_certificate_has_every_line_and_a_verdict() -> None:
+def test_the_text_of_a_certificate_has_every_line_and_a_verdict():
     assert Certificate((HOLDS, NEAR, FAR, INEXACT, OPEN, BROKEN, ELSEWHERE)).text() == [
         "PASS  labels stay               exact",
         "PASS  packed = alone            1.2e-14 <= 1e-10  group sdpa, padded sdpa",
@@ -34,7 +34,7 @@ def test_the_text_of_a_certificate_has_every_line_and_a_verdict() -> None:
 
 
 @pytest.mark.promise("certificate.not-proven")
-def test_a_certificate_passes_if_every_line_was_shown_and_is_json() -> None:
+def test_a_certificate_passes_if_every_line_was_shown_and_is_json():
     assert Certificate((HOLDS, NEAR, ELSEWHERE)).passed is True
     assert Certificate((HOLDS, OPEN)).passed is None
     assert Certificate((HOLDS, INEXACT, OPEN)).passed is False
@@ -50,7 +50,7 @@ def test_a_certificate_passes_if_every_line_was_shown_and_is_json() -> None:
     }  # fmt: skip
 
 
-def test_a_check_adds_its_lines_or_one_that_fails_with_the_exception_and_its_place() -> None:
+def test_a_check_adds_its_lines_or_one_that_fails_with_the_exception_and_its_place():
     def broken() -> Line:
         raise ValueError("two\n  lines " + "x" * MOST_NOTE)
 
@@ -68,7 +68,7 @@ def test_a_check_adds_its_lines_or_one_that_fails_with_the_exception_and_its_pla
     assert (last.name, last.kernel, last.measured, last.bound, last.passed) == ("broken", "", None, None, False)
 
 
-def test_a_tokenizer_that_draws_fails_its_line() -> None:
+def test_a_tokenizer_that_draws_fails_its_line():
     class Drawing:
         calls = 0
 

@@ -65,7 +65,7 @@ def of_torch(inputs: list[Any], found: list[Numbers]) -> None:
 @pytest.mark.promise("serving.alone")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("path", ["native", "torch"])
-def test_every_line_holds(runs: dict[str, LoadedRun], kind: str, path: Any) -> None:
+def test_every_line_holds(runs, kind, path):
     if path == "native" and not library.enabled():
         pytest.skip(library.describe())
     with on(path):
@@ -81,9 +81,7 @@ def test_every_line_holds(runs: dict[str, LoadedRun], kind: str, path: Any) -> N
 @pytest.mark.parametrize(
     ("fault", "where"), [(of_neighbours, (AT_ONCE, OTHERS)), (of_places, (OTHERS,)), (of_torch, (WITHOUT,))]
 )
-def test_a_fault_makes_a_line_fail(
-    runs: dict[str, LoadedRun], kind: str, fault: Any, where: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_makes_a_line_fail(runs, kind, fault, where, monkeypatch):
     if fault is of_torch and not library.enabled():
         pytest.skip(library.describe())
     planted(monkeypatch, fault)
@@ -92,7 +90,7 @@ def test_a_fault_makes_a_line_fail(
     assert all("differ" in line.note and line.measured for line in failed)
 
 
-def test_what_compares_nothing_is_not_proven(runs: dict[str, LoadedRun], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_compares_nothing_is_not_proven(runs, monkeypatch):
     monkeypatch.setattr(passes, "MOST_INPUTS", 1)
     lines = prove_passes(runs["images"], None, "").lines
     assert [line.passed for line in lines] == [None] * 4

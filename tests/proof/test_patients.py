@@ -65,7 +65,7 @@ def first_of_two(lengths: np.ndarray) -> int:
 
 
 @pytest.mark.promise("patients.verbs")
-def test_patients_pass_and_no_line_is_left_open() -> None:
+def test_patients_pass_and_no_line_is_left_open():
     certificate = recipe.prove_recipe("events", SMALL)
     assert certificate.passed
     assert [line.name for line in certificate.lines if line.passed is None and line.applies] == []
@@ -73,7 +73,7 @@ def test_patients_pass_and_no_line_is_left_open() -> None:
 
 
 @pytest.mark.usefixtures("few")
-def test_a_boundary_between_patients_that_is_off_by_one_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_boundary_between_patients_that_is_off_by_one_is_caught(monkeypatch):
     def fault(batch: RaggedBatch, events: EventSets) -> RaggedBatch:
         lengths = events.history.lengths().numpy()
         return batch.with_part(replace(events, history=build_layout(moved(lengths, first_of_two(lengths)))))
@@ -84,7 +84,7 @@ def test_a_boundary_between_patients_that_is_off_by_one_is_caught(monkeypatch: p
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("few")
-def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypatch):
     read = linear_path.last_values
 
     def fault(code: Tensor, value: Tensor, has_value: Tensor, lengths: Tensor) -> LastValues:
@@ -94,13 +94,12 @@ def test_a_last_value_that_is_read_past_the_end_of_a_patient_is_caught(monkeypat
         return read(code, value, has_value, longer)
 
     monkeypatch.setattr(linear_path, "last_values", fault)
-    found = failed()
-    assert {"plan pack = alone", "no gradient crosses between sequences"} <= found
+    assert {"plan pack = alone", "no gradient crosses between sequences"} <= failed()
 
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("few")
-def test_an_event_in_the_set_of_the_next_patient_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_event_in_the_set_of_the_next_patient_is_caught(monkeypatch):
     def fault(batch: RaggedBatch, events: EventSets) -> RaggedBatch:
         last = events.history.cu_seqlens[1:-1].numpy() - 1  # the last set of every patient but the last
         members = events.members.lengths().numpy()
@@ -112,7 +111,7 @@ def test_an_event_in_the_set_of_the_next_patient_is_caught(monkeypatch: pytest.M
 
 
 @pytest.mark.usefixtures("few")
-def test_an_empty_patient_that_shifts_the_labels_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_patient_that_shifts_the_labels_is_caught(monkeypatch):
     def fault(batch: RaggedBatch, events: EventSets) -> RaggedBatch:
         """As if patients without events were left out of everything but the labels."""
         return replace(batch, seq_labels=torch.roll(batch.seq_labels, 1))

@@ -55,8 +55,7 @@ def certified(
     """Certificate of a decoder on seven sequences in micro-batches of three and four, like that of a recipe."""
     model = tiny_model(torch.float32, **{"blocks": 1, **fields})
     batch = random_batch(SHAPES[shape], share=1.0)
-    alone = claims_of(model).alone(batch)
-    return certify(model, alone, [change(plan_pack(batch))], precision=precision)
+    return certify(model, claims_of(model).alone(batch), [change(plan_pack(batch))], precision=precision)
 
 
 # --------------------------------------------------------------------------- faults
@@ -256,7 +255,7 @@ NEEDS_NATIVE = {"torch is off", "native is off"}
 @pytest.mark.promise("certificate.every-line", "certificate.faults")
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_fails_its_lines_on_every_shape_of_data(name: str, shape: str, monkeypatch: Patch) -> None:
+def test_a_fault_fails_its_lines_on_every_shape_of_data(name, shape, monkeypatch):
     if name in NEEDS_NATIVE and not library.enabled():
         pytest.skip("no native kernels here")
     fault = FAULTS[name]
@@ -278,9 +277,7 @@ APART = {"sorted": [13, 11, 9, 8, 6, 4, 3], "equal ones apart": [9, 3, 13, 6, 11
         ("equal ones apart", merges_equal_neighbours, {UNSORTED}),
     ],
 )
-def test_a_fault_fails_a_line_though_no_plan_has_the_order_that_shows_it(
-    shape: str, plant: Callable[[Patch], None], lines: set[str], monkeypatch: Patch
-) -> None:
+def test_a_fault_fails_a_line_though_no_plan_has_the_order_that_shows_it(shape, plant, lines, monkeypatch):
     if plant is undo_is_the_order and not library.enabled():
         lines = {UNSORTED}
     model = tiny_model(torch.float32, blocks=1)
@@ -323,9 +320,7 @@ def runs_on(from_seq: int, native: bool) -> Callable[[Patch], None]:
         (4, False, UNSORTED_TORCH if library.enabled() else UNSORTED),
     ],
 )
-def test_a_fault_from_some_number_of_sequences_on_fails_a_line(
-    from_seq: int, native: bool, line: str, monkeypatch: Patch
-) -> None:
+def test_a_fault_from_some_number_of_sequences_on_fails_a_line(from_seq, native, line, monkeypatch):
     model, batch = tiny_model(torch.float32, blocks=1), random_batch(SHAPES["ragged"], share=1.0)
     alone, many = (claims_of(model).alone(one) for one in (batch, random_batch([2, 3, 4, 5] * 10, share=1.0)))
     assert certify(model, alone, [plan_pack(batch)], many=many).passed
@@ -338,7 +333,7 @@ def test_a_fault_from_some_number_of_sequences_on_fails_a_line(
 
 @pytest.mark.promise("certificate.every-line")
 @pytest.mark.parametrize("shape", SHAPES)
-def test_without_a_fault_every_line_is_shown_on_every_shape_and_has_a_fault(shape: str) -> None:
+def test_without_a_fault_every_line_is_shown_on_every_shape_and_has_a_fault(shape):
     certificate = certified(shape, precision=NATIVE_PRECISION, **OFF)
     assert certificate.passed is True, "\n".join(certificate.text())
     planted = {line.replace("fp32", NATIVE_PRECISION) for fault in FAULTS.values() for line in fault.lines}

@@ -1,12 +1,10 @@
 """`unpad prove --processes`: real processes take the same update; the certificate says whether its bits are equal."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
 
-from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from unpad.errors import SourceError
 from unpad.proof import processes
@@ -15,9 +13,8 @@ from unpad.proof.processes import prove_processes
 
 
 @pytest.mark.promise("processes.prove")
-def test_an_update_by_several_processes_has_the_bits_of_one(unpad: Shell, tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    done = unpad("prove", str(recipe), "--processes", "2", "--json", code=0)
+def test_an_update_by_several_processes_has_the_bits_of_one(unpad, tmp_path):
+    done = unpad("prove", str(write_toy(tmp_path / "toy")), "--processes", "2", "--json", code=0)
     certificate = json.loads(done.out)
     assert certificate["passed"]
     names = [line["name"] for line in certificate["lines"]]
@@ -31,7 +28,7 @@ def test_an_update_by_several_processes_has_the_bits_of_one(unpad: Shell, tmp_pa
 
 
 @pytest.mark.slow
-def test_fast_sums_are_shown_with_their_error(tmp_path: Path) -> None:
+def test_fast_sums_are_shown_with_their_error(tmp_path):
     lines = prove_processes(str(write_toy(tmp_path / "toy")), ["train.sums=fast"], [2]).lines
     assert [line.name for line in lines] == [
         "gradient by 2 processes against one",
@@ -41,7 +38,7 @@ def test_fast_sums_are_shown_with_their_error(tmp_path: Path) -> None:
     assert lines[1].measured == 0
 
 
-def test_an_error_of_the_data_is_that_of_the_command(unpad: Shell, tmp_path: Path) -> None:
+def test_an_error_of_the_data_is_that_of_the_command(unpad, tmp_path):
     recipe = write_toy(tmp_path / "toy")
     (tmp_path / "toy" / "texts.jsonl").write_text("no JSON\n" * 5)
     (tmp_path / "toy" / "chats.jsonl").write_text("no JSON\n" * 5)
@@ -50,7 +47,7 @@ def test_an_error_of_the_data_is_that_of_the_command(unpad: Shell, tmp_path: Pat
     assert "Traceback" not in done.err
 
 
-def test_unequal_bits_fail(unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unequal_bits_fail(unpad, tmp_path, monkeypatch):
     one = torch.tensor([1.0, 2.0, float("nan")])
     assert processes._num_unlike(one, one.clone()) == 0
     assert processes._num_unlike(one, torch.tensor([1.0, 2.5, 3.0])) == 2

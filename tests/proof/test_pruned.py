@@ -57,7 +57,7 @@ def certificate_of(model: VisionLanguage, batch: RaggedBatch, precision: str = "
         (lambda: merging("simple"), "fp32"),
     ],
 )
-def test_correct_code_passes_in_every_mode(model: Any, precision: str, batch: RaggedBatch) -> None:
+def test_correct_code_passes_in_every_mode(model, precision, batch):
     made = model()
     certificate = certificate_of(made, batch, precision)
     assert certificate.passed, "\n".join(certificate.text())
@@ -78,7 +78,7 @@ def test_correct_code_passes_in_every_mode(model: Any, precision: str, batch: Ra
 
 
 @pytest.mark.promise("vqa.prune-layers")
-def test_positions_counted_anew_after_a_removal_are_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_counted_anew_after_a_removal_are_caught(batch, monkeypatch):
     model, keep = pruned(), Stream.keep
 
     def counted_anew(stream: Stream, kept: Tensor) -> Stream:
@@ -94,16 +94,14 @@ def test_positions_counted_anew_after_a_removal_are_caught(batch: RaggedBatch, m
     assert not any(name.startswith("soft") for name in names)
 
 
-def test_a_mask_that_is_cut_off_from_its_gradient_is_caught(
-    batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_mask_that_is_cut_off_from_its_gradient_is_caught(batch, monkeypatch):
     right = prune.cumulative_keep
     monkeypatch.setattr(prune, "cumulative_keep", lambda probabilities: right(probabilities).detach())
     assert "soft: packed = plain reference" in failed(certificate_of(pruned(), batch))
 
 
 @pytest.mark.promise("vqa.hard-pruning")
-def test_the_first_samples_choice_for_all_is_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_samples_choice_for_all_is_caught(batch, monkeypatch):
     choose = PrunePass._choose
 
     def first_for_all(own: PrunePass, *arguments: Any) -> Tensor:
@@ -119,7 +117,7 @@ def test_the_first_samples_choice_for_all_is_caught(batch: RaggedBatch, monkeypa
 
 
 @pytest.mark.nightly
-def test_scaled_states_in_place_of_hidden_keys_are_caught(batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaled_states_in_place_of_hidden_keys_are_caught(batch, monkeypatch):
     def scaled(own: PrunePass, index: int, entered: Stream, left: Stream) -> Stream:
         own.probabilities.append(torch.sigmoid(own._judge(index, entered, left)))
         factor = left.x.new_ones(len(left.x)).index_copy(0, own._visual, own.keep().to(left.x.dtype))[:, None]
@@ -130,7 +128,7 @@ def test_scaled_states_in_place_of_hidden_keys_are_caught(batch: RaggedBatch, mo
 
 
 @pytest.mark.nightly
-def test_images_of_another_sequence_are_caught(batch: RaggedBatch) -> None:
+def test_images_of_another_sequence_are_caught(batch):
     """By a line of its own: without merging or removal, no result depends on whose an image is."""
     bad = replace(batch, media_seqs=batch.media_seqs.flip(0))
     model = pruned().float()

@@ -7,7 +7,6 @@ import pytest
 
 from tests.conftest import random_batch
 from tests.helpers.pairs import write_pairs
-from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.models.objective import set_objective
@@ -54,11 +53,10 @@ def contents(setup: Setup, strategy: str, sample: ProofSample) -> list[set[bytes
 
 
 @pytest.mark.promise("certificate.orders")
-def test_the_sample_has_two_of_one_length_where_the_data_has_them(tmp_path: Path) -> None:
+def test_the_sample_has_two_of_one_length_where_the_data_has_them(tmp_path):
     setup = setup_of(write_texts(tmp_path / "toy", texts_of("ragged")))
     pieces = [[Piece(seq, 0, int(n), 0)] for seq, n in enumerate(setup.data.table.positions)]
-    by_size = {unit[0].stop: unit for unit in pieces}
-    unlike = list(by_size.values())
+    unlike = list({unit[0].stop: unit for unit in pieces}.values())
     assert len(unlike) >= 8
     first = unlike[3][0]
     twin = [Piece(unlike[-1][0].seq_id, 0, first.stop, 0)]
@@ -69,7 +67,7 @@ def test_the_sample_has_two_of_one_length_where_the_data_has_them(tmp_path: Path
 
 
 @pytest.mark.promise("certificate.orders")
-def test_many_short_sequences_are_unlike_and_the_shortest(tmp_path: Path) -> None:
+def test_many_short_sequences_are_unlike_and_the_shortest(tmp_path):
     setup = setup_of(write_texts(tmp_path / "toy", texts_of("ragged")))
     candidates = candidates_of(setup)
     many = many_of(setup, choose(setup, candidates), candidates)
@@ -92,9 +90,7 @@ def test_many_short_sequences_are_unlike_and_the_shortest(tmp_path: Path) -> Non
         ["plan.batches_per_step=1", "plan.strategy=fixed", "model.context=8"],
     ],
 )
-def test_every_micro_batch_holds_unlike_sequences_and_there_are_several(
-    tmp_path: Path, shape: str, overrides: list[str]
-) -> None:
+def test_every_micro_batch_holds_unlike_sequences_and_there_are_several(tmp_path, shape, overrides):
     setup = setup_of(write_texts(tmp_path / "toy", texts_of(shape)), *overrides)
     sample = choose(setup, candidates_of(setup))
     assert len(sample.pieces) > 3
@@ -111,7 +107,7 @@ def test_every_micro_batch_holds_unlike_sequences_and_there_are_several(
 
 
 @pytest.mark.promise("certificate.batches")
-def test_pairs_meet_other_pairs_in_every_micro_batch(tmp_path: Path) -> None:
+def test_pairs_meet_other_pairs_in_every_micro_batch(tmp_path):
     setup = setup_of(write_pairs(tmp_path), "tokenizer.vocab_size=400", "plan.tokens_per_micro=1", "plan.batch_size=1")
     sample, bundle = choose(setup, candidates_of(setup)), setup.data.table.bundle
     for strategy in strategy_names():
@@ -124,7 +120,7 @@ def test_pairs_meet_other_pairs_in_every_micro_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("certificate.not-proven")
-def test_copies_are_not_proven_and_end_with_a_code_unless_it_is_allowed(unpad: Shell, tmp_path: Path) -> None:
+def test_copies_are_not_proven_and_end_with_a_code_unless_it_is_allowed(unpad, tmp_path):
     recipe = str(write_texts(tmp_path / "toy", ["春天的河水"] * 12))
     done = unpad("prove", recipe, "--json")
     found = json.loads(done.out)
@@ -142,7 +138,7 @@ def test_copies_are_not_proven_and_end_with_a_code_unless_it_is_allowed(unpad: S
 
 @pytest.mark.promise("certificate.not-proven")
 @pytest.mark.parametrize("num", [2, 3])
-def test_two_sequences_make_no_split_and_three_do(tmp_path: Path, num: int) -> None:
+def test_two_sequences_make_no_split_and_three_do(tmp_path, num):
     certificate = prove_recipe(str(write_texts(tmp_path / "toy", texts_of("two lengths")[:num])), [])
     line = next(line for line in certificate.lines if line.name == "plan pack = alone")
     assert line.passed is (True if num == 3 else None)
@@ -150,7 +146,7 @@ def test_two_sequences_make_no_split_and_three_do(tmp_path: Path, num: int) -> N
     assert num == 3 or line.note == "one micro-batch holds all 2 sequences, so no split of a step was compared"
 
 
-def test_content_is_what_a_model_reads_and_not_its_labels_or_repetitions() -> None:
+def test_content_is_what_a_model_reads_and_not_its_labels_or_repetitions():
     def one(*tokens: int) -> RaggedBatch:
         return from_sequences([[*tokens, 0]])
 

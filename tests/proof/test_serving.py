@@ -1,7 +1,5 @@
 """`unpad prove --serve`: every line holds, and a fault of each kind makes one fail."""
 
-from collections.abc import Callable
-from pathlib import Path as FilePath
 from typing import Any
 
 import numpy as np
@@ -10,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.helpers.families import Finished
 from tests.helpers.models import random_model
-from tests.helpers.paths import Path, on
+from tests.helpers.paths import on
 from unpad.errors import SourceError
 from unpad.inference import engine as engine_module
 from unpad.inference.engine import Engine, Request, watch
@@ -53,7 +50,7 @@ def proved(one: Answering) -> dict[str, Line]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [pytest.param("native", marks=native_only), "torch"])
-def test_every_line_holds(path: Path) -> None:
+def test_every_line_holds(path):
     with on(path):
         lines = proved(subject())
     assert len(lines) == 7
@@ -169,9 +166,7 @@ def ends_early(patch: pytest.MonkeyPatch) -> None:
         pytest.param(ends_early, "native", "some leave", marks=native_only),
     ],
 )
-def test_a_fault_makes_a_line_fail(
-    plant: Callable[[pytest.MonkeyPatch], None], path: Path, where: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_makes_a_line_fail(plant, path, where, monkeypatch):
     plant(monkeypatch)
     with on(path):
         lines = proved(subject())
@@ -181,9 +176,7 @@ def test_a_fault_makes_a_line_fail(
 
 
 @native_only
-def test_questions_about_images_are_proved_and_a_fault_makes_every_line_fail(
-    finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_questions_about_images_are_proved_and_a_fault_makes_every_line_fail(finished, monkeypatch):
     monkeypatch.setattr("unpad.proof.serving.MOST_PROMPTS", 6)
     run = load(finished("questions").run)
     lines = {line.name: line for line in prove_serving(run).lines if line.applies}
@@ -197,17 +190,16 @@ def test_questions_about_images_are_proved_and_a_fault_makes_every_line_fail(
     assert all(broken[name].passed is False for name in lines), broken
 
 
-def test_what_compares_nothing_is_not_proven() -> None:
+def test_what_compares_nothing_is_not_proven():
     one = subject()
-    short = Answering(one.make, one.requests[1:2], "fp32", CONTEXT)
-    lines = proved(short)
+    lines = proved(Answering(one.make, one.requests[1:2], "fp32", CONTEXT))
     assert lines["all at once = alone"].passed is None
     assert lines["all at once = alone"].note == "fewer than two prompts"
     assert lines["prompts in pieces of 7 tokens = whole"].note == "no prompt is longer"
     assert lines["beginnings kept from others = read anew"].passed is None
 
 
-def test_prompts_of_a_file_are_proved_as_they_are(finished: Finished, tmp_path: FilePath) -> None:
+def test_prompts_of_a_file_are_proved_as_they_are(finished, tmp_path):
     run, file = load(finished("text").run), tmp_path / "prompts.txt"
     file.write_text("小猫\n\n谁看见月亮\n", encoding="utf-8")
     assert prompts_of(run, file) == [run.prompt("小猫").ids, run.prompt("谁看见月亮").ids]

@@ -62,11 +62,10 @@ def alter_checkpoint(path: Path, factor: float = 1 + 1e-6) -> None:
 
 
 @pytest.mark.promise("receipts.replay")
-def test_a_step_of_every_start_is_equal_and_the_run_stays_as_it_is(place: Path) -> None:
+def test_a_step_of_every_start_is_equal_and_the_run_stays_as_it_is(place):
     """By default the step after a checkpoint; a later one of the same; after the first stage; from the seed."""
     before = state_of(place / "run")
-    stages = [row["stage"] for row in rows(place / "run", "train")]
-    first = stages.index("tune") + 1
+    first = [row["stage"] for row in rows(place / "run", "train")].index("tune") + 1
     found = {step: replay(place / "run", step) for step in (None, 18, first, 1, 3)}
     for step, receipt in found.items():
         assert receipt.equal, receipt.lines()
@@ -81,7 +80,7 @@ def test_a_step_of_every_start_is_equal_and_the_run_stays_as_it_is(place: Path) 
 
 
 @pytest.mark.promise("receipts.rows")
-def test_the_rows_are_those_that_the_loader_gave_to_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rows_are_those_that_the_loader_gave_to_training(tmp_path, monkeypatch):
     given: list[list[tuple[list[int], list[int]]]] = []
     take = LOOP.train_step
 
@@ -99,9 +98,8 @@ def test_the_rows_are_those_that_the_loader_gave_to_training(tmp_path: Path, mon
 
 
 @pytest.mark.promise("receipts.rows")
-def test_joined_documents_are_named_one_by_one(tmp_path: Path) -> None:
-    plan = {**PLAN, "cross_documents": True}
-    recipe = write_toy(tmp_path, plan=plan, model={"context": 40}, stages=[])
+def test_joined_documents_are_named_one_by_one(tmp_path):
+    recipe = write_toy(tmp_path, plan={**PLAN, "cross_documents": True}, model={"context": 40}, stages=[])
     run(recipe, tmp_path / "run", "train.max_steps=2")
     receipt = replay(tmp_path / "run", 2)
     row = rows(tmp_path / "run", "train")[1]
@@ -113,7 +111,7 @@ def test_joined_documents_are_named_one_by_one(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("receipts.resume")
-def test_steps_on_both_sides_of_a_resume_that_changed_the_rate_are_equal(tmp_path: Path) -> None:
+def test_steps_on_both_sides_of_a_resume_that_changed_the_rate_are_equal(tmp_path):
     recipe = write_toy(tmp_path, stages=[], optim={"lr": 0.01, "schedule": "cosine"}, checkpoint={"every": 100})
     run(recipe, tmp_path / "run", "train.max_steps=4")
     run(recipe, tmp_path / "run", "train.max_steps=8", resume=True)
@@ -137,9 +135,8 @@ def test_steps_on_both_sides_of_a_resume_that_changed_the_rate_are_equal(tmp_pat
 
 
 @pytest.mark.promise("receipts.changed", "receipts.moved")
-def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_path: Path, unpad: Shell) -> None:
-    recipe = write_toy(tmp_path)
-    run(recipe, tmp_path / "run", "train.max_steps=2")
+def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_path, unpad):
+    run(write_toy(tmp_path), tmp_path / "run", "train.max_steps=2")
     path, moved = tmp_path / "texts.jsonl", tmp_path / "elsewhere/moved.jsonl"
     moved.parent.mkdir()
     path.rename(moved)
@@ -164,9 +161,7 @@ def test_moved_data_is_taken_from_its_new_place_and_changed_data_refused(tmp_pat
 
 
 @pytest.mark.promise("receipts.changed")
-def test_altered_weights_and_another_rate_are_found_with_exit_code_16(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_altered_weights_and_another_rate_are_found_with_exit_code_16(place, tmp_path, monkeypatch, capsys):
     shell, altered = Shell(monkeypatch, capsys), copied(place, tmp_path)
     alter_checkpoint(altered / "checkpoints/step-00000016")
     outcome = shell("replay", altered, "--json")
@@ -185,7 +180,7 @@ def test_altered_weights_and_another_rate_are_found_with_exit_code_16(
 
 
 @pytest.mark.promise("receipts.changed")
-def test_a_step_that_fails_is_said_and_nothing_is_written(place: Path, tmp_path: Path) -> None:
+def test_a_step_that_fails_is_said_and_nothing_is_written(place, tmp_path):
     """Training would save where a loss is not finite."""
     altered = copied(place, tmp_path)
     alter_checkpoint(altered / "checkpoints/step-00000016", 1e30)
@@ -199,7 +194,7 @@ def test_a_step_that_fails_is_said_and_nothing_is_written(place: Path, tmp_path:
 
 
 @pytest.mark.promise("receipts.changed")
-def test_another_machine_is_named_as_the_reason(place: Path, tmp_path: Path) -> None:
+def test_another_machine_is_named_as_the_reason(place, tmp_path):
     altered = copied(place, tmp_path)
     log = altered / "log.jsonl"
     log.write_text(log.read_text().replace(f'"torch": "{torch.__version__}"', '"torch": "2.0"'))
@@ -209,9 +204,8 @@ def test_another_machine_is_named_as_the_reason(place: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.promise("receipts.resume")
-def test_a_run_is_replayed_with_its_own_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = write_toy(tmp_path, train={"threads": None})
-    run(recipe, tmp_path / "run", "train.max_steps=1")
+def test_a_run_is_replayed_with_its_own_threads(tmp_path, monkeypatch):
+    run(write_toy(tmp_path, train={"threads": None}), tmp_path / "run", "train.max_steps=1")
     used, take = list[int](), replaying.repeat_steps
 
     def noting(*given: Any, **options: Any) -> State:
@@ -225,7 +219,7 @@ def test_a_run_is_replayed_with_its_own_threads(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.promise("receipts.rows")
-def test_other_rows_than_recorded_are_the_first_difference(place: Path, tmp_path: Path) -> None:
+def test_other_rows_than_recorded_are_the_first_difference(place, tmp_path):
     altered = copied(place, tmp_path)
     path = altered / "metrics.jsonl"
     last = rows(altered, "train")[16]["rows"]
@@ -234,7 +228,7 @@ def test_other_rows_than_recorded_are_the_first_difference(place: Path, tmp_path
 
 
 @pytest.mark.promise("receipts.changed")
-def test_damaged_checkpoints_are_passed_over_and_missing_ones_said(place: Path, tmp_path: Path) -> None:
+def test_damaged_checkpoints_are_passed_over_and_missing_ones_said(place, tmp_path):
     altered = copied(place, tmp_path)
     model = altered / "checkpoints/step-00000016/model.safetensors"
     model.write_bytes(model.read_bytes()[:-1])
@@ -248,7 +242,7 @@ def test_damaged_checkpoints_are_passed_over_and_missing_ones_said(place: Path, 
 
 
 @pytest.mark.promise("receipts.changed")
-def test_steps_without_a_record_and_divided_models_are_refused(place: Path, tmp_path: Path) -> None:
+def test_steps_without_a_record_and_divided_models_are_refused(place, tmp_path):
     with pytest.raises(RecipeError, match="no record of step 99; its last one is 18"):
         replay(place / "run", 99)
     divided = copied(place, tmp_path)
@@ -263,7 +257,7 @@ def test_steps_without_a_record_and_divided_models_are_refused(place: Path, tmp_
 
 
 @pytest.mark.promise("receipts.replay")
-def test_a_skipped_step_is_skipped_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_skipped_step_is_skipped_again(tmp_path, monkeypatch):
     take = LOOP.train_step
 
     def failing(*given: object, **options: object) -> StepResult:
@@ -278,13 +272,12 @@ def test_a_skipped_step_is_skipped_again(tmp_path: Path, monkeypatch: pytest.Mon
 
     monkeypatch.setattr(LOOP, "train_step", failing)
     run(write_toy(tmp_path, train={"on_nonfinite": "skip"}), tmp_path / "run", "train.max_steps=2")
-    row = rows(tmp_path / "run", "train")[1]
-    assert row["skipped"]
+    assert rows(tmp_path / "run", "train")[1]["skipped"]
     assert replay(tmp_path / "run", 2).equal
 
 
 @pytest.mark.promise("receipts.memory")
-def test_steps_that_memory_cut_are_computed_in_the_same_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_that_memory_cut_are_computed_in_the_same_parts(tmp_path, monkeypatch):
     """Memory ends once in step 3, in its second pass; later micro-batches are cut, earlier ones are not."""
     compute, calls = Decoder.losses, list[int]()
 
@@ -328,19 +321,16 @@ def test_steps_that_memory_cut_are_computed_in_the_same_parts(tmp_path: Path, mo
         (2, 4, 40, "computed in parts of at most 40 tokens"),
     ],
 )
-def test_the_step_in_which_memory_ended_may_differ_for_several_processes(
-    processes: int, after: int, most: int, says: str | None
-) -> None:
+def test_the_step_in_which_memory_ended_may_differ_for_several_processes(processes, after, most, says):
     recipe: Any = "any"
-    session = Session(0, recipe, {"processes": processes})
-    found = of_memory(session, [Cut(5, 80)], after, most, None)
+    found = of_memory(Session(0, recipe, {"processes": processes}), [Cut(5, 80)], after, most, None)
     assert [says in one for one in found] == [True] if says else found == []
 
 
 @pytest.mark.nightly
 @pytest.mark.promise("receipts.replay", "receipts.trace")
 @pytest.mark.parametrize("name", ["events", "images", "vqa_hard"])
-def test_other_families_are_equal(name: str, place: Path) -> None:
+def test_other_families_are_equal(name, place):
     """Patients with recoveries of a collapsed latent on the way, augmented images, questions with removed tokens; the
     trace of a row has the step."""
     if not (place / "data").exists():

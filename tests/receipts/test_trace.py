@@ -3,14 +3,12 @@
 import json
 import shutil
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from tests.helpers.shell import Shell
 from tests.helpers.toy import LOOP, quiet, rows, run, write_toy
 from unpad.batching.plan import Micro
 from unpad.data.family import Data
@@ -54,7 +52,7 @@ def places(found: Trace) -> list[tuple[int, int, int, int]]:
 
 
 @pytest.mark.promise("receipts.trace")
-def test_rows_of_every_kind_of_text_are_those_of_the_loader(tmp_path: Path, given: Given) -> None:
+def test_rows_of_every_kind_of_text_are_those_of_the_loader(tmp_path, given):
     """Split documents and drawn ones; a stopped run of two stages."""
     recipe = write_toy(
         tmp_path,
@@ -80,7 +78,7 @@ def test_rows_of_every_kind_of_text_are_those_of_the_loader(tmp_path: Path, give
 
 
 @pytest.mark.promise("receipts.never-learnt")
-def test_every_reason_for_not_learning_from_a_row_is_told(tmp_path: Path) -> None:
+def test_every_reason_for_not_learning_from_a_row_is_told(tmp_path):
     recipe = write_toy(
         tmp_path,
         data={
@@ -116,17 +114,14 @@ def test_every_reason_for_not_learning_from_a_row_is_told(tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("receipts.trace")
-def test_patients_are_found_by_event_label_and_id_which_is_not_repeated(tmp_path: Path, unpad: Shell) -> None:
+def test_patients_are_found_by_event_label_and_id_which_is_not_repeated(tmp_path, unpad):
     for name, table in zip(("events", "patients"), draw_patients(30, np.random.default_rng(5)), strict=True):
         pq.write_table(table, tmp_path / f"{name}.parquet")
     model = [f"model.{size}" for size in ("width=16", "blocks=1", "heads=2", "hidden=24", "levels=1", "inducing=2")]
     data = [f"data.events.0.path={tmp_path}/events.parquet", f"data.events.1.path={tmp_path}/patients.parquet"]
     short = [
-        "train.max_steps=3",
-        "model.latent=4",
-        "collapse.policy=off",
-        f"events.labels.path={tmp_path}/patients.parquet",
-    ]
+        "train.max_steps=3", "model.latent=4", "collapse.policy=off", f"events.labels.path={tmp_path}/patients.parquet",
+    ]  # fmt: skip
     train("events", tmp_path / "run", [*model, *data, *short, "train.threads=1", "precision=fp32"], console=quiet())
     events, patients = (pq.read_table(tmp_path / f"{name}.parquet") for name in ("events", "patients"))
     owner, ids = events.column(0).to_pylist(), patients.column(0).to_pylist()
@@ -148,11 +143,10 @@ def test_patients_are_found_by_event_label_and_id_which_is_not_repeated(tmp_path
 
 
 @pytest.mark.promise("receipts.trace")
-def test_a_row_is_traced_without_a_model_and_without_a_change(tmp_path: Path, unpad: Shell) -> None:
+def test_a_row_is_traced_without_a_model_and_without_a_change(tmp_path, unpad):
     run(write_toy(tmp_path), tmp_path / "run", "train.max_steps=2")
     shutil.rmtree(tmp_path / "run/checkpoints")
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")}
     outcome = unpad("trace", tmp_path / "run", "texts.jsonl:2", "--json", code=0)
-    shown = json.loads(outcome.out)
-    assert shown["steps"] == 2
+    assert json.loads(outcome.out)["steps"] == 2
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*")} == before

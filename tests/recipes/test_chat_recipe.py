@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from tests.conftest import Shell
 from unpad.data.check import check
 from unpad.data.sources.example import Example, Turn
 from unpad.data.sources.files import PACKAGE
@@ -47,7 +46,7 @@ def tokenizer() -> Tokenizer:
 
 
 @pytest.mark.promise("llm.chat-example")
-def test_the_example_asks_25_facts_in_eight_ways_of_which_two_are_held_out() -> None:
+def test_the_example_asks_25_facts_in_eight_ways_of_which_two_are_held_out():
     report = check(ENGLISH)
     assert (report.num_used, report.num_rows, ENGLISH.stat().st_size < 60_000) == (200, 200, True)
     rows, facts = read(ENGLISH), defaultdict(list)
@@ -65,7 +64,7 @@ def test_the_example_asks_25_facts_in_eight_ways_of_which_two_are_held_out() -> 
 
 @pytest.mark.promise("llm.chat-recipe")
 @given(st.lists(st.sampled_from([*SCRIPTS, *MARKS, "<|eos|>", "  " * 14]) | st.text(max_size=8), max_size=8))
-def test_text_of_any_script_comes_back_to_the_character(tokenizer: Tokenizer, parts: list[str]) -> None:
+def test_text_of_any_script_comes_back_to_the_character(tokenizer, parts):
     text = "".join(parts)
     ids = tokenizer.encode_batch([text])[0]
     assert tokenizer.decode(ids) == text
@@ -74,7 +73,7 @@ def test_text_of_any_script_comes_back_to_the_character(tokenizer: Tokenizer, pa
 
 
 @pytest.mark.promise("llm.chat-recipe")
-def test_a_role_is_one_token_that_no_message_can_spell(tokenizer: Tokenizer) -> None:
+def test_a_role_is_one_token_that_no_message_can_spell(tokenizer):
     marks = [id for (id,) in tokenizer.encode_batch(list(MARKS))]
     assert len({*marks, tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id}) == 6
     texts = ["Hi", *MARKS, f"a {MARKS[2]} b", MARKS[1] * 2]
@@ -88,7 +87,7 @@ def test_a_role_is_one_token_that_no_message_can_spell(tokenizer: Tokenizer) -> 
 
 
 @pytest.mark.promise("llm.chat-recipe")
-def test_only_marks_of_this_form_are_tokens_of_their_own() -> None:
+def test_only_marks_of_this_form_are_tokens_of_their_own():
     plain = load_recipe("llm", ["data.chat=x.jsonl"])
     made = train_tokenizer(plain.tokenizer, ["hello hello"], reserved_texts(plain.data.template))
     assert len(made.encode_batch(["用户："])[0]) > 1
@@ -125,7 +124,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> LoadedRun:
 
 @pytest.mark.promise("llm.chat-recipe")
 @pytest.mark.nightly
-def test_every_trained_reply_is_equal_to_the_character(run: LoadedRun) -> None:
+def test_every_trained_reply_is_equal_to_the_character(run):
     asked = [row["messages"][0]["content"] for row in GERMAN]
     wanted = [row["messages"][1]["content"] for row in GERMAN]
     told = run.generate(asked)
@@ -134,7 +133,7 @@ def test_every_trained_reply_is_equal_to_the_character(run: LoadedRun) -> None:
 
 @pytest.mark.promise("llm.chat-recipe")
 @pytest.mark.nightly
-def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run: LoadedRun) -> None:
+def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run):
     assert run.generate(["Was muss ich vor der Fahrt tun?"]) == [LONG]
     first, second = (GERMAN[index]["messages"] for index in (0, 8))
     talk = Conversation(run.generator, run.tokenizer, TEMPLATE, run.recipe.generate, system=SYSTEM)
@@ -145,9 +144,7 @@ def test_conversations_of_several_turns_a_system_text_and_long_replies_work(run:
 
 @pytest.mark.promise("llm.chat-recipe")
 @pytest.mark.nightly
-def test_exported_and_imported_it_encodes_alike_by_its_own_chat_template(
-    run: LoadedRun, unpad: Shell, tmp_path: Path
-) -> None:
+def test_exported_and_imported_it_encodes_alike_by_its_own_chat_template(run, unpad, tmp_path):
     assert "zwölf Euro" in unpad("generate", run.folder, "--prompt", "Wie teuer ist ein platter Reifen?").out
     assert unpad("export", run.folder, tmp_path / "folder").code == 0
     assert unpad("import", tmp_path / "folder", "--out", tmp_path / "back").code == 0

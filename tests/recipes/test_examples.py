@@ -2,7 +2,6 @@
 
 import json
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,19 +31,19 @@ def phrasings() -> dict[str, list[dict[str, Any]]]:
     return facts
 
 
-def test_every_row_can_be_used() -> None:
+def test_every_row_can_be_used():
     for name, least in (("facts.jsonl", 300), ("chat.jsonl", 300), ("pairs.jsonl", 100)):
         report = check(FOLDER / name)
         assert report.passed
         assert report.num_used == report.num_rows >= least
 
 
-def test_no_question_is_asked_twice(phrasings: dict[str, list[dict[str, Any]]]) -> None:
+def test_no_question_is_asked_twice(phrasings):
     questions = [row["messages"][0]["content"] for rows in phrasings.values() for row in rows]
     assert len(set(questions)) == len(questions)
 
 
-def test_the_split_of_the_packaged_recipe_leaks_nothing_that_is_not_declared(tmp_path: Path) -> None:
+def test_the_split_of_the_packaged_recipe_leaks_nothing_that_is_not_declared(tmp_path):
     tokens, _, report = prepare(load_recipe("zh_chat"))
     held_chats = np.flatnonzero((tokens.split == Split.HOLDOUT) & (tokens.kind == 1))
     assert held_chats.size == 320

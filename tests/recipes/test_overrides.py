@@ -69,7 +69,7 @@ def value_in(recipe: Recipe, stage: int, field: str) -> Any:
 
 @pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_field_that_stages_set_is_refused_and_named_in_each_of_them(tmp_path: Path, field: str) -> None:
+def test_a_field_that_stages_set_is_refused_and_named_in_each_of_them(tmp_path, field):
     value = some_value(field)
     text = json.dumps(value)
     recipe = written(tmp_path, in_stages(field, value, ("one", "three")))
@@ -86,7 +86,7 @@ def test_a_field_that_stages_set_is_refused_and_named_in_each_of_them(tmp_path: 
 
 @pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize("field", FIELDS)
-def test_a_field_that_no_stage_sets_reaches_all_of_them(tmp_path: Path, field: str) -> None:
+def test_a_field_that_no_stage_sets_reaches_all_of_them(tmp_path, field):
     value = some_value(field)
     other = "optim.lr" if field != "optim.lr" else "plan.stride"
     recipe = written(tmp_path, BESIDE.get(field, {}) | in_stages(other, 5, ("one", "two", "three")))
@@ -104,20 +104,20 @@ def test_a_field_that_no_stage_sets_reaches_all_of_them(tmp_path: Path, field: s
         ({"optim": {"betas": [0.8, 0.9]}}, "optim.betas.0=0.7", "stages.a.optim.betas.0=0.7"),
     ],
 )
-def test_parts_of_a_field_are_refused_with_it(tmp_path: Path, values: dict[str, Any], override: str, fix: str) -> None:
+def test_parts_of_a_field_are_refused_with_it(tmp_path, values, override, fix):
     recipe = written(tmp_path, {**values, "stages": [{"name": "a", **values}]})
     assert fix in refusal(recipe, override).fix
     load_recipe(recipe, [f"stages.a.{override}"] if "betas" not in override else [])
 
 
-def test_stages_that_the_command_line_takes_away_shadow_nothing() -> None:
+def test_stages_that_the_command_line_takes_away_shadow_nothing():
     assert load_recipe("zh_chat", ["train.max_epochs=2", "stages=[]"]).train.max_epochs == 2
     error = refusal("zh_chat", "train.max_epochs=2")
     assert error.what == "train.max_epochs is set by stages pretrain and tune, where this would change nothing"
     assert error.fix == "name the stage: stages.pretrain.train.max_epochs=2 stages.tune.train.max_epochs=2"
 
 
-def test_a_stage_that_the_command_line_sets_too_keeps_its_own_value() -> None:
+def test_a_stage_that_the_command_line_sets_too_keeps_its_own_value():
     recipe = load_recipe("zh_chat", ["optim.lr_scale=0.5", "stages.tune.optim.lr_scale=0.6"])
     assert [recipe.for_stage(stage).optim.lr_scale for stage in recipe.stages] == [0.5, 0.6]
     everywhere = [f"stages.{name}.train.max_epochs=4" for name in ("pretrain", "tune")]
@@ -136,14 +136,14 @@ def test_a_stage_that_the_command_line_sets_too_keeps_its_own_value() -> None:
         ("lr=3", 'unknown key "lr"', "did you mean optim.lr?"),
     ],
 )
-def test_a_mistyped_stage_or_field_of_a_stage_gets_the_nearest(override: str, what: str, fix: str) -> None:
+def test_a_mistyped_stage_or_field_of_a_stage_gets_the_nearest(override, what, fix):
     error = refusal("zh_chat", override)
     assert what in error.what
     assert fix in error.fix
 
 
 @pytest.mark.parametrize("key", ["data.text.2.weight", "stages.2.train.max_epochs"])
-def test_the_number_after_the_last_source_or_stage_is_refused(key: str, tmp_path: Path) -> None:
+def test_the_number_after_the_last_source_or_stage_is_refused(key, tmp_path):
     two = {"data": {"text": ["a.txt", "b.txt"]}, "stages": [{"name": "one"}, {"name": "two"}]}
     assert load_recipe(written(tmp_path, two), [f"{key}=3".replace(".2.", ".1.")])
     assert refusal(written(tmp_path, two), f"{key}=3").where == f"command line: {key}"
@@ -158,7 +158,7 @@ def paths(recipe: Recipe) -> dict[str, list[str]]:
 
 
 @pytest.mark.promise("cli.overrides")
-def test_a_given_source_takes_the_place_of_all_packaged_ones() -> None:
+def test_a_given_source_takes_the_place_of_all_packaged_ones():
     facts, chats = "unpad:examples/zh/facts.jsonl", "unpad:examples/zh/chat.jsonl"
     assert paths(load_recipe("zh_chat")) == {"text": [facts], "chat": [chats]}
     assert paths(load_recipe("zh_chat", ["data.text=mine"])) == {"text": ["mine"]}
@@ -168,7 +168,7 @@ def test_a_given_source_takes_the_place_of_all_packaged_ones() -> None:
         assert paths(load_recipe("zh_chat", ["data.text=mine", named])) == {"text": ["mine"], "chat": [chats]}
 
 
-def test_sources_of_the_user_s_own_recipe_stay_unless_they_are_overridden(tmp_path: Path) -> None:
+def test_sources_of_the_user_s_own_recipe_stay_unless_they_are_overridden(tmp_path):
     own = {"data": {"text": ["unpad:examples/zh/facts.jsonl", "old.txt"], "chat": "old.jsonl"}}
     recipe = written(tmp_path, own)
     assert paths(load_recipe(recipe, ["data.chat=new.jsonl"])) == {"text": ["old.txt"], "chat": ["new.jsonl"]}
@@ -180,7 +180,7 @@ def test_sources_of_the_user_s_own_recipe_stay_unless_they_are_overridden(tmp_pa
     assert paths(load_recipe(recipe, ["data={chat: new}"])) == {"chat": ["new"]}
 
 
-def test_labels_of_the_packaged_patients_are_never_joined_to_given_ones() -> None:
+def test_labels_of_the_packaged_patients_are_never_joined_to_given_ones():
     error = refusal("events", "data.events=mine.parquet")
     assert "events.labels.path is the package's own" in error.what
     assert "events.labels=null" in error.fix
@@ -189,7 +189,7 @@ def test_labels_of_the_packaged_patients_are_never_joined_to_given_ones() -> Non
 
 
 @pytest.mark.parametrize("name", recipe_names())
-def test_no_packaged_source_is_left_beside_a_given_one(name: str) -> None:
+def test_no_packaged_source_is_left_beside_a_given_one(name):
     for kind in paths(load_recipe(name)):
         labels = ["events.labels.path=mine"] if kind == "events" else []
         assert paths(load_recipe(name, [f"data.{kind}=mine", *labels])) == {kind: ["mine"]}
@@ -204,7 +204,7 @@ def test_no_packaged_source_is_left_beside_a_given_one(name: str) -> None:
         ["data.text={path:my.csv,field:comment}"],
     ],
 )
-def test_braces_that_a_shell_took_apart_lead_to_the_quoted_form(given: list[str]) -> None:
+def test_braces_that_a_shell_took_apart_lead_to_the_quoted_form(given):
     error = refusal("small", *given)
     assert error.fix == "write 'data.text={path: my.csv, field: comment}'"
     word = error.fix.removeprefix("write '").rstrip("'")

@@ -64,10 +64,9 @@ def refusal(name: str, *overrides: str) -> RecipeError:
         ("plan:\n  drop_last: 1\n", "1 is not true or false", "2: plan.drop_last"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_with_its_line(write: object, text: str, what: str, line: str) -> None:
+def test_a_mistake_is_named_with_its_line(write, text, what, line):
     path = write(text)
-    error = refusal(path)
-    assert error.where == f"{path}:{line}"
+    assert refusal(path).where == f"{path}:{line}"
     with pytest.raises(RecipeError, match=what):
         load_recipe(path)
 
@@ -82,14 +81,14 @@ def test_a_mistake_is_named_with_its_line(write: object, text: str, what: str, l
         ("[" * 2000, "recursion"), ("#" * (2 << 20), "larger than 1 MB"),
     ],
 )  # fmt: skip
-def test_what_has_no_line_names_the_file(write: object, text: str, what: str) -> None:
+def test_what_has_no_line_names_the_file(write, text, what):
     path = write(text)
     error = refusal(path)
     assert path in error.where
     assert what in error.what
 
 
-def test_a_bomb_of_aliases_is_refused_at_once(write: object) -> None:
+def test_a_bomb_of_aliases_is_refused_at_once(write):
     letters = "abcdefgh"
     lines = ["a: &a [x,x,x,x,x,x,x,x,x]"]
     lines += [f"{new}: &{new} [{','.join([f'*{old}'] * 9)}]" for old, new in pairwise(letters)]
@@ -102,7 +101,7 @@ def test_a_bomb_of_aliases_is_refused_at_once(write: object) -> None:
 
 
 @pytest.mark.promise("cli.overrides")
-def test_unknown_keys_and_recipes_list_the_nearest(write: object) -> None:
+def test_unknown_keys_and_recipes_list_the_nearest(write):
     assert "lr" in refusal(write("optim: {lrr: 3}")).fix
     assert "optim" in refusal(write("optm: {lr: 3}")).fix
     assert "lr_scale" in refusal(write("stages: [{name: a, optim: {lrscale: 3}}]")).fix
@@ -111,7 +110,7 @@ def test_unknown_keys_and_recipes_list_the_nearest(write: object) -> None:
     assert "there is no file" in refusal("nowhere/at/all.yaml").what
 
 
-def test_numbers_as_people_write_them(write: object) -> None:
+def test_numbers_as_people_write_them(write):
     recipe = load_recipe(write("optim:\n  lr: 1e-3\n  betas: [0.9, 0.99]\ntrain: {seed: 7}\n"))
     assert (recipe.optim.lr, recipe.optim.betas, recipe.train.seed) == (1e-3, (0.9, 0.99), 7)
     assert load_recipe(write("")) == parse_recipe({})
@@ -121,7 +120,7 @@ def test_numbers_as_people_write_them(write: object) -> None:
 # --------------------------------------------------------------------------- overrides
 
 
-def test_an_override_changes_one_field_and_stages_go_by_name(write: object) -> None:
+def test_an_override_changes_one_field_and_stages_go_by_name(write):
     path = write(TWO_STAGES)
     recipe = load_recipe(
         path,
@@ -134,7 +133,7 @@ def test_an_override_changes_one_field_and_stages_go_by_name(write: object) -> N
     assert load_recipe(path, ["data.text=[a.txt, b.txt]", "train.patience=null"]).data.text[1].path == "b.txt"
 
 
-def test_the_run_s_epochs_bound_every_stage(write: object) -> None:
+def test_the_run_s_epochs_bound_every_stage(write):
     recipe = load_recipe(write(TWO_STAGES + "train: {max_epochs: 2}\n"))
     assert [recipe.for_stage(stage).train.max_epochs for stage in recipe.stages] == [2, 2]
 
@@ -153,7 +152,7 @@ def test_the_run_s_epochs_bound_every_stage(write: object) -> None:
         ("optim.lr={? !!str [a] : 3}", "is not a YAML value", "command line: optim.lr"),
     ],
 )  # fmt: skip
-def test_a_mistaken_override_is_named(write: object, override: str, what: str, where: str) -> None:
+def test_a_mistaken_override_is_named(write, override, what, where):
     error = refusal(write(TWO_STAGES), override)
     assert what in error.what
     assert error.where == where
@@ -173,7 +172,7 @@ def boolean_fields() -> Iterator[tuple[type[Section], str]]:
 
 
 @pytest.mark.parametrize(("section", "name"), sorted(set(boolean_fields()), key=str), ids=str)
-def test_a_boolean_field_takes_true_and_false_only_and_says_so(section: type[Section], name: str) -> None:
+def test_a_boolean_field_takes_true_and_false_only_and_says_so(section, name):
     required = {name: value for name, value in REQUIRED.items() if name in section.model_fields}
     assert vars(checked(section, {**required, name: False}))[name] is False
     for wrong in (1, 0, 1.0, "yes", "true", 7, None):
@@ -188,18 +187,12 @@ WRONG = [
     {"path": 3}, [{"path": 3}], {"end": "x"}, [{"parameters": 3}],
 ]  # fmt: skip
 PYDANTIC = (
-    "Input should",
-    "unable to parse",
-    "valid dictionary",
-    "valid list",
-    "validation error",
-    "type=",
-    "Value error",
-)
+    "Input should", "unable to parse", "valid dictionary", "valid list", "validation error", "type=", "Value error",
+)  # fmt: skip
 
 
 @pytest.mark.promise("cli.values")
-def test_no_wrong_value_of_any_field_is_told_in_words_of_the_library_that_checks_them() -> None:
+def test_no_wrong_value_of_any_field_is_told_in_words_of_the_library_that_checks_them():
     for kind in model_kinds():
         model_module(kind)
     sections = [Section]
@@ -221,7 +214,7 @@ def test_no_wrong_value_of_any_field_is_told_in_words_of_the_library_that_checks
 
 
 @pytest.mark.promise("cli.values")
-def test_all_faults_of_a_recipe_are_told_at_once(write: object) -> None:
+def test_all_faults_of_a_recipe_are_told_at_once(write):
     path = write("train:\n  threads: two\n  max_epoch: 3\noptim: {lr: x}\n")
     error = refusal(path)
     assert (error.summary, error.where) == ('"x" is not a number', f"{path}:4: optim.lr")
@@ -254,9 +247,7 @@ def test_all_faults_of_a_recipe_are_told_at_once(write: object) -> None:
         ("1_0.5", "1_0.5 can be read as the number 10.5 (by YAML 1.1)", "write 10.5, "),
     ],
 )
-def test_a_number_of_yaml_1_1_alone_is_refused_in_files_and_overrides(
-    write: object, written: str, what: str, fix: str
-) -> None:
+def test_a_number_of_yaml_1_1_alone_is_refused_in_files_and_overrides(write, written, what, fix):
     for error in (refusal(write(f"train:\n  threads: {written}\n")), refusal("zh_chat", f"train.threads={written}")):
         assert what in error.what
         assert error.fix.startswith(fix)
@@ -264,7 +255,7 @@ def test_a_number_of_yaml_1_1_alone_is_refused_in_files_and_overrides(
     assert written in load_recipe("zh_chat", [f'data.text="{written}"']).to_yaml()
 
 
-def test_numbers_of_yaml_1_2_are_numbers_and_words_and_dates_are_texts() -> None:
+def test_numbers_of_yaml_1_2_are_numbers_and_words_and_dates_are_texts():
     given = "[1e3, 1.5e3, -.5, .5, 0x1F, 0o17, +7, 0, 012.5, 08, yes, No, on, OFF, y, 2021-06-01, 'true', ~, True, 1e]"
     assert LineLoader(given).load() == [
         1000.0, 1500.0, -0.5, 0.5, 31, 15, 7, 0, 12.5, "08", "yes", "No", "on", "OFF", "y", "2021-06-01", "true", None,
@@ -279,14 +270,14 @@ def test_numbers_of_yaml_1_2_are_numbers_and_words_and_dates_are_texts() -> None
     "text",
     ["1e3", "1:30", "010", "08", "yes", "off", "2021-06-01", "0o7", "~", "null", "1_0", "=", "<<", ".5", "true", ""],
 )
-def test_a_text_that_looks_like_something_else_is_quoted_on_writing(text: str) -> None:
+def test_a_text_that_looks_like_something_else_is_quoted_on_writing(text):
     written = to_yaml({"path": text})
     for read in (LineLoader(written).load(), Yaml11Loader(written).load(), yaml.safe_load(written)):
         assert read == {"path": text}
 
 
 @pytest.mark.promise("cli.numbers")
-def test_a_run_of_an_earlier_version_keeps_the_meaning_of_its_recipe_and_command(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_keeps_the_meaning_of_its_recipe_and_command(tmp_path):
     old = "train: {threads: 010}\ndata: {split_version: 1, text: 1e3}\noptim: {lr: 1e-3}\nplan: {drop_last: yes}\n"
     (tmp_path / "recipe.yaml").write_text(old, encoding="utf-8")
     recipe = run_recipe(tmp_path)
@@ -298,7 +289,7 @@ def test_a_run_of_an_earlier_version_keeps_the_meaning_of_its_recipe_and_command
 
 
 @pytest.mark.promise("cli.numbers")
-def test_a_recipe_of_very_many_keys_is_refused_before_it_is_read_to_its_end(write: object) -> None:
+def test_a_recipe_of_very_many_keys_is_refused_before_it_is_read_to_its_end(write):
     path = write("\n".join(f"k{number}: 1" for number in range(20_000)))
     refused, calls = counted(lambda: refusal(path))
     assert "too large or too deeply nested" in refused.what
@@ -308,7 +299,7 @@ def test_a_recipe_of_very_many_keys_is_refused_before_it_is_read_to_its_end(writ
 # --------------------------------------------------------------------------- what a run saves and may change
 
 
-def test_a_saved_recipe_is_the_same_recipe(write: object) -> None:
+def test_a_saved_recipe_is_the_same_recipe(write):
     recipe = load_recipe(
         write(TWO_STAGES + "data: {text: 数据/*.txt}\n"), ["stages.tune.optim.lr=2e-3", "optim.lr=1e-300"]
     )
@@ -318,7 +309,7 @@ def test_a_saved_recipe_is_the_same_recipe(write: object) -> None:
         assert load_recipe(write(packaged.to_yaml())) == packaged
 
 
-def test_differences_are_listed_by_key(write: object) -> None:
+def test_differences_are_listed_by_key(write):
     path = write(TWO_STAGES)
     changed = differences(
         load_recipe(path), load_recipe(path, ["optim.lr=0.5", "stages.tune.train.max_epochs=4", "model.width=8"])
@@ -331,7 +322,7 @@ def test_differences_are_listed_by_key(write: object) -> None:
     assert differences(load_recipe(path), load_recipe(path)) == {}
 
 
-def test_resume_accepts_ends_logging_evaluation_and_checkpoints_only() -> None:
+def test_resume_accepts_ends_logging_evaluation_and_checkpoints_only():
     schema = Recipe.model_json_schema()
     sections = {name: schema["$defs"].get(one.get("$ref", "").rpartition("/")[2], {}) for name, one in
                 schema["properties"].items()}  # fmt: skip

@@ -37,15 +37,12 @@ def load(folder: Path, text: str) -> Recipe:
 
 @pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize("name", recipe_names())
-def test_every_packaged_recipe_its_copy_and_what_a_run_saves_are_accepted(
-    schema: Draft202012Validator, tmp_path: Path, name: str
-) -> None:
+def test_every_packaged_recipe_its_copy_and_what_a_run_saves_are_accepted(schema, tmp_path, name):
     packaged = (RECIPES / f"{name}.yaml").read_text(encoding="utf-8")  # `recipes copy` writes the same bytes
     assert faults(schema, packaged) == []
     recipe = load(tmp_path, packaged)
     section = recipe.model if "from" in recipe.model else model_config(recipe.model).model_dump(mode="json")
-    resolved = recipe.model_copy(update={"model": section})
-    for saved in (recipe, resolved):
+    for saved in (recipe, recipe.model_copy(update={"model": section})):
         assert faults(schema, saved.to_yaml()) == []
 
 
@@ -91,20 +88,20 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("text", ACCEPTED)
-def test_what_the_program_accepts_is_accepted(schema: Draft202012Validator, tmp_path: Path, text: str) -> None:
+def test_what_the_program_accepts_is_accepted(schema, tmp_path, text):
     load(tmp_path, text)
     assert faults(schema, text) == []
 
 
 @pytest.mark.promise("cli.overrides")
 @pytest.mark.parametrize("text", REFUSED)
-def test_what_both_refuse(schema: Draft202012Validator, tmp_path: Path, text: str) -> None:
+def test_what_both_refuse(schema, tmp_path, text):
     with pytest.raises(RecipeError):
         load(tmp_path, text)
     assert faults(schema, text)
 
 
-def test_a_stage_may_set_exactly_what_the_program_lets_it_set(schema: Draft202012Validator) -> None:
+def test_a_stage_may_set_exactly_what_the_program_lets_it_set(schema):
     sections = {"plan": "PlanSettings", "optim": "OptimSettings", "train": "TrainSettings"}
     definitions: dict[str, Any] = schema.schema["$defs"]
     assert {*sections, "losses"} == set(STAGE_SECTIONS)

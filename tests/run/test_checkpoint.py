@@ -130,8 +130,7 @@ def test_a_non_finite_parameter_is_never_saved(tmp_path, value):
 @pytest.mark.promise("run.checkpoints")
 def test_the_newest_are_kept_by_number_whatever_their_times(tmp_path):
     for number, step in enumerate([8, 9, 10, 11, 99_998, 99_999, 100_000, 99_999_999, 100_000_000]):
-        path = save(tmp_path, state(step), keep=2)
-        os.utime(path, (10**9 - number, 10**9 - number))
+        os.utime(save(tmp_path, state(step), keep=2), (10**9 - number, 10**9 - number))
         assert newest(tmp_path)[0].step == step
     assert names_in(tmp_path) == ["step-100000000", "step-99999999"]
 
@@ -279,8 +278,7 @@ def test_a_planted_pickle_is_never_read(tmp_path):
         (path / name).write_bytes(payload)
     assert_same(load(path), state(1))
     for name in ("model.safetensors", "optim.safetensors", "state.json"):
-        files = storage.read_folder(path)
-        storage.write_folder(tmp_path / f"bad-{name}", {**files, name: payload})
+        storage.write_folder(tmp_path / f"bad-{name}", {**storage.read_folder(path), name: payload})
         with pytest.raises(CheckpointError, match=name):
             load(tmp_path / f"bad-{name}")
     assert not marker.exists()
@@ -344,8 +342,7 @@ def hostile_tensors() -> list[bytes]:
 
 
 def test_hostile_tensors_are_refused_or_harmless(tmp_path):
-    path = save(tmp_path / "good", state(1), keep=2)
-    files = storage.read_folder(path)
+    files = storage.read_folder(save(tmp_path / "good", state(1), keep=2))
     refused = 0
     for number, data in enumerate(hostile_tensors()):
         bad = tmp_path / str(number)

@@ -33,7 +33,7 @@ def two(unpad: Shell, tmp_path: Path, trained: Path) -> list[Path]:
 
 
 @pytest.mark.promise("run.compare")
-def test_runs_show_date_step_loss_and_size(unpad: Shell, two: list[Path]) -> None:
+def test_runs_show_date_step_loss_and_size(unpad, two):
     head, *lines = unpad("runs").out.splitlines()
     assert head.split() == ["run", "state", "started", "step", "held", "out", "size"]
     table = {line.split()[0]: line.split() for line in lines if not line.startswith("  ")}
@@ -50,7 +50,7 @@ def test_runs_show_date_step_loss_and_size(unpad: Shell, two: list[Path]) -> Non
 
 
 @pytest.mark.parametrize("command", ["[]", "{}", "5", '{"recipe": 3, "overrides": []}', '{"recipe": "x"}', "no"])
-def test_a_damaged_run_is_listed_as_one(unpad: Shell, two: list[Path], command: str) -> None:
+def test_a_damaged_run_is_listed_as_one(unpad, two, command):
     (two[0] / "run.json").write_text(command)
     (two[1] / "metrics.jsonl").write_text("{}\n[]\nx\n")
     shown = unpad("runs", code=0)
@@ -71,7 +71,7 @@ class Checker(HTMLParser):
 
 
 @pytest.mark.promise("run.compare")
-def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad: Shell, two: list[Path]) -> None:
+def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad, two):
     assert unpad("eval", "fast").code == 0
     shown = unpad("compare", "fast", "slow", "--out", "both.html", code=0)
     lines = {line.split("  ")[0]: line.split()[-2:] for line in shown.out.splitlines() if line.strip()}
@@ -84,8 +84,7 @@ def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad: Shell
     assert lines["eval loss (valid)"][1] == "-"
     assert max(cell_len(line) for line in shown.out.splitlines()) <= 80
     page = Path("both.html").read_text(encoding="utf-8")
-    words = Checker(page).words
-    assert {"Held-out loss", "Training loss", "optim.lr", "0.002", *best} <= set(words)
+    assert {"Held-out loss", "Training loss", "optim.lr", "0.002", *best} <= set(Checker(page).words)
     assert page.count('class="run0"') >= 3
     assert page.count('class="run1"') >= 3
     assert "<script" not in page
@@ -94,7 +93,7 @@ def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad: Shell
     assert values["recipes"]["optim.lr"] == ["0.01", "0.002"]
 
 
-def test_runs_that_do_not_fit_beside_each_other_follow_below(unpad: Shell, two: list[Path]) -> None:
+def test_runs_that_do_not_fit_beside_each_other_follow_below(unpad, two):
     names = [f"a_run_with_quite_a_long_name_{i}" for i in range(4)]
     for name in names:
         two[0].with_name(name).symlink_to(two[0])
@@ -102,14 +101,14 @@ def test_runs_that_do_not_fit_beside_each_other_follow_below(unpad: Shell, two: 
     assert max(cell_len(line) for line in out.splitlines()) <= 80
 
 
-def test_held_out_losses_of_other_data_are_said_to_be_so(unpad: Shell, two: list[Path], tmp_path: Path) -> None:
+def test_held_out_losses_of_other_data_are_said_to_be_so(unpad, two, tmp_path):
     run(write_toy(tmp_path / "other", data={"holdout": 0.3}), tmp_path / "runs/third", "train.max_steps=6")
     note = "their data or its split differs: held-out losses are not of the same examples"
     assert note in unpad("compare", "fast", "third").out
     assert note not in unpad("compare", "fast", "slow").out
 
 
-def test_one_run_alone_or_one_that_is_not_there_is_refused(unpad: Shell, two: list[Path]) -> None:
+def test_one_run_alone_or_one_that_is_not_there_is_refused(unpad, two):
     assert unpad("compare", "fast").code == 2
     assert unpad("compare", "fast", "absent").code == 2
     assert not Path("compare.html").exists()
@@ -119,7 +118,7 @@ def test_one_run_alone_or_one_that_is_not_there_is_refused(unpad: Shell, two: li
 
 
 @pytest.mark.promise("run.compare")
-def test_a_run_keeps_replies_at_its_end_and_every_evaluation(unpad: Shell, two: list[Path]) -> None:
+def test_a_run_keeps_replies_at_its_end_and_every_evaluation(unpad, two):
     fast = two[0]
     kept = [json.loads(line) for line in (fast / SAMPLES).read_text(encoding="utf-8").splitlines()]
     assert 1 <= len(kept) <= 4
@@ -134,15 +133,13 @@ def test_a_run_keeps_replies_at_its_end_and_every_evaluation(unpad: Shell, two: 
     assert {f"{measured['loss']['value']:.4f}", "loss"} <= set(words)
 
 
-def test_replies_are_not_made_again_when_a_finished_run_is_resumed(trained: Path, two: list[Path]) -> None:
+def test_replies_are_not_made_again_when_a_finished_run_is_resumed(trained, two):
     before = (two[0] / SAMPLES).read_bytes()
     run(trained.with_name("toy") / "toy.yaml", two[0], resume=True)
     assert (two[0] / SAMPLES).read_bytes() == before
 
 
-def test_an_evaluation_of_a_run_that_cannot_be_written_is_still_shown(
-    unpad: Shell, two: list[Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_evaluation_of_a_run_that_cannot_be_written_is_still_shown(unpad, two, monkeypatch):
     (two[0] / EVALUATIONS).mkdir()
     shown = unpad("eval", "fast", code=0)
     assert "not shown on the run's page: cannot write: Is a directory" in shown.out
@@ -151,9 +148,7 @@ def test_an_evaluation_of_a_run_that_cannot_be_written_is_still_shown(
 
 @pytest.mark.promise("run.compare")
 @pytest.mark.parametrize("held_out", [True, False])
-def test_an_evaluation_of_earlier_weights_is_told_from_one_of_these(
-    unpad: Shell, two: list[Path], held_out: bool
-) -> None:
+def test_an_evaluation_of_earlier_weights_is_told_from_one_of_these(unpad, two, held_out):
     folder, checkpoints = two[0], two[0] / "checkpoints"
     steps = [int(json.loads((checkpoints / "best/state.json").read_text())["step"])]
     if not held_out:
@@ -170,14 +165,14 @@ def test_an_evaluation_of_earlier_weights_is_told_from_one_of_these(
         assert (old in "".join(Checker(write_report(folder).read_text(encoding="utf-8")).words)) == bool(notes)
 
 
-def test_replies_are_text_and_no_page(two: list[Path]) -> None:
+def test_replies_are_text_and_no_page(two):
     keep_samples(two[0], 9, [("<b>问</b>", "<script>答</script>")])
     page = write_report(two[0]).read_text(encoding="utf-8")
     assert "<script>" not in page
     assert "<script>答</script>" in "".join(Checker(page).words)
 
 
-def test_a_metric_is_shown_with_its_part_and_one_that_is_refused_with_its_reason(unpad: Shell, two: list[Path]) -> None:
+def test_a_metric_is_shown_with_its_part_and_one_that_is_refused_with_its_reason(unpad, two):
     refused = dict.fromkeys(("value", "low", "high", "best_of")) | {"num": 3, "part": "test", "reason": "it is <lossy>"}
     plain = {"value": 1.5, "low": 1.0, "high": float("nan"), "num": 3, "part": "valid", "best_of": 4}
     one_sided = {"value": 1.0, "low": None, "high": 1.0, "num": 3, "reason": "all are right"}
@@ -194,7 +189,7 @@ def test_a_metric_is_shown_with_its_part_and_one_that_is_refused_with_its_reason
 @pytest.mark.parametrize(
     "metrics", [5, {"loss": 3}, {"loss": {}}, {"loss": {"value": "x", "low": 1, "high": 1, "num": 1}}]
 )
-def test_a_damaged_evaluation_leaves_the_rest_of_the_page(unpad: Shell, two: list[Path], metrics: object) -> None:
+def test_a_damaged_evaluation_leaves_the_rest_of_the_page(unpad, two, metrics):
     (two[0] / EVALUATIONS).write_text(json.dumps({"time": "2026", "step": 1, "metrics": metrics}) + "\n")
     assert "Held-out perplexity" in write_report(two[0]).read_text(encoding="utf-8")
     assert unpad("compare", "fast", "slow").code == 0

@@ -1,13 +1,12 @@
 """Columns of `unpad compare` are counted from the files of each run."""
 
 import json
-from pathlib import Path
 
 from tests.helpers.run_folders import run_directory
 from unpad.run.compare import compare
 
 
-def test_the_best_check_is_of_the_last_stage_and_memory_is_in_gigabytes_of_a_thousand_million(tmp_path: Path) -> None:
+def test_the_best_check_is_of_the_last_stage_and_memory_is_in_gigabytes_of_a_thousand_million(tmp_path):
     folders = [run_directory(tmp_path / name) for name in ("one", "two")]
     metrics, best = folders[1] / "metrics.jsonl", []
     lines = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -22,7 +21,7 @@ def test_the_best_check_is_of_the_last_stage_and_memory_is_in_gigabytes_of_a_tho
     assert found.measures["peak memory, GB"] == ["0.60", "0.60"]
 
 
-def test_the_table_has_every_measure_of_the_files_in_its_order(tmp_path: Path) -> None:
+def test_the_table_has_every_measure_of_the_files_in_its_order(tmp_path):
     folders = [run_directory(tmp_path / name) for name in ("one", "two")]
     rows = [json.loads(line) for line in (folders[0] / "metrics.jsonl").read_text().splitlines()]
     train = [row for row in rows if row["kind"] == "train"]

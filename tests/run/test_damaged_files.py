@@ -93,7 +93,7 @@ def ending(reader: Callable[[Path], object], folder: Path) -> str:
 
 @pytest.mark.promise("input.run-files")
 @pytest.mark.parametrize(("family", "name"), [(family, name) for family, names in FAMILIES.items() for name in names])
-def test_a_damaged_file_is_used_or_named(copy: Callable[[str], Path], family: str, name: str) -> None:
+def test_a_damaged_file_is_used_or_named(copy, family, name):
     folder = copy(family)
     said = set[str]()
     for what, content in damages(folder / name):
@@ -115,9 +115,7 @@ def test_a_damaged_file_is_used_or_named(copy: Callable[[str], Path], family: st
         ("pictures.json", {"modes": {"RGB": -1}, "width": [1, 2], "height": [1, 2]}, '"modes.RGB": must be greater'),
     ],
 )
-def test_the_file_the_field_and_the_place_are_named(
-    copy: Callable[[str], Path], name: str, wrong: object, said: str
-) -> None:
+def test_the_file_the_field_and_the_place_are_named(copy, name, wrong, said):
     folder = copy("images")
     (folder / name).write_text(json.dumps(wrong))
     with pytest.raises(CheckpointError) as caught:
@@ -129,11 +127,10 @@ def test_the_file_the_field_and_the_place_are_named(
 
 
 @pytest.mark.promise("input.run-files")
-def test_a_damaged_line_is_named_with_its_field(copy: Callable[[str], Path]) -> None:
+def test_a_damaged_line_is_named_with_its_field(copy):
     folder = copy("text")
     lines = (folder / "metrics.jsonl").read_text().splitlines()
-    row = json.loads(lines[1])
-    lines[1] = json.dumps({**row, "loss": [1]})
+    lines[1] = json.dumps({**json.loads(lines[1]), "loss": [1]})
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     with pytest.raises(SourceError) as caught:
         write_report(folder)
@@ -142,7 +139,7 @@ def test_a_damaged_line_is_named_with_its_field(copy: Callable[[str], Path]) -> 
 
 
 @pytest.mark.promise("input.run-files")
-def test_runs_and_compare_go_on_beside_a_damaged_run(copy: Callable[[str], Path]) -> None:
+def test_runs_and_compare_go_on_beside_a_damaged_run(copy):
     folder, other = copy("text"), copy("images")
     for path in (folder / "checkpoints").glob("*/state.json"):
         path.write_bytes(DEEP)
@@ -168,9 +165,7 @@ def marked(value: Any, name: str = "") -> Any:
 
 @pytest.mark.promise("input.pages")
 @pytest.mark.parametrize(("family", "names"), FAMILIES.items())
-def test_no_text_of_any_file_reaches_the_page_as_markup(
-    copy: Callable[[str], Path], family: str, names: tuple[str, ...]
-) -> None:
+def test_no_text_of_any_file_reaches_the_page_as_markup(copy, family, names):
     folder = copy(family)
     num_drawn = 0
     for name in ("recipe.yaml", *names):
@@ -199,7 +194,7 @@ def test_no_text_of_any_file_reaches_the_page_as_markup(
 
 
 @pytest.mark.promise("input.run-files")
-def test_files_that_training_can_do_without_do_not_end_it(text: Family, copy: Callable[[str], Path]) -> None:
+def test_files_that_training_can_do_without_do_not_end_it(text, copy):
     folder = copy("text")
     with (folder / "log.jsonl").open("a") as file:
         file.write('{"time": 5}\n[\n')
@@ -208,8 +203,7 @@ def test_files_that_training_can_do_without_do_not_end_it(text: Family, copy: Ca
     for name in ("samples.jsonl", "attention.json", "evaluations.jsonl"):
         (folder / name).write_text("[")
     (folder / "report.html").unlink()
-    result = run(text.recipe, folder, "train.max_steps=4", resume=True)
-    assert result.step == 4
+    assert run(text.recipe, folder, "train.max_steps=4", resume=True).step == 4
     entries = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines() if line.endswith("}")]
     messages = [entry["message"] for entry in entries if entry.get("kind") in ("warning", "report_skipped")]
     assert "timing.jsonl was damaged in line 2, which is left out" in messages
@@ -219,7 +213,7 @@ def test_files_that_training_can_do_without_do_not_end_it(text: Family, copy: Ca
 
 @pytest.mark.promise("input.run-files")
 @pytest.mark.parametrize("name", ["metrics.jsonl", "run.json", "tokenizer.json", "recipe.yaml"])
-def test_files_that_training_needs_end_a_resume_by_name(text: Family, copy: Callable[[str], Path], name: str) -> None:
+def test_files_that_training_needs_end_a_resume_by_name(text, copy, name):
     folder = copy("text")
     (folder / name).write_text("{}\n" + (folder / name).read_text() if name == "metrics.jsonl" else "[")
     with pytest.raises(UnpadError, match=name):
@@ -227,7 +221,7 @@ def test_files_that_training_needs_end_a_resume_by_name(text: Family, copy: Call
 
 
 @pytest.mark.promise("input.run-files")
-def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(text: Family, copy: Callable[[str], Path]) -> None:
+def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(text, copy):
     folder = copy("text")
     found = checkpoint.load_newest(folder / "checkpoints")
     refused = 0
@@ -256,9 +250,7 @@ def test_a_checkpoint_of_somebody_else_is_refused_by_its_field(text: Family, cop
 
 
 @pytest.mark.promise("input.run-files")
-def test_a_folder_of_checkpoints_that_cannot_be_listed_is_named(
-    copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_of_checkpoints_that_cannot_be_listed_is_named(copy, monkeypatch):
     folder = copy("text") / "checkpoints"
 
     def fails(path: Path) -> list[str]:
@@ -273,9 +265,7 @@ def test_a_folder_of_checkpoints_that_cannot_be_listed_is_named(
 
 @pytest.mark.promise("input.run-files")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")  # the thread of TensorBoard
-def test_a_run_directory_that_is_removed_while_it_trains_ends_the_run(
-    text: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_directory_that_is_removed_while_it_trains_ends_the_run(text, tmp_path, monkeypatch):
     monkeypatch.setenv("UNPAD_CACHE", str(text.cache))
     update, num_steps = LOOP.train_step, 0
 
@@ -295,9 +285,7 @@ def test_a_run_directory_that_is_removed_while_it_trains_ends_the_run(
 
 
 @pytest.mark.promise("input.tensorboard")
-def test_what_tensorboard_cannot_write_does_not_end_a_run(
-    text: Family, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_tensorboard_cannot_write_does_not_end_a_run(text, tmp_path, monkeypatch):
     """Half of a record is written, and then nothing."""
     real = os.write
 

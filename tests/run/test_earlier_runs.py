@@ -18,6 +18,8 @@ from unpad.inference.loaded import load
 from unpad.run.checkpoint import load as load_checkpoint
 from unpad.run.report.history import log_file, read_log
 
+pytestmark = pytest.mark.promise("versions.earlier-runs")
+
 KEPT = Path(__file__).parent / "earlier"
 COMMITS = ("364a4b5", "4a346e7")
 LONGER = {"text": "stages.tune.train.max_epochs=2", "images": "train.max_steps=5", "patients": "train.max_steps=5"}
@@ -33,8 +35,7 @@ def kept(request: pytest.FixtureRequest, unpad: Shell, monkeypatch: pytest.Monke
     return commit, family
 
 
-@pytest.mark.promise("versions.earlier-runs")
-def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], unpad: Shell) -> None:
+def test_a_kept_run_opens_evaluates_reports_and_resumes(kept, unpad):
     commit, family = kept
     run = Path("run")
     assert load("run").recipe.data.split_version == (1 if commit == "364a4b5" else 2)
@@ -50,8 +51,7 @@ def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], u
     assert " finished " in listed
     assert f"unpad train {family}.yaml optim.lr=1e-2\n" in listed
 
-    resumed = unpad("train", "--resume", "run", LONGER[family], code=0)
-    assert "other random draws" in resumed.out
+    assert "other random draws" in unpad("train", "--resume", "run", LONGER[family], code=0).out
     assert (run / "metrics.jsonl").read_bytes().startswith(metrics)
     assert log_file(run).name == ("events.jsonl" if commit == "364a4b5" else "log.jsonl")
     entries = read_log(run)
@@ -65,8 +65,7 @@ def test_a_kept_run_opens_evaluates_reports_and_resumes(kept: tuple[str, str], u
     assert unpad("runs", "run").code == 0
 
 
-@pytest.mark.promise("versions.earlier-runs")
-def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept: tuple[str, str], unpad: Shell) -> None:
+def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept, unpad):
     _, family = kept
     recipe = Path(f"{family}.yaml")
     recipe.write_text(recipe.read_text().replace("drop_last: 1", "drop_last: true"))  # as the refusal of 1 says
@@ -74,10 +73,7 @@ def test_a_kept_run_is_resumed_by_its_recipe_as_well(kept: tuple[str, str], unpa
     assert "resumed  at step 3" in resumed.out
 
 
-@pytest.mark.promise("versions.earlier-runs")
-def test_the_rows_of_a_step_of_a_kept_run_are_told_and_its_numbers_compared(
-    kept: tuple[str, str], unpad: Shell
-) -> None:
+def test_the_rows_of_a_step_of_a_kept_run_are_told_and_its_numbers_compared(kept, unpad):
     commit, _ = kept
     found = unpad("replay", "run", "--step", "2", "--json")
     assert found.code in (0, 16), found.err  # the bits are those of the machine and the version

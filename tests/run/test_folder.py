@@ -19,7 +19,7 @@ def make(folder: Path, recipe: str = "train: {max_epochs: 1}\n") -> Path:
     return folder
 
 
-def test_a_run_is_found_by_its_path_first_and_then_by_its_name() -> None:
+def test_a_run_is_found_by_its_path_first_and_then_by_its_name():
     with pytest.raises(RecipeError) as caught:
         find_run("mine")
     assert (caught.value.where, caught.value.fix) == (
@@ -35,7 +35,7 @@ def test_a_run_is_found_by_its_path_first_and_then_by_its_name() -> None:
     assert "mine" in str(caught.value.fix)
 
 
-def test_a_name_may_be_a_runs_or_a_recipes_and_a_mistyped_one_is_told_both() -> None:
+def test_a_name_may_be_a_runs_or_a_recipes_and_a_mistyped_one_is_told_both():
     run = make(RUNS / "mine")
     assert (as_run("mine"), as_run("zh_chat"), as_run("folder/absent")) == (run, None, None)
     with pytest.raises(RecipeError, match='no run and no recipe "mien"') as caught:
@@ -43,7 +43,7 @@ def test_a_name_may_be_a_runs_or_a_recipes_and_a_mistyped_one_is_told_both() -> 
     assert caught.value.fix == "did you mean mine?"
 
 
-def test_a_new_run_has_the_next_number_and_resuming_takes_the_newest_with_a_recipe() -> None:
+def test_a_new_run_has_the_next_number_and_resuming_takes_the_newest_with_a_recipe():
     assert free_folder("zh_chat", False) == RUNS / "zh_chat-1"
     with pytest.raises(RecipeError, match="no run of zh_chat to resume"):
         free_folder("zh_chat", True)
@@ -56,7 +56,9 @@ def test_a_new_run_has_the_next_number_and_resuming_takes_the_newest_with_a_reci
     assert free_folder("zh_chat", True) == RUNS / "zh_chat-10"
 
 
-@pytest.mark.parametrize(("data", "expected"), [("{}", 1), ("{split_version: 1}", 1), ("{split_version: 2}", 2)])
-def test_a_run_of_before_the_split_had_a_version_keeps_its_split(data: str, expected: int) -> None:
+@pytest.mark.parametrize(
+    ("data", "expected"), [("{}", 1), ("{split_version: 1}", 1), ("{split_version: 2}", 2), ("{split_version: 3}", 3)]
+)
+def test_a_run_of_before_the_split_had_a_version_keeps_its_split(data, expected):
     recipe = run_recipe(make(Path("run"), f"train: {{max_epochs: 1}}\ndata: {data}\n"), ["optim.lr=0.5"])
     assert (recipe.data.split_version, recipe.optim.lr) == (expected, 0.5)

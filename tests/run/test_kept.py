@@ -2,15 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from unpad.recipes.file import find_recipe
 from unpad.run.kept import what_next
 
 
-def test_a_run_under_runs_is_called_by_its_name_however_its_path_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_under_runs_is_called_by_its_name_however_its_path_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for folder in (Path("runs/mine"), Path("elsewhere/mine")):
         folder.mkdir(parents=True)

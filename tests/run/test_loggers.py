@@ -19,6 +19,8 @@ from unpad.run import loggers
 from unpad.run.monitor import Monitor, StepRecord
 from unpad.training.loop import train
 
+pytestmark = pytest.mark.promise("run.loggers")
+
 ALL = LogSettings(to=["wandb", "mlflow"], project="mine")
 
 
@@ -91,8 +93,7 @@ def watched(folder: Path, first: int, last: int, *, log: LogSettings = ALL, fini
     """A run's monitor from one step to another, without TensorBoard."""
     folder.mkdir(exist_ok=True)
     config = {"optim": {"lr": 1e-3}, "data": {"chat": [{"path": "my.jsonl"}]}}
-    quiet = Console(quiet=True)
-    run = Monitor(folder, log_every=5, grad_norm_warning=9.0, console=quiet, total_steps=None)
+    run = Monitor(folder, log_every=5, grad_norm_warning=9.0, console=Console(quiet=True), total_steps=None)
     run.send_to(log, config)
     if first > 1:
         run.resume(first - 1)
@@ -110,10 +111,7 @@ def warnings(folder: Path) -> list[str]:
     return [row["message"] for row in rows if row["kind"] == "warning"]
 
 
-@pytest.mark.promise("run.loggers")
-def test_both_get_the_recipe_and_every_number_and_a_resumed_run_goes_on_under_its_ids(
-    servers: Servers, tmp_path: Path
-) -> None:
+def test_both_get_the_recipe_and_every_number_and_a_resumed_run_goes_on_under_its_ids(servers, tmp_path):
     folder = tmp_path / "a-run"
     watched(folder, 1, 4, finished=False)
     watched(folder, 3, 6)  # from a checkpoint of step 2
@@ -145,12 +143,9 @@ def breaks() -> None:
     raise RuntimeError("502 Bad Gateway\nof a proxy")
 
 
-@pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("fault", [exits, breaks])
 @pytest.mark.parametrize("call", ["wandb.init", "wandb.log", "mlflow.create_run", "mlflow.log_batch"])
-def test_a_logger_that_fails_changes_nothing_and_is_told_once(
-    servers: Servers, tmp_path: Path, call: str, fault: Any
-) -> None:
+def test_a_logger_that_fails_changes_nothing_and_is_told_once(servers, tmp_path, call, fault):
     watched(tmp_path / "plain", 1, 6, log=LogSettings(to=[]))
     servers.fail[call] = fault
     watched(tmp_path / "run", 1, 6)
@@ -164,10 +159,7 @@ def test_a_logger_that_fails_changes_nothing_and_is_told_once(
     assert len(other) > 6, "the other one has everything"
 
 
-@pytest.mark.promise("run.loggers")
-def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(
-    servers: Servers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(servers, tmp_path, monkeypatch):
     answers = Event()
     servers.fail["wandb.log"] = answers.wait
     monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.01)
@@ -184,9 +176,8 @@ def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(
         answers.set()
 
 
-@pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("text", ["", "[1]", '{"wandb": 3}', "[" * 100_000])
-def test_damaged_ids_are_made_again(servers: Servers, tmp_path: Path, text: str) -> None:
+def test_damaged_ids_are_made_again(servers, tmp_path, text):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / loggers.LOGGERS).write_text(text)
@@ -195,8 +186,7 @@ def test_damaged_ids_are_made_again(servers: Servers, tmp_path: Path, text: str)
     assert warnings(folder) == []
 
 
-@pytest.mark.promise("run.loggers")
-def test_a_run_hands_its_recipe_over(servers: Servers, tmp_path: Path) -> None:
+def test_a_run_hands_its_recipe_over(servers, tmp_path):
     quiet = Console(quiet=True)
     train(str(write_toy(tmp_path / "toy")), tmp_path / "run", ["train.max_steps=1", "log.to=[wandb]"], console=quiet)
     [made] = servers.wandb
@@ -204,11 +194,8 @@ def test_a_run_hands_its_recipe_over(servers: Servers, tmp_path: Path) -> None:
     assert (made["given"]["name"], made["exit_code"], made["logged"][0][0]) == ("run", 0, 1)
 
 
-@pytest.mark.promise("run.loggers")
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_logger_that_is_not_installed_is_refused_with_its_extra(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_that_is_not_installed_is_refused_with_its_extra(name, tmp_path, monkeypatch):
     monkeypatch.setattr(loggers, "find_spec", lambda name: None)
     with pytest.raises(RecipeError, match="not installed") as caught:
         train("chat", tmp_path / "run", ["data.chat=absent.jsonl", f"log.to=[{name}]"])

@@ -38,7 +38,7 @@ def lines(folder: Path, name: str) -> list[dict]:
     return list(read_rows(folder / name))
 
 
-def test_killed_and_resumed_leaves_the_same_bytes(tmp_path: Path) -> None:
+def test_killed_and_resumed_leaves_the_same_bytes(tmp_path):
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
@@ -59,7 +59,7 @@ def test_killed_and_resumed_leaves_the_same_bytes(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("done", ["nothing", "evaluation", "both"])
-def test_rows_of_the_checkpoint_step_are_written_once(tmp_path: Path, done: str) -> None:
+def test_rows_of_the_checkpoint_step_are_written_once(tmp_path, done):
     run = monitor(tmp_path)
     run.step(record(1), seconds=0.1, waited=0, processor=0.1, memory_bytes=1)
     if done != "nothing":
@@ -75,7 +75,7 @@ def test_rows_of_the_checkpoint_step_are_written_once(tmp_path: Path, done: str)
 
 
 @pytest.mark.promise("run.metrics")
-def test_epoch_row_weighs_steps_by_their_targets(tmp_path: Path) -> None:
+def test_epoch_row_weighs_steps_by_their_targets(tmp_path):
     run = monitor(tmp_path)
     run.step(record(1, loss=1.0, targets=100), seconds=1, waited=0, processor=1, memory_bytes=1)
     run.step(record(2, loss=math.nan, targets=100, skipped=True), seconds=1, waited=0, processor=1, memory_bytes=1)
@@ -92,7 +92,7 @@ def test_epoch_row_weighs_steps_by_their_targets(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("run.metrics")
-def test_columns_are_the_same_in_every_row_of_both_files(tmp_path: Path) -> None:
+def test_columns_are_the_same_in_every_row_of_both_files(tmp_path):
     run = monitor(tmp_path)
     train(run, 1, 10)
     run.close()
@@ -111,7 +111,7 @@ def test_columns_are_the_same_in_every_row_of_both_files(tmp_path: Path) -> None
     assert first["perplexity"] == math.exp(first["loss"])
 
 
-def test_overflow_and_nan_are_written_not_raised(tmp_path: Path) -> None:
+def test_overflow_and_nan_are_written_not_raised(tmp_path):
     run = monitor(tmp_path)
     run.step(record(1, loss=1e4), seconds=0.1, waited=0, processor=0.1, memory_bytes=1)
     lost = record(2, loss=math.nan, grad_norm=math.inf, skipped=True)
@@ -126,7 +126,7 @@ def test_overflow_and_nan_are_written_not_raised(tmp_path: Path) -> None:
     assert perplexity(math.log(7)) == pytest.approx(7)
 
 
-def test_times_stay_out_of_the_metrics(tmp_path: Path) -> None:
+def test_times_stay_out_of_the_metrics(tmp_path):
     run = monitor(tmp_path)
     run.step(record(1), seconds=0.5, waited=0.125, processor=0.5, memory_bytes=123)
     run.close()
@@ -138,20 +138,15 @@ def test_times_stay_out_of_the_metrics(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("run.lines")
-def test_plain_line_holds_recomputable_numbers(tmp_path: Path) -> None:
+def test_plain_line_holds_recomputable_numbers(tmp_path):
     with (tmp_path / "out").open("w") as out:
         run = monitor(tmp_path, Console(file=out))
         run.start(["训练 2 stages", "escape \x1b[31m and [bold]markup[/bold]"])
         run.stage("tune", 400)
         for step in range(116, 121):
             changes = {
-                "loss": 2.345,
-                "lr": 9.1e-4,
-                "grad_norm": 0.83,
-                "tokens": 1234,
-                "padded_tokens": 1234,
-                "sequences": 61,
-            }
+                "loss": 2.345, "lr": 9.1e-4, "grad_norm": 0.83, "tokens": 1234, "padded_tokens": 1234, "sequences": 61,
+            }  # fmt: skip
             now = record(step, stage="tune", epoch=3, **changes)
             run.step(now, seconds=0.1, waited=0.002, processor=0.1, memory_bytes=610_000_000)
         run.evaluation(120, "tune", {"loss": math.log(8)}, 10, best=True)
@@ -165,7 +160,7 @@ def test_plain_line_holds_recomputable_numbers(tmp_path: Path) -> None:
     ]
 
 
-def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path: Path) -> None:
+def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path):
     run = monitor(tmp_path)
     assert run.waited_share == 0
     run.step(record(1), seconds=3.0, waited=0.0, processor=3.0, memory_bytes=1)
@@ -175,7 +170,7 @@ def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path: Path) ->
 
 
 @pytest.mark.promise("memory.peak")
-def test_the_peak_of_memory_runs_along(tmp_path: Path) -> None:
+def test_the_peak_of_memory_runs_along(tmp_path):
     with (tmp_path / "out").open("w") as out:
         run = monitor(tmp_path, Console(file=out), log_every=1)
         for step, (memory, peak) in enumerate([(5, 0), (3, 9), (4, 6)], start=1):
@@ -188,7 +183,7 @@ def test_the_peak_of_memory_runs_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("run.lines")
-def test_time_left_counts_what_evaluations_add(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_left_counts_what_evaluations_add(tmp_path, monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("unpad.run.screen.perf_counter", lambda: clock[0])
     with (tmp_path / "out").open("w") as out:
@@ -198,14 +193,13 @@ def test_time_left_counts_what_evaluations_add(tmp_path: Path, monkeypatch: pyte
         run.step(record(1), seconds=0.05, waited=0, processor=0.05, memory_bytes=1)
         run.close()
     line = (tmp_path / "out").read_text()
-    left = line.split("left ")[1].split()[0]
-    minutes, seconds = left.rstrip("s").split("m")
+    minutes, seconds = line.split("left ")[1].split()[0].rstrip("s").split("m")
     assert int(minutes) * 60 + int(seconds) >= 500  # 1000 steps of 0.5 s, though a step itself takes 0.05 s
     assert "40,020 tok/s" in line  # speed leaves it out
 
 
 @pytest.mark.promise("train.gradient-norm")
-def test_large_gradient_norm_is_marked_and_warned_of_once_in_100_steps(tmp_path: Path) -> None:
+def test_large_gradient_norm_is_marked_and_warned_of_once_in_100_steps(tmp_path):
     with (tmp_path / "out").open("w") as out:
         run = monitor(tmp_path, Console(file=out), log_every=1, total_steps=None)
         for step in range(1, 151):
@@ -218,10 +212,9 @@ def test_large_gradient_norm_is_marked_and_warned_of_once_in_100_steps(tmp_path:
     assert "left" not in text
 
 
-def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path: Path) -> None:
+def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path):
     with (tmp_path / "out").open("w") as out:
-        console = Console(file=out, force_terminal=True, width=100)
-        run = monitor(tmp_path, console)
+        run = monitor(tmp_path, Console(file=out, force_terminal=True, width=100))
         run.start([])
         train(run, 1, 20)
         run.log("checkpoint", step=20)
@@ -237,7 +230,7 @@ def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path: Path) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
-def test_training_goes_on_when_stdout_is_closed(tmp_path: Path, terminal: bool) -> None:
+def test_training_goes_on_when_stdout_is_closed(tmp_path, terminal):
     code = f"""
 import sys
 from io import StringIO
@@ -268,7 +261,7 @@ run.close()
     assert [row["step"] for row in lines(tmp_path, "timing.jsonl")] == list(range(1, 21))
 
 
-def test_full_screen_device_does_not_stop_training(tmp_path: Path) -> None:
+def test_full_screen_device_does_not_stop_training(tmp_path):
     with open("/dev/full", "w", buffering=1) as full:
         run = monitor(tmp_path, Console(file=full), log_every=1)
         run.start(["begin"])
@@ -279,11 +272,10 @@ def test_full_screen_device_does_not_stop_training(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("input.tensorboard")
-def test_tensorboard_hides_what_a_kill_lost(tmp_path: Path) -> None:
+def test_tensorboard_hides_what_a_kill_lost(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    lost = monitor(tmp_path)
-    train(lost, 1, 14)
+    train(monitor(tmp_path), 1, 14)
     again = monitor(tmp_path)
     again.resume(8)
     train(again, 9, 20)
@@ -298,7 +290,7 @@ def test_tensorboard_hides_what_a_kill_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("input.run-directory")
-def test_a_report_that_cannot_be_written_at_the_end_leaves_the_log_open(tmp_path: Path, monkeypatch) -> None:
+def test_a_report_that_cannot_be_written_at_the_end_leaves_the_log_open(tmp_path, monkeypatch):
     run = monitor(tmp_path)
     train(run, 1, 3)
 
@@ -316,7 +308,7 @@ def test_a_report_that_cannot_be_written_at_the_end_leaves_the_log_open(tmp_path
 
 
 @pytest.mark.promise("run.timers")
-def test_timers_sum_to_the_wall_time_and_nested_parts_count_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_timers_sum_to_the_wall_time_and_nested_parts_count_once(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("unpad.run.timers.perf_counter", lambda: clock[0])
     timers = Timers()
@@ -333,7 +325,7 @@ def test_timers_sum_to_the_wall_time_and_nested_parts_count_once(monkeypatch: py
 
 
 @pytest.mark.promise("memory.peak")
-def test_memory_follows_what_is_allocated() -> None:
+def test_memory_follows_what_is_allocated():
     before = process_memory()
     block = mmap(-1, 64_000_000)  # not of the heap, which may have as much to spare
     block[::4096] = bytes(len(block[::4096]))
@@ -343,7 +335,7 @@ def test_memory_follows_what_is_allocated() -> None:
 
 
 @pytest.mark.promise("run.verbose")
-def test_verbose_shows_shapes_and_events(tmp_path: Path) -> None:
+def test_verbose_shows_shapes_and_events(tmp_path):
     screen = StringIO()
     run = monitor(tmp_path, verbose=True, log_every=100, console=Console(file=screen, width=200))
     run.step(record(1), seconds=0.1, waited=0, processor=0.1, memory_bytes=1)
@@ -353,7 +345,7 @@ def test_verbose_shows_shapes_and_events(tmp_path: Path) -> None:
     assert "step-00000001" in screen.getvalue()
 
 
-def test_a_run_that_is_over_has_flushed_its_logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_over_has_flushed_its_logs(tmp_path, monkeypatch):
     """No resume mends what a power cut leaves of them."""
     last: dict[str, str] = {}
     monkeypatch.setattr(disk, "operation", lambda name, path: last.update({path.name: name}))
@@ -366,7 +358,7 @@ def test_a_run_that_is_over_has_flushed_its_logs(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.promise("run.power-cut")
-def test_lines_of_the_log_that_a_power_cut_has_damaged_are_left_out_and_named(tmp_path: Path) -> None:
+def test_lines_of_the_log_that_a_power_cut_has_damaged_are_left_out_and_named(tmp_path):
     run = monitor(tmp_path)
     run.log("started")
     run.close()
@@ -381,7 +373,7 @@ def test_lines_of_the_log_that_a_power_cut_has_damaged_are_left_out_and_named(tm
 
 @pytest.mark.promise("vqa.discriminator")
 @pytest.mark.parametrize(("loss", "warnings"), [(1.386, 1), (1.2, 0)])
-def test_a_discriminator_at_chance_is_said(tmp_path: Path, loss: float, warnings: int) -> None:
+def test_a_discriminator_at_chance_is_said(tmp_path, loss, warnings):
     run = monitor(tmp_path)
     for step in range(1, 151):
         row = record(step, terms={"nll": 1.0, "discriminator": loss})

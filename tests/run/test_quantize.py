@@ -9,7 +9,6 @@ import torch
 import yaml
 
 from tests.helpers.families import FAMILIES, SHORT, STEPS
-from tests.helpers.shell import Shell
 from tests.helpers.toy import run
 from unpad.errors import CheckpointError
 from unpad.evaluation.run import evaluate_run
@@ -60,7 +59,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.mark.parametrize("family", WIDE)
-def test_every_family_is_quantized_and_evaluated(family: str, trained: Runs, tmp_path: Path, unpad: Shell) -> None:
+def test_every_family_is_quantized_and_evaluated(family, trained, tmp_path, unpad):
     original = trained(family)
     unpad("export", original, "shrunk", "--int8", code=0)
     weights = dict(load("shrunk").model.named_parameters())
@@ -82,7 +81,7 @@ def test_every_family_is_quantized_and_evaluated(family: str, trained: Runs, tmp
         assert abs(metrics["perplexity"].value / metrics["original_perplexity"].value - 1) < 0.1
 
 
-def test_a_quantized_run_is_used_and_trained_no_further(trained: Runs, unpad: Shell) -> None:
+def test_a_quantized_run_is_used_and_trained_no_further(trained, unpad):
     original = trained("conversations")
     quantize_run(str(original), Path("runs/shrunk"))
     assert unpad("generate", "shrunk", "--prompt", "你好").code == 0
@@ -105,7 +104,7 @@ def test_a_quantized_run_is_used_and_trained_no_further(trained: Runs, unpad: Sh
     assert unpad("export", original, "z", "--int8", "--merge").code == 2
 
 
-def test_weights_of_4_bits_of_an_earlier_version_are_refused_in_one_sentence(trained: Runs, unpad: Shell) -> None:
+def test_weights_of_4_bits_of_an_earlier_version_are_refused_in_one_sentence(trained, unpad):
     original = trained("conversations")
     quantize_run(str(original), Path("runs/four"))
     best = Path("runs/four/checkpoints")
@@ -119,7 +118,7 @@ def test_weights_of_4_bits_of_an_earlier_version_are_refused_in_one_sentence(tra
         assert refused.code == 4
 
 
-def test_a_damaged_scale_or_number_is_refused_by_name(trained: Runs, tmp_path: Path) -> None:
+def test_a_damaged_scale_or_number_is_refused_by_name(trained, tmp_path):
     folder = tmp_path / "shrunk"
     quantize_run(str(trained("images")), folder)
     state = checkpoint.load(folder / "checkpoints/best")

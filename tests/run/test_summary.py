@@ -3,26 +3,24 @@
 import json
 import os
 import shlex
-from pathlib import Path
 
 import pytest
 
 from tests.helpers.run_folders import run_directory
-from tests.helpers.shell import Shell
 from unpad.errors import RunFileError
 from unpad.run.compare import HEAD, RunSummary, describe_runs, summarize
 from unpad.run.folder import COMMAND
 from unpad.run.report.history import load_metrics, read_history
 
 
-def test_the_command_of_a_run_can_be_typed_again(tmp_path: Path) -> None:
+def test_the_command_of_a_run_can_be_typed_again(tmp_path):
     override = "data.text=[a.jsonl, {path: b.csv, field: body}]"
     (tmp_path / COMMAND).write_text(json.dumps({"recipe": "llm", "overrides": [override]}))
     (tmp_path / "log.jsonl").write_text("")
     assert shlex.split(summarize(tmp_path).command) == ["unpad", "train", "llm", override]
 
 
-def test_a_summary_is_counted_from_the_files_of_the_run(tmp_path: Path) -> None:
+def test_a_summary_is_counted_from_the_files_of_the_run(tmp_path):
     folder = run_directory(tmp_path / "run")
     (folder / COMMAND).write_text(json.dumps({"recipe": "llm", "overrides": []}))
     *_, best = [row["loss"] for row in load_metrics(folder) if row["kind"] == "eval" and row["best"]]
@@ -50,12 +48,12 @@ def test_a_summary_is_counted_from_the_files_of_the_run(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_run_is_shown_in_columns_of_one_width(summary: RunSummary, lines: list[str]) -> None:
+def test_a_run_is_shown_in_columns_of_one_width(summary, lines):
     assert [line.rstrip() for line in summary.lines()] == lines
     assert len(lines[-2]) == len(HEAD)
 
 
-def test_runs_are_listed_newest_first_under_one_head(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_listed_newest_first_under_one_head(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert describe_runs() == ["nothing has run here yet; start with: unpad train zh_chat"]
     (tmp_path / "runs").mkdir()
@@ -77,21 +75,17 @@ MADE = {"recipe": "runs/qwen/recipe.yaml", "overrides": [], "family": "Qwen3ForC
     ("log", "made_by", "state", "started"),
     [
         (
-            '{"time": "2026-01-02T03:04:05+00:00", "kind": "finished", "step": 0}',
-            "unpad import x",
-            "imported",
+            '{"time": "2026-01-02T03:04:05+00:00", "kind": "finished", "step": 0}', "unpad import x", "imported",
             "2026-01-02",
         ),
         (f"{{{END}, 'step': 0}}", "unpad import x", "imported", "2001-09-09"),
         (
-            '{"time": "2026-01-02T03:04:05+00:00", "kind": "finished", "step": 9}',
-            "unpad merge y",
-            "merged",
+            '{"time": "2026-01-02T03:04:05+00:00", "kind": "finished", "step": 9}', "unpad merge y", "merged",
             "2026-01-02",
         ),
     ],
-)
-def test_a_run_that_was_made_says_from_what(log: str, made_by: str, state: str, started: str, tmp_path: Path) -> None:
+)  # fmt: skip
+def test_a_run_that_was_made_says_from_what(log, made_by, state, started, tmp_path):
     (tmp_path / COMMAND).write_text(json.dumps({**MADE, "made_by": made_by}))
     os.utime(tmp_path / COMMAND, (10**9, 10**9))  # in the place of a time that logs of imports lacked at first
     (tmp_path / "log.jsonl").write_text(log.replace("'", '"') + "\n")
@@ -104,7 +98,7 @@ def test_a_run_that_was_made_says_from_what(log: str, made_by: str, state: str, 
 
 
 @pytest.mark.promise("models.listed")
-def test_runs_are_listed_from_inside_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_are_listed_from_inside_their_folder(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     folder = run_directory(tmp_path / "runs" / "mine", steps=9)
     (folder / COMMAND).write_text(json.dumps({"recipe": "llm", "overrides": []}))
@@ -115,7 +109,7 @@ def test_runs_are_listed_from_inside_their_folder(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.promise("proof.names")
-def test_runs_of_another_folder_are_listed_by_their_paths_in_it(tmp_path: Path, unpad: Shell) -> None:
+def test_runs_of_another_folder_are_listed_by_their_paths_in_it(tmp_path, unpad):
     for name in ("disk/mine", "disk/search/trial-1", "disk/a/b/c/deep", "disk/.hidden/run"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         folder = run_directory(tmp_path / name, steps=9)

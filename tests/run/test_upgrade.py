@@ -1,7 +1,5 @@
 """Files of earlier versions as today's."""
 
-from typing import Any
-
 import pytest
 
 from unpad.recipes.lines import to_yaml
@@ -31,12 +29,12 @@ from unpad.run import upgrade
         ("data.text={", "data.text={"),
     ],
 )
-def test_an_override_is_written_as_it_was_read(given: str, today: str) -> None:
+def test_an_override_is_written_as_it_was_read(given, today):
     assert upgrade.override(given) == today
     assert upgrade.override(today) == today
 
 
-def test_a_command_is_completed() -> None:
+def test_a_command_is_completed():
     values = {"recipe": "a.yaml", "overrides": ["plan.drop_last=true", "data.text=no"], "precision": "bf16", "id": "ab"}
     assert upgrade.command(values) == values
     today = upgrade.command({"recipe": "a.yaml", "overrides": ["plan.drop_last=1"]})
@@ -64,19 +62,19 @@ def test_a_command_is_completed() -> None:
         (upgrade.attention, {"step": 2}, {}),
     ],
 )
-def test_what_is_missing_is_added_and_what_is_there_stays(function: Any, old: dict[str, Any], added: Any) -> None:
+def test_what_is_missing_is_added_and_what_is_there_stays(function, old, added):
     today = function(old)
     assert today == {**old, **added}
     assert function(today) == today
 
 
-def test_a_state_gets_its_rule_and_counters() -> None:
+def test_a_state_gets_its_rule_and_counters():
     today = upgrade.state({"progress": {"step": 4}})
     assert today == {"update_rule": 1, "run": "", "progress": {"step": 4, "most_tokens": None}}
     assert upgrade.state({**today, "update_rule": 2})["update_rule"] == 2
 
 
-def test_a_recipe_is_read_with_its_truths() -> None:
+def test_a_recipe_is_read_with_its_truths():
     old = {
         "plan": {"drop_last": "yes", "tokens_per_step": 1},
         "stages": [{"name": "a", "plan": {"drop_last": 1}, "train": {"max_epochs": 1}}],

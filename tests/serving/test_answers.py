@@ -1,22 +1,18 @@
 """Answers through HTTP: those of `unpad generate` and `unpad chat`, alone or beside others, streamed or not."""
 
-from __future__ import annotations
-
 import json
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pytest
 from openai import NotFoundError, OpenAI
 
+from tests.helpers.families import Finished
+from tests.helpers.serving import Running
 from unpad.data.sources.example import Turn
 from unpad.inference.chat import Conversation
 from unpad.inference.loaded import LoadedRun, generation_precision, load
-
-if TYPE_CHECKING:
-    from tests.helpers.families import Finished
-    from tests.helpers.serving import Running
 
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
 ASKS = [("小猫", 1), ("老师看见一座桥。", 2), ("3、月亮走过很远的山。爷爷想起热茶。", 3), ("x", 4)]
@@ -51,14 +47,12 @@ def said_by_chat(run: LoadedRun, turns: list[str], **settings: Any) -> str:
 @pytest.mark.promise("serving.commands")
 @pytest.mark.parametrize(("text", "seed"), ASKS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_answer_is_that_of_chat_with_the_same_settings_and_seed(
-    chats: Running, run: LoadedRun, text: str, seed: int, temperature: float
-) -> None:
+def test_an_answer_is_that_of_chat_with_the_same_settings_and_seed(chats, run, text, seed, temperature):
     told = said_by_chat(run, [text], temperature=temperature, seed=seed, max_new_tokens=12)
     assert chats.texts(text=text, temperature=temperature, seed=seed, max_tokens=12) == [told]
 
 
-def test_a_conversation_goes_on_as_in_chat(chats: Running, run: LoadedRun) -> None:
+def test_a_conversation_goes_on_as_in_chat(chats, run):
     first = said_by_chat(run, ["小猫"], max_new_tokens=4)
     second = said_by_chat(run, ["小猫", "为什么"], max_new_tokens=4)
     messages = [("user", "小猫"), ("assistant", first), ("user", "为什么")]
@@ -67,7 +61,7 @@ def test_a_conversation_goes_on_as_in_chat(chats: Running, run: LoadedRun) -> No
 
 
 @pytest.mark.promise("serving.commands")
-def test_completions_are_those_of_generate(chats: Running, run: LoadedRun) -> None:
+def test_completions_are_those_of_generate(chats, run):
     texts = [text for text, _ in ASKS]
     told = run.generate(texts, temperature=1.0, seed=5, max_new_tokens=12)
     answer = chats.post("/v1/completions", {"prompt": texts, **DRAWN}).json()
@@ -79,7 +73,7 @@ def test_completions_are_those_of_generate(chats: Running, run: LoadedRun) -> No
     assert answer["usage"]["prompt_tokens"] == sum(map(len, ids))
 
 
-def test_answer_i_of_n_draws_with_the_seed_after_it(chats: Running) -> None:
+def test_answer_i_of_n_draws_with_the_seed_after_it(chats):
     three = chats.texts(n=3, temperature=1.0, seed=7, max_tokens=12)
     assert three == [text for seed in (7, 8, 9) for text in chats.texts(temperature=1.0, seed=seed, max_tokens=12)]
     assert len(set(three)) == 3
@@ -104,7 +98,7 @@ def one(client: OpenAI, number: int, streamed: bool) -> tuple[str, list[tuple[st
 
 
 @pytest.mark.promise("serving.alone")
-def test_many_at_once_equal_each_alone_text_and_scores_streamed_or_not(client: OpenAI) -> None:
+def test_many_at_once_equal_each_alone_text_and_scores_streamed_or_not(client):
     numbers = range(12)
     alone = [one(client, number, streamed=False) for number in numbers]
     assert len({text for text, _ in alone}) > 4
@@ -117,7 +111,7 @@ def test_many_at_once_equal_each_alone_text_and_scores_streamed_or_not(client: O
 # --------------------------------------------------------------------------- the protocol's forms
 
 
-def test_the_official_client_reads_models_answers_and_errors(client: OpenAI) -> None:
+def test_the_official_client_reads_models_answers_and_errors(client):
     assert [model.id for model in client.models.list()] == ["demo"]
     assert client.models.retrieve("demo").owned_by == "unpad"
     with pytest.raises(NotFoundError, match="use demo") as caught:
@@ -129,7 +123,7 @@ def test_the_official_client_reads_models_answers_and_errors(client: OpenAI) -> 
     assert answer.usage.total_tokens == answer.usage.prompt_tokens + answer.usage.completion_tokens
 
 
-def test_equal_requests_have_equal_bytes_but_for_id_and_time(chats: Running) -> None:
+def test_equal_requests_have_equal_bytes_but_for_id_and_time(chats):
     one, other = (chats.chat(**DRAWN, logprobs=True).json() for _ in range(2))
     for answer in (one, other):
         del answer["id"], answer["created"], answer["usage"]["prompt_tokens_details"]
@@ -138,7 +132,7 @@ def test_equal_requests_have_equal_bytes_but_for_id_and_time(chats: Running) -> 
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
-def test_the_events_of_a_stream_are_the_whole_answer(chats: Running, path: str) -> None:
+def test_the_events_of_a_stream_are_the_whole_answer(chats, path):
     is_chat = "chat" in path
     asked = {"messages": [{"role": "user", "content": "小猫"}]} if is_chat else {"prompt": "小猫"}
     body = {**asked, **DRAWN, "n": 2, "logprobs": True if is_chat else 1, "stream_options": {"include_usage": True}}
@@ -159,7 +153,7 @@ def test_the_events_of_a_stream_are_the_whole_answer(chats: Running, path: str) 
     assert [event["unpad"] for event in events if "unpad" in event] == [whole["unpad"]]
 
 
-def test_a_text_is_scored_as_the_model_scores_it(chats: Running, run: LoadedRun) -> None:
+def test_a_text_is_scored_as_the_model_scores_it(chats, run):
     """What evaluation harnesses send: `echo`, `logprobs`, and no new token or one."""
 
     from unpad.batching.batch import from_prompts
@@ -189,7 +183,7 @@ def test_a_text_is_scored_as_the_model_scores_it(chats: Running, run: LoadedRun)
     assert one_more["logprobs"]["token_logprobs"][: len(ids) + 1] == logprobs["token_logprobs"]
 
 
-def test_log_probabilities_have_the_bytes_of_tokens_and_as_many_likeliest_ones_as_asked(chats: Running) -> None:
+def test_log_probabilities_have_the_bytes_of_tokens_and_as_many_likeliest_ones_as_asked(chats):
     answer = chats.chat("小猫", **DRAWN, logprobs=True, top_logprobs=3).json()["choices"][0]
     tokens = answer["logprobs"]["content"]
     spelled = bytes(byte for token in tokens for byte in token["bytes"] or [])
@@ -205,7 +199,7 @@ def test_log_probabilities_have_the_bytes_of_tokens_and_as_many_likeliest_ones_a
 # --------------------------------------------------------------------------- where an answer ends
 
 
-def test_an_answer_ends_before_a_stop_text_also_across_tokens(chats: Running) -> None:
+def test_an_answer_ends_before_a_stop_text_also_across_tokens(chats):
     whole = chats.texts(text="小猫", **{**DRAWN, "max_tokens": 30})[0]
     stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
     assert len(stop) == 3
@@ -220,14 +214,14 @@ def test_an_answer_ends_before_a_stop_text_also_across_tokens(chats: Running) ->
         assert "".join(event["choices"][0]["delta"].get("content", "") for event in events) == before
 
 
-def test_an_answer_ends_with_the_context(chats: Running, run: LoadedRun) -> None:
+def test_an_answer_ends_with_the_context(chats, run):
     answer = chats.chat("小猫", temperature=0, max_tokens=10_000).json()
     room = run.generator.config.longest - answer["usage"]["prompt_tokens"] + 1
     assert answer["choices"][0]["finish_reason"] in ("length", "stop")
     assert answer["usage"]["completion_tokens"] <= room
 
 
-def test_a_long_conversation_is_refused_or_trimmed_as_chat_does(chats: Running) -> None:
+def test_a_long_conversation_is_refused_or_trimmed_as_chat_does(chats):
     turns = [("user", "小猫喜欢红色的花。"), ("assistant", "小猫看见一座桥。")] * 6 + [("user", "为什么")]
     body = {"messages": [{"role": role, "content": said} for role, said in turns], "max_tokens": 4}
     refused = chats.post("/v1/chat/completions", body)
@@ -236,13 +230,12 @@ def test_a_long_conversation_is_refused_or_trimmed_as_chat_does(chats: Running) 
     assert 0 < trimmed["unpad"]["left_out_messages"] < 12
     left = turns[trimmed["unpad"]["left_out_messages"] :]
     shorter = {"messages": [{"role": role, "content": said} for role, said in left], "max_tokens": 4}
-    alone = chats.post("/v1/chat/completions", shorter).json()
-    assert alone["choices"] == trimmed["choices"]
+    assert chats.post("/v1/chat/completions", shorter).json()["choices"] == trimmed["choices"]
 
 
 @pytest.mark.promise("serving.commands")
 @pytest.mark.parametrize("most", [1, 16, 500])
-def test_the_turns_that_are_left_out_are_those_that_chat_leaves_out(chats: Running, run: LoadedRun, most: int) -> None:
+def test_the_turns_that_are_left_out_are_those_that_chat_leaves_out(chats, run, most):
     said = [
         turn for number in range(9) for turn in (Turn("user", f"小猫{number}"), Turn("assistant", "小猫看见一座桥。"))
     ]

@@ -31,7 +31,7 @@ def spoken(ids: list[int], stops: list[str], *, reports: bool = True) -> tuple[s
 
 @given(IDS, STOPS)
 @settings(deadline=None, max_examples=200)
-def test_the_text_is_that_of_all_tokens_up_to_the_first_stop(ids: list[int], stops: list[str]) -> None:
+def test_the_text_is_that_of_all_tokens_up_to_the_first_stop(ids, stops):
     whole = TOKENIZER.decode(ids)
     ends = [at for at in (whole.find(stop) for stop in stops) if at >= 0]
     said, tokens, is_over = spoken(ids, stops)
@@ -53,7 +53,7 @@ def test_the_text_is_that_of_all_tokens_up_to_the_first_stop(ids: list[int], sto
 )
 @example("baa", [2], ["a", "baa"])  # the longer one begins first, and ends last
 @settings(deadline=None, max_examples=200)
-def test_a_stop_is_found_wherever_pieces_are_cut(text: str, cuts: list[int], stops: list[str]) -> None:
+def test_a_stop_is_found_wherever_pieces_are_cut(text, cuts, stops):
     pieces, at = [], 0
     for cut in [*cuts, len(text)]:
         pieces.append(text[at : at + cut])
@@ -69,7 +69,7 @@ def test_a_stop_is_found_wherever_pieces_are_cut(text: str, cuts: list[int], sto
     assert gate.found == bool(ends)
 
 
-def test_tokens_of_a_prompt_begin_the_answer_with_their_places() -> None:
+def test_tokens_of_a_prompt_begin_the_answer_with_their_places():
     ids = TOKENIZER.encode_batch(["你好，x"])[0]
     detokenizer = Detokenizer(TOKENIZER, ["好"], reports=True)
     text, tokens = detokenizer.echo(

@@ -1,28 +1,22 @@
 """What is refused, and by which status: strangers, sizes, times, load; and clients and servers that leave."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
+from tests.helpers.families import Finished
 from tests.helpers.serving import Running, heard, received, running, wait_for
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError
 from unpad.inference import engine
 from unpad.inference.engine import Engine
 from unpad.serving.limits import Limits, check_headers, check_origins, check_reach, read_tokens
 from unpad.serving.protocol import RequestError
-
-if TYPE_CHECKING:
-    from tests.helpers.families import Finished
-    from tests.helpers.shell import Shell
 
 TOKEN = "secret-1"
 ASK = {"messages": [{"role": "user", "content": "小猫"}], "temperature": 1, "max_tokens": 50}
@@ -68,7 +62,7 @@ def error(answer: httpx.Response, status: int, code: str | None = None) -> dict[
         ("192.168.1.5", "192.168.1.5", True), ("192.168.1.6", "192.168.1.5", False), ("[fd00::2]", "fd00::2", True),
     ],
 )  # fmt: skip
-def test_a_name_that_was_rebound_to_this_address_is_refused(host: str, served: str, is_own: bool) -> None:
+def test_a_name_that_was_rebound_to_this_address_is_refused(host, served, is_own):
     limits = Limits(host=served, hosts=("model.lan",))
     if is_own:
         check_headers({"host": host}, "/v1/models", limits)
@@ -84,7 +78,7 @@ def test_a_name_that_was_rebound_to_this_address_is_refused(host: str, served: s
     [("http://127.0.0.1:80", True), ("https://127.0.0.1:80", True), ("https://a.org", True), ("null", False),
      ("https://evil.org", False), ("http://127.0.0.1:81", False), ("", False), ("file://127.0.0.1:80", False)],
 )  # fmt: skip
-def test_a_page_of_another_origin_is_refused(origin: str, is_own: bool) -> None:
+def test_a_page_of_another_origin_is_refused(origin, is_own):
     headers, limits = {"host": "127.0.0.1:80", "origin": origin}, Limits(origins=("https://a.org",))
     if is_own:
         check_headers(headers, "/", limits)
@@ -94,7 +88,7 @@ def test_a_page_of_another_origin_is_refused(origin: str, is_own: bool) -> None:
     assert caught.value.status == 403
 
 
-def test_a_page_that_may_ask_is_told_so(strict: Running) -> None:
+def test_a_page_that_may_ask_is_told_so(strict):
     asked = {"Origin": "https://a.org"}
     before = httpx.options(strict.url + CHAT, headers={**asked, "Access-Control-Request-Method": "POST"})
     assert (before.status_code, before.headers["access-control-allow-origin"]) == (204, "https://a.org")
@@ -107,7 +101,7 @@ def test_a_page_that_may_ask_is_told_so(strict: Running) -> None:
 
 @pytest.mark.promise("serving.strangers")
 @pytest.mark.parametrize("header", [None, "Bearer wrong", f"Basic {TOKEN}", "Bearer", TOKEN, f"Bearer {TOKEN}x"])
-def test_without_a_valid_token_nothing_but_the_page_and_the_health_is_told(strict: Running, header: str | None) -> None:
+def test_without_a_valid_token_nothing_but_the_page_and_the_health_is_told(strict, header):
     headers = {} if header is None else {"Authorization": header}
     for answer in (strict.post(CHAT, ASK, headers=headers), strict.get("/metrics", headers=headers)):
         error(answer, 401, "invalid_api_key")
@@ -116,12 +110,12 @@ def test_without_a_valid_token_nothing_but_the_page_and_the_health_is_told(stric
     assert strict.get("/", headers=headers).status_code == 200
 
 
-def test_each_token_of_the_file_is_valid(strict: Running) -> None:
+def test_each_token_of_the_file_is_valid(strict):
     for token in ("other", TOKEN):
         assert strict.get("/v1/models", headers={"Authorization": f"bearer {token}"}).status_code == 200
 
 
-def test_a_file_of_tokens_has_one_a_line(tmp_path: Path) -> None:
+def test_a_file_of_tokens_has_one_a_line(tmp_path):
     path = tmp_path / "tokens"
     path.write_text("one\n\n two \n", encoding="utf-8")
     assert read_tokens(path) == ("one", "two")
@@ -133,7 +127,7 @@ def test_a_file_of_tokens_has_one_a_line(tmp_path: Path) -> None:
         read_tokens(tmp_path / "absent")
 
 
-def test_a_network_is_served_with_a_token_or_on_purpose() -> None:
+def test_a_network_is_served_with_a_token_or_on_purpose():
     for host in ("0.0.0.0", "::", "192.168.1.5", "my.host"):
         with pytest.raises(RecipeError, match="reached from other machines") as caught:
             check_reach(host, (), no_token=False)
@@ -153,20 +147,20 @@ def test_a_network_is_served_with_a_token_or_on_purpose() -> None:
         ("https://a b.org", "https://a.org"), ("*", "https://a.org"), ("null", "https://a.org"), ("", "https://a.org"),
     ],
 )  # fmt: skip
-def test_an_origin_that_no_browser_sends_is_refused_at_the_start(unpad: Shell, origin: str, written: str) -> None:
+def test_an_origin_that_no_browser_sends_is_refused_at_the_start(unpad, origin, written):
     told = unpad("serve", "demo", "--allow-origin", "https://b.org", "--allow-origin", origin)
     assert (told.code, told.err.splitlines()[1]) == (2, "  at: --allow-origin")
     assert told.err.endswith(f"such as {written}\n")
 
 
-def test_origins_that_browsers_send_are_taken() -> None:
+def test_origins_that_browsers_send_are_taken():
     check_origins(["https://a.org", "http://127.0.0.1:5173", "http://[::1]:8080", "app://x.y"])
 
 
 # --------------------------------------------------------------------------- routes and bodies
 
 
-def test_unknown_routes_and_methods_name_what_there_is(chats: Running) -> None:
+def test_unknown_routes_and_methods_name_what_there_is(chats):
     assert "/v1/models" in error(chats.get("/v1/model"), 404, "not_found")["message"]
     assert chats.get("/v1/chat/completions").headers["allow"] == "POST"
     error(chats.get("/v1/chat/completions"), 405, "method_not_allowed")
@@ -183,7 +177,7 @@ def test_unknown_routes_and_methods_name_what_there_is(chats: Running) -> None:
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "image/png"]
 )
-def test_what_a_page_of_another_site_can_send_unasked_is_no_request(chats: Running, kind: str) -> None:
+def test_what_a_page_of_another_site_can_send_unasked_is_no_request(chats, kind):
     content = json.dumps(ASK).encode()
     answer = chats.client.post(CHAT, content=content, headers={"Content-Type": kind})
     error(answer, 415, "unsupported_media_type")
@@ -204,15 +198,13 @@ def test_what_a_page_of_another_site_can_send_unasked_is_no_request(chats: Runni
         (CHAT, {"messages": [{"role": "user", "content": [IMAGE]}]}, "messages[0].content", "no images"),
     ],
 )  # fmt: skip
-def test_a_body_that_cannot_be_answered_names_the_field(
-    chats: Running, path: str, body: dict[str, Any], param: str, said: str
-) -> None:
+def test_a_body_that_cannot_be_answered_names_the_field(chats, path, body, param, said):
     answer = chats.post(path, body)
     found = error(answer, 400, answer.json()["error"]["code"])
     assert (found["param"], said in found["message"]) == (param, True), found
 
 
-def test_a_large_body_is_refused_before_it_is_read(strict: Running) -> None:
+def test_a_large_body_is_refused_before_it_is_read(strict):
     error(strict.post(CHAT, {**ASK, "user": "x" * 3000}, headers=BEARER), 413, "request_too_large")
     chunked = httpx.post(
         strict.url + CHAT, content=iter([b"x" * 1500] * 2), headers={**BEARER, "Content-Type": "application/json"}
@@ -229,20 +221,20 @@ def test_a_large_body_is_refused_before_it_is_read(strict: Running) -> None:
         b"Authorization: Bearer secret-1\r\nContent-Length: 99\r\n\r\n{",
     ],
 )  # fmt: skip
-def test_headers_or_a_body_that_do_not_arrive_end_the_connection(strict: Running, sent: bytes) -> None:
+def test_headers_or_a_body_that_do_not_arrive_end_the_connection(strict, sent):
     with strict.connect(sent) as connection:
         told = received(connection)  # returns when the server has closed it
     assert told.startswith(b"HTTP/1.1 408 ")
     assert json.loads(told.partition(b"\r\n\r\n")[2])["error"]["code"] == "timeout"
 
 
-def test_a_connection_is_kept_between_requests(strict: Running) -> None:
+def test_a_connection_is_kept_between_requests(strict):
     with httpx.Client(base_url=strict.url) as client:
         for _ in range(2):
             assert client.get("/health").status_code == 200
 
 
-def test_what_is_not_http_gets_an_error_of_the_protocol(strict: Running) -> None:
+def test_what_is_not_http_gets_an_error_of_the_protocol(strict):
     with strict.connect(b"\x16\x03\x01 hello\r\n\r\n") as connection:
         told = received(connection)
     assert told.startswith(b"HTTP/1.1 400 ")
@@ -253,11 +245,10 @@ def test_what_is_not_http_gets_an_error_of_the_protocol(strict: Running) -> None
 
 
 @pytest.mark.promise("serving.load")
-def test_more_than_may_wait_are_told_when_to_come_back(strict: Running) -> None:
+def test_more_than_may_wait_are_told_when_to_come_back(strict):
     error(strict.post(CHAT, {**ASK, "n": 4}, headers=BEARER), 400)
     with strict.held(), strict.connect(b"") as waiting:
-        body = {**ASK, "n": 3, "max_tokens": 2}
-        head, _, content = strict.request(CHAT, body).partition(b"\r\n\r\n")
+        head, _, content = strict.request(CHAT, {**ASK, "n": 3, "max_tokens": 2}).partition(b"\r\n\r\n")
         waiting.sendall(head + b"\r\nAuthorization: Bearer secret-1\r\nConnection: close\r\n\r\n" + content)
         wait_for(lambda: strict.service.num_open == 3)
         answer = strict.post(CHAT, ASK, headers=BEARER)
@@ -269,9 +260,7 @@ def test_more_than_may_wait_are_told_when_to_come_back(strict: Running) -> None:
     assert strict.post(CHAT, {**ASK, "max_tokens": 1}, headers=BEARER).status_code == 200
 
 
-def test_an_answer_that_takes_too_long_is_a_timeout_before_its_first_token(
-    chats: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_takes_too_long_is_a_timeout_before_its_first_token(chats, monkeypatch):
     monkeypatch.setattr(chats.service, "limits", Limits(timeout=0.05))
     answers: list[httpx.Response] = []
     for stream in (False, True):
@@ -284,9 +273,7 @@ def test_an_answer_that_takes_too_long_is_a_timeout_before_its_first_token(
         error(answers[-1], 408, "timeout")
 
 
-def test_a_stream_that_takes_too_long_ends_with_an_error_event(
-    chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stream_that_takes_too_long_ends_with_an_error_event(chats, monkeypatch, capfd):
     steps, step = [], Engine._step
 
     def slow(engine: Engine) -> None:
@@ -315,9 +302,7 @@ def test_a_stream_that_takes_too_long_ends_with_an_error_event(
     [(NonFiniteError("the model's scores are not finite", fix="use fp32"), 500, "scores_not_finite"),
      (OutOfMemoryError("no room", fix="ask for fewer tokens"), 503, "out_of_memory")],
 )  # fmt: skip
-def test_what_one_request_suffers_is_told_to_it_alone(
-    chats: Running, monkeypatch: pytest.MonkeyPatch, fault: Exception, status: int, code: str
-) -> None:
+def test_what_one_request_suffers_is_told_to_it_alone(chats, monkeypatch, fault, status, code):
     alone = chats.texts(**{key: value for key, value in ASK.items() if key != "messages"}, seed=1)
     report = Engine._report
 
@@ -343,9 +328,7 @@ def test_what_one_request_suffers_is_told_to_it_alone(
 
 
 @pytest.mark.parametrize("where", ["_draw", "_report"])
-def test_a_fault_that_one_request_made_ends_that_one_alone_and_is_logged_under_its_id(
-    chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], where: str
-) -> None:
+def test_a_fault_that_one_request_made_ends_that_one_alone_and_is_logged_under_its_id(chats, monkeypatch, capfd, where):
     body = {key: value for key, value in ASK.items() if key != "messages"} | {"seed": 1}
     alone, holder = chats.texts(**body), Engine if where == "_report" else engine
     real = getattr(holder, where)
@@ -368,8 +351,8 @@ def test_a_fault_that_one_request_made_ends_that_one_alone_and_is_logged_under_i
 
 
 def test_a_fault_of_the_program_is_500_with_an_id_that_the_log_has_and_the_next_request_is_answered(
-    chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+    chats, monkeypatch, capfd
+):
     before, broken = chats.texts(max_tokens=3), chats.service._worker.engine
 
     def breaks(engine: Engine) -> None:
@@ -378,8 +361,7 @@ def test_a_fault_of_the_program_is_500_with_an_id_that_the_log_has_and_the_next_
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "_step", breaks)
         answer = chats.post(CHAT, ASK)
-    found = error(answer, 500)
-    assert "ValueError" not in found["message"]
+    assert "ValueError" not in error(answer, 500)["message"]
     log = heard(capfd, answer.headers["x-request-id"])
     assert "ValueError" in log
     assert "breaks" in log
@@ -389,7 +371,7 @@ def test_a_fault_of_the_program_is_500_with_an_id_that_the_log_has_and_the_next_
     assert chats.service._worker.engine is not broken, "what the broken one had read is not trusted"
 
 
-def test_a_fault_in_a_route_is_500(chats: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_in_a_route_is_500(chats, monkeypatch):
     monkeypatch.setattr("unpad.serving.protocol.parse_body", lambda body: 1 / 0)
     assert "log" in error(chats.post(CHAT, ASK), 500)["message"]
 
@@ -399,7 +381,7 @@ def test_a_fault_in_a_route_is_500(chats: Running, monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.promise("serving.load")
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_frees_its_rows_also_while_it_waits(chats: Running, stream: bool) -> None:
+def test_a_client_that_leaves_frees_its_rows_also_while_it_waits(chats, stream):
     made, gone = chats.metric("unpad_tokens_made_total"), f'unpad_requests_total{{route="{CHAT}",status="499"}}'
     body = {**ASK, "n": 8, "max_tokens": 60, "stream": stream, "seed": 2}
     with chats.held():
@@ -413,9 +395,7 @@ def test_a_client_that_leaves_frees_its_rows_also_while_it_waits(chats: Running,
     wait_for(lambda: chats.metric(gone) >= 4)
 
 
-def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(
-    chats: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(chats, monkeypatch):
     made, worker = chats.metric("unpad_tokens_made_total"), chats.service._worker
     step, go_on = Engine._step, threading.Event()
 
@@ -434,9 +414,7 @@ def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(
     assert chats.metric("unpad_tokens_made_total") - made < 16 * 30
 
 
-def test_a_client_that_leaves_a_stream_is_told_from_one_that_hears_the_end(
-    chats: Running, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_client_that_leaves_a_stream_is_told_from_one_that_hears_the_end(chats, monkeypatch, capfd):
     step, go_on, steps = Engine._step, threading.Event(), count()
 
     def held(engine: Engine) -> None:
@@ -460,9 +438,7 @@ def test_a_client_that_leaves_a_stream_is_told_from_one_that_hears_the_end(
 
 
 @pytest.mark.promise("serving.load")
-def test_a_server_that_drains_ends_open_answers_and_takes_none(
-    finished: Finished, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_server_that_drains_ends_open_answers_and_takes_none(finished, capfd):
     capfd.readouterr()
     with running(finished("conversations").run, drain=0.3, name="demo") as made:
         asked = made.request(CHAT, ASK)
@@ -482,7 +458,7 @@ def test_a_server_that_drains_ends_open_answers_and_takes_none(
         assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"] == "draining"
 
 
-def test_an_open_stream_ends_whole_while_the_server_drains(finished: Finished) -> None:
+def test_an_open_stream_ends_whole_while_the_server_drains(finished):
     with running(finished("conversations").run, name="demo") as made:
         alone = made.events(CHAT, {**ASK, "seed": 6})
         with made.connect(made.request(CHAT, {**ASK, "seed": 6, "stream": True})) as connection:
@@ -499,9 +475,7 @@ def test_an_open_stream_ends_whole_while_the_server_drains(finished: Finished) -
 
 
 @pytest.mark.promise("serving.private")
-def test_every_request_has_a_line_in_the_log_without_its_text(
-    chats: Running, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_every_request_has_a_line_in_the_log_without_its_text(chats, capfd):
     answer = chats.chat("密语", max_tokens=3)
     chats.get("/secret/path")
     log = heard(capfd, " GET other 404 ")
@@ -512,7 +486,7 @@ def test_every_request_has_a_line_in_the_log_without_its_text(
     assert "secret" not in log
 
 
-def test_metrics_count_requests_tokens_and_rows(chats: Running) -> None:
+def test_metrics_count_requests_tokens_and_rows(chats):
     name = f'unpad_requests_total{{route="{CHAT}",status="200"}}'
     made = chats.metric("unpad_tokens_made_total")
     chats.chat(max_tokens=2)
@@ -528,7 +502,7 @@ def test_metrics_count_requests_tokens_and_rows(chats: Running) -> None:
         chats.metric(name)
 
 
-def test_the_page_is_served_with_a_policy_unless_it_is_not_wanted(chats: Running) -> None:
+def test_the_page_is_served_with_a_policy_unless_it_is_not_wanted(chats):
     answer = chats.get("/")
     assert answer.headers["content-type"].startswith("text/html")
     assert "default-src 'none'" in answer.headers["content-security-policy"]

@@ -1,23 +1,31 @@
 """Runs of images, of questions about images and of patients: answers are those of `unpad infer` and `unpad embed`."""
 
-from __future__ import annotations
-
 import base64
+import io
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from tests.helpers.families import SHORT, Finished, merged
+from tests.helpers.families import questions as recipe_of
+from tests.helpers.questions import SMALL
 from tests.helpers.serving import Running, heard, instances, running, wait_for
-
-if TYPE_CHECKING:
-    from tests.helpers.families import Finished
+from tests.helpers.toy import run
+from unpad.inference.embed import embed_file
+from unpad.inference.images import ask, classify
+from unpad.inference.loaded import load
+from unpad.run.report.samples import keep_samples
+from unpad.serving import patients as module
+from unpad.serving import routes, served
 
 KIND = {"Content-Type": "image/png"}
 
@@ -58,10 +66,7 @@ def refused(answer: Any, status: int, code: str | None) -> dict[str, Any]:
 
 
 @pytest.mark.promise("serving.alone")
-def test_classes_are_those_of_infer_together_and_alone_bit_for_bit(images: Running, finished: Finished) -> None:
-    from unpad.inference.images import classify
-    from unpad.inference.loaded import load
-
+def test_classes_are_those_of_infer_together_and_alone_bit_for_bit(images, finished):
     paths = pictures(finished, "images")
     told = classify(load(finished("images").run), paths)
     expected = [[{"label": name, "score": p} for name, p in answer.top] for answer in told]
@@ -79,11 +84,7 @@ def test_classes_are_those_of_infer_together_and_alone_bit_for_bit(images: Runni
     assert images.post("/v1/classify", top).json() == expected[0][:1]
 
 
-def test_images_that_wait_join_in_one_pass(
-    images: Running, finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from unpad.serving import routes
-
+def test_images_that_wait_join_in_one_pass(images, finished, monkeypatch):
     passes: list[int] = []
     inner = routes.classes_of
     monkeypatch.setattr(routes, "classes_of", lambda run, given: (passes.append(len(given)), inner(run, given))[1])
@@ -99,7 +100,7 @@ def test_images_that_wait_join_in_one_pass(
     assert passes == [6]
 
 
-def test_the_client_of_hugging_face_reads_the_classes(images: Running, finished: Finished) -> None:
+def test_the_client_of_hugging_face_reads_the_classes(images, finished):
     hub = pytest.importorskip("huggingface_hub")
     client = hub.InferenceClient(model=f"{images.url}/v1/classify", token="none")
     path = pictures(finished, "images")[0]
@@ -109,7 +110,7 @@ def test_the_client_of_hugging_face_reads_the_classes(images: Running, finished:
     assert len(client.image_classification(path.read_bytes(), top_k=1)) == 1
 
 
-def test_details_say_what_is_doubtful(images: Running, finished: Finished) -> None:
+def test_details_say_what_is_doubtful(images, finished):
     content = pictures(finished, "images")[0].read_bytes()
     answer = images.client.post("/v1/classify?details=1", content=content + b"rest", headers=KIND).json()
     assert set(answer) == {"top", "notes", "mark", "fault"}
@@ -118,17 +119,13 @@ def test_details_say_what_is_doubtful(images: Running, finished: Finished) -> No
     assert (broken["top"], broken["fault"].partition(" ")[0]) == ([], "E_FORMAT")
 
 
-def test_an_image_that_cannot_be_used_is_refused_with_the_code_of_infer(images: Running, finished: Finished) -> None:
-    from PIL import Image
-
+def test_an_image_that_cannot_be_used_is_refused_with_the_code_of_infer(images, finished):
     content = pictures(finished, "images")[0].read_bytes()
     good = base64.b64encode(content).decode()
     for bad, code in ((b"no image", "E_FORMAT"), (content[:-20], "E_TRUNCATED"), (b"", "E_EMPTY")):
         refused(images.client.post("/v1/classify", content=bad, headers=KIND), 400, code)
         found = refused(images.post("/v1/classify", {"inputs": [good, base64.b64encode(bad).decode()]}), 400, code)
         assert found["param"] == "inputs[1]"
-    import io
-
     blank = io.BytesIO()
     Image.new("RGB", (9, 9), "red").save(blank, "PNG")
     refused(images.client.post("/v1/classify", content=blank.getvalue(), headers=KIND), 400, "E_BLANK")
@@ -140,7 +137,7 @@ def test_an_image_that_cannot_be_used_is_refused_with_the_code_of_infer(images: 
     refused(images.chat(), 404, "wrong_route")
 
 
-def test_models_say_the_classes(images: Running) -> None:
+def test_models_say_the_classes(images):
     facts = images.get("/v1/models").json()["data"][0]["unpad"]
     assert (facts["kind"], facts["classes"]) == ("images", ["dark", "light"])
 
@@ -155,10 +152,7 @@ def question(path: Path, text: str, **fields: Any) -> dict[str, Any]:
 
 
 @pytest.mark.promise("serving.alone")
-def test_answers_about_images_are_those_of_infer_together_and_alone(questions: Running, finished: Finished) -> None:
-    from unpad.inference.images import ask
-    from unpad.inference.loaded import load
-
+def test_answers_about_images_are_those_of_infer_together_and_alone(questions, finished):
     paths = pictures(finished, "questions")[:6]
     told = [answer.text for answer in ask(load(finished("questions").run), paths, "什么颜色？")]
 
@@ -171,10 +165,7 @@ def test_answers_about_images_are_those_of_infer_together_and_alone(questions: R
         assert list(pool.map(served, paths)) == told
 
 
-def test_a_served_question_has_the_marks_of_infer(questions: Running, finished: Finished, tmp_path: Path) -> None:
-    from unpad.inference.images import ask
-    from unpad.inference.loaded import load
-
+def test_a_served_question_has_the_marks_of_infer(questions, finished, tmp_path):
     with Image.open(pictures(finished, "questions")[0]) as known:
         known.convert("RGBA").resize((200, 90)).save(tmp_path / "unlike.png")
     [told] = ask(load(finished("questions").run), [tmp_path / "unlike.png"], "什么颜色？")
@@ -183,7 +174,7 @@ def test_a_served_question_has_the_marks_of_infer(questions: Running, finished: 
     assert told.mark in answer["unpad"]["warnings"]
 
 
-def test_a_question_has_one_image_that_can_be_used(questions: Running, finished: Finished) -> None:
+def test_a_question_has_one_image_that_can_be_used(questions, finished):
     path = pictures(finished, "questions")[0]
     chat = "/v1/chat/completions"
     refused(questions.chat("什么颜色？"), 400, None)
@@ -199,14 +190,7 @@ def test_a_question_has_one_image_that_can_be_used(questions: Running, finished:
         refused(questions.post(chat, question(path, "什么颜色？", kept_patches=True)), 400, None)
 
 
-def test_the_patches_that_entered_each_block_are_those_that_infer_shows(finished: Finished, tmp_path: Path) -> None:
-    from tests.helpers.families import SHORT, merged
-    from tests.helpers.families import questions as recipe_of
-    from tests.helpers.questions import SMALL
-    from tests.helpers.toy import run
-    from unpad.inference.images import ask
-    from unpad.inference.loaded import load
-
+def test_the_patches_that_entered_each_block_are_those_that_infer_shows(finished, tmp_path):
     prune = {"model": {**SMALL, "prune": {"layers": [0], "keep": 0.5}}}
     run(recipe_of(tmp_path, **merged(dict(SHORT), prune)), tmp_path / "run", "train.max_steps=2")
     path = pictures(finished, "questions")[2]
@@ -236,12 +220,7 @@ def patients_of(finished: Finished, number: int = 9) -> list[dict[str, Any]]:
 
 
 @pytest.mark.promise("serving.alone")
-def test_predictions_are_those_of_embed_together_and_alone_number_by_number(
-    patients: Running, finished: Finished, tmp_path: Path
-) -> None:
-    from unpad.inference.embed import embed_file
-    from unpad.inference.loaded import load
-
+def test_predictions_are_those_of_embed_together_and_alone_number_by_number(patients, finished, tmp_path):
     out = tmp_path / "vectors.parquet"
     embed_file(load(finished("patients").run), finished("patients").recipe.parent / "tables", "patient", out)
     rows = {f"p{row['id']}": row for row in pq.read_table(out).to_pylist()}
@@ -265,7 +244,7 @@ def test_predictions_are_those_of_embed_together_and_alone_number_by_number(
         assert list(pool.map(alone, [one for one, _ in readable])) == [told for _, told in readable]
 
 
-def test_explanations_are_the_course_of_the_probability_and_end_with_it(patients: Running, finished: Finished) -> None:
+def test_explanations_are_the_course_of_the_probability_and_end_with_it(patients, finished):
     asked = [one for one in patients_of(finished) if len(one["events"]) > 2]
     whole = patients.post("/v1/models/events:explain", {"instances": asked}).json()["explanations"]
     probabilities = patients.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
@@ -294,9 +273,8 @@ def test_explanations_are_the_course_of_the_probability_and_end_with_it(patients
         ([{"days": True, "test": "a"}], "expected a text, a number"),
     ],
 )  # fmt: skip
-def test_patients_are_refused_where_embed_refuses_them(patients: Running, events: Any, said: str) -> None:
-    body = {"instances": [{"id": "secret-7", "events": events}]}
-    answer = patients.post("/v1/models/events:predict", body)
+def test_patients_are_refused_where_embed_refuses_them(patients, events, said):
+    answer = patients.post("/v1/models/events:predict", {"instances": [{"id": "secret-7", "events": events}]})
     found = refused(answer, 400, None)
     assert said in found["message"], found
     assert found["param"].startswith("instances")
@@ -304,17 +282,7 @@ def test_patients_are_refused_where_embed_refuses_them(patients: Running, events
 
 
 @pytest.mark.promise("serving.private")
-def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(
-    patients: Running,
-    finished: Finished,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    import tempfile
-
-    from unpad.serving import patients as module
-
+def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(patients, finished, tmp_path, monkeypatch, capfd):
     seen: list[tuple[str, bool]] = []
     inner = module.open_data
 
@@ -334,9 +302,7 @@ def test_nothing_of_a_patient_is_written_to_a_disk_or_the_log(
 
 
 @pytest.mark.parametrize("kind", ["images", "questions", "patients"])
-def test_the_routes_of_a_run_answer_and_errors_of_others_name_them(
-    kind: str, images: Running, questions: Running, patients: Running
-) -> None:
+def test_the_routes_of_a_run_answer_and_errors_of_others_name_them(kind, images, questions, patients):
     server = {"images": images, "questions": questions, "patients": patients}[kind]
     routes = server.get("/v1/models").json()["data"][0]["unpad"]["routes"]
     assert {server.post(route, {}).status_code for route in routes} == {400}
@@ -347,12 +313,16 @@ def test_the_routes_of_a_run_answer_and_errors_of_others_name_them(
             assert told["message"].endswith(f": use {' or '.join(routes)}"), told
 
 
-def test_a_run_without_outcomes_offers_no_explanation(
-    patients: Running, finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from unpad.inference.loaded import load
-    from unpad.serving import served
+def test_a_run_of_conversations_offers_questions_of_its_own_data(finished, tmp_path):
+    run = shutil.copytree(finished("conversations").run, tmp_path / "run")
+    template = (loaded := load(run)).recipe.data.template
+    user, assistant = template.user, template.assistant
+    asked = [f"{user}one?{assistant}", f"{user}{'long ' * 40}{assistant}", f"{user}a{assistant}b{user}c{assistant}"]
+    keep_samples(run, 10**6, [(text, "no") for text in [*asked, asked[0], f"{user}two?{assistant}"]])
+    assert served.opened(loaded, "chat", 0).facts["examples"][:2] == ["two?", "one?"]
 
+
+def test_a_run_without_outcomes_offers_no_explanation(patients, finished, monkeypatch):
     monkeypatch.setattr(served, "predicts", lambda run: (False, True))
     one = served.opened(load(finished("patients").run), "events", 0)
     assert one.facts["routes"] == ["/v1/models/events:predict"]
@@ -361,7 +331,7 @@ def test_a_run_without_outcomes_offers_no_explanation(
     assert refused.value.code == "no_probability"
 
 
-def test_models_say_the_columns_of_patients(patients: Running) -> None:
+def test_models_say_the_columns_of_patients(patients):
     facts = patients.get("/v1/models/events").json()["unpad"]
     columns = ["id", "days", "test", "value", "age"]
     routes = ["/v1/models/events:predict", "/v1/models/events:explain"]

@@ -1,9 +1,6 @@
 """The lines of the proof on HTTP: they compare every answer, and fail where one differs."""
 
-from __future__ import annotations
-
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from tests.helpers.families import Finished
 from unpad.data.histories.tables import TableFile, open_table
 from unpad.evaluation.family import HeldOutInputs
 from unpad.inference.loaded import LoadedRun, load
@@ -22,12 +20,9 @@ from unpad.serving.over_http import numbers, streams
 from unpad.serving.patients import Form, NoFormError, _named
 from unpad.serving.protocol import RequestError
 
-if TYPE_CHECKING:
-    from tests.helpers.families import Finished
-
 
 @pytest.mark.parametrize("kind", ["conversations", "questions"])
-def test_streams_of_a_server_are_what_each_request_gets_alone(finished: Finished, kind: str) -> None:
+def test_streams_of_a_server_are_what_each_request_gets_alone(finished, kind):
     loaded = load(finished(kind).run)
     subject = Answering.of(loaded, prompts_of(loaded, None)[:6])
     truth = subject.alone()
@@ -48,9 +43,7 @@ def test_streams_of_a_server_are_what_each_request_gets_alone(finished: Finished
 
 
 @pytest.mark.parametrize("status", [400, 500])
-def test_what_the_server_refuses_is_not_proven_and_what_it_fails_at_is_no_answer(
-    finished: Finished, monkeypatch: pytest.MonkeyPatch, status: int
-) -> None:
+def test_what_the_server_refuses_is_not_proven_and_what_it_fails_at_is_no_answer(finished, monkeypatch, status):
     loaded = load(finished("conversations").run)
     subject = Answering.of(loaded, prompts_of(loaded, None)[:3])
 
@@ -66,12 +59,11 @@ def test_what_the_server_refuses_is_not_proven_and_what_it_fails_at_is_no_answer
     assert (line.passed, line.note) == (None, "3 of 3 were refused: too long")
 
 
-def test_questions_about_several_images_are_said_not_to_be_asked(finished: Finished) -> None:
+def test_questions_about_several_images_are_said_not_to_be_asked(finished):
     loaded = load(finished("questions").run)
     data = loaded.data()
     rows = [row for row, example in enumerate(data.examples) if len(example.images) != 1][:3]
-    subject = Answering.of(loaded, [data.prompts([row]) for row in rows])
-    line = streams(loaded, subject.requests, [])
+    line = streams(loaded, Answering.of(loaded, [data.prompts([row]) for row in rows]).requests, [])
     assert (line.passed, line.applies, "about one image" in line.note) == (None, True, True)
 
 
@@ -81,7 +73,7 @@ def proved(request: Any, finished: Finished) -> tuple[LoadedRun, HeldOutInputs]:
     return loaded, inputs_of(loaded)
 
 
-def test_numbers_of_a_server_are_those_of_each_input_alone(proved: tuple[LoadedRun, HeldOutInputs]) -> None:
+def test_numbers_of_a_server_are_those_of_each_input_alone(proved):
     loaded, subject = proved
     truth = subject.alone()
     line = numbers(loaded, subject, truth)
@@ -95,9 +87,7 @@ def test_numbers_of_a_server_are_those_of_each_input_alone(proved: tuple[LoadedR
         truth[1] = {**truth[1], name: own}
 
 
-def test_what_cannot_be_asked_through_http_is_not_proven(
-    proved: tuple[LoadedRun, HeldOutInputs], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_asked_through_http_is_not_proven(proved, monkeypatch):
     loaded, subject = proved
     own = over_http._post
 
@@ -119,7 +109,7 @@ def test_what_cannot_be_asked_through_http_is_not_proven(
     assert (line.passed, line.note) == (None, f"1 of {len(truth)} were refused: no")
 
 
-def test_tables_that_json_cannot_hold_are_not_proven(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tables_that_json_cannot_hold_are_not_proven(finished, monkeypatch):
     loaded = load(finished("patients").run)
 
     def none(*of: Any) -> Any:
@@ -130,11 +120,10 @@ def test_tables_that_json_cannot_hold_are_not_proven(finished: Finished, monkeyp
     assert (line.passed, "type datetime" in line.note) == (None, True)
 
 
-def test_dates_are_texts_in_requests(tmp_path: Path) -> None:
+def test_dates_are_texts_in_requests(tmp_path):
     path = tmp_path / "events.parquet"
     days = pa.array([86_400, 90_061], pa.timestamp("s"))
     pq.write_table(pa.table({"id": ["1", "1"], "time": days, "code": ["a", "b"]}), path)
-    names = {name: (name,) for name in ("id", "time", "code")}
-    table = open_table([TableFile(path, str(path))], names)
+    table = open_table([TableFile(path, str(path))], {name: (name,) for name in ("id", "time", "code")})
     form = Form(EventSource(path=str(path)), "events", ("time", "code"), ("time", "code"), ())
     assert _named(form, table)["time"].to_pylist() == ["1970-01-02 00:00:00.000", "1970-01-02 01:01:01.000"]

@@ -30,21 +30,20 @@ CHINESE = {"locale": "zh-CN"}
 # --------------------------------------------------------------------------- the file
 
 
-def test_the_policy_has_the_hashes_of_the_scripts_and_styles_of_the_file() -> None:
+def test_the_policy_has_the_hashes_of_the_scripts_and_styles_of_the_file():
     html = page()
     for tag in ("script", "style"):
         (text,) = re.findall(rf"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
         assert f"{tag}-src 'sha256-{digest}';" in content_security_policy(html)
-        changed = html.replace(text, text + " ")
-        assert digest not in content_security_policy(changed)
+        assert digest not in content_security_policy(html.replace(text, text + " "))
     directives = dict(part.split(" ", 1) for part in content_security_policy(html).split("; "))
     assert directives["default-src"] == "'none'"
     assert directives["connect-src"] == "'self'"
     assert "unsafe" not in content_security_policy(html)
 
 
-def test_nothing_of_the_file_is_from_elsewhere_or_makes_markup_of_text() -> None:
+def test_nothing_of_the_file_is_from_elsewhere_or_makes_markup_of_text():
     html = page()
     assert set(re.findall(r"(?:https?:)?//[\w.-]+\.\w+", html)) <= {"http://www.w3.org"}  # names, not addresses
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", html)
@@ -52,7 +51,7 @@ def test_nothing_of_the_file_is_from_elsewhere_or_makes_markup_of_text() -> None
     assert max(map(len, html.split("\n"))) <= 120
 
 
-def test_every_word_is_used_and_has_two_languages() -> None:
+def test_every_word_is_used_and_has_two_languages():
     html = page()
     block = html.split("const WORDS = {\n")[1].split("\n};")[0]
     rest = html.replace(block, "")
@@ -160,7 +159,7 @@ def stored(shown: Any) -> int:
 # --------------------------------------------------------------------------- conversation
 
 
-def test_a_conversation_is_sent_whole_and_its_replies_are_shown_with_their_speed(chat: Standin, visit: Visit) -> None:
+def test_a_conversation_is_sent_whole_and_its_replies_are_shown_with_their_speed(chat, visit):
     shown = visit(chat)
     assert shown.title() == "demo · unpad"
     ask(shown, "Hello")
@@ -175,7 +174,7 @@ def test_a_conversation_is_sent_whole_and_its_replies_are_shown_with_their_speed
     assert shown.evaluate("document.activeElement.id") == "text"
 
 
-def test_a_reply_is_announced_once_when_it_is_complete(chat: Standin, visit: Visit) -> None:
+def test_a_reply_is_announced_once_when_it_is_complete(chat, visit):
     shown = visit(chat)
     shown.evaluate("""() => {
         window.heard = [];
@@ -194,7 +193,7 @@ def test_a_reply_is_announced_once_when_it_is_complete(chat: Standin, visit: Vis
 
 
 @pytest.mark.parametrize("way", ["button", "Escape"])
-def test_a_reply_is_stopped_and_stays_as_far_as_it_came(way: str, chat: Standin, visit: Visit) -> None:
+def test_a_reply_is_stopped_and_stays_as_far_as_it_came(way, chat, visit):
     shown = visit(chat)
     begin(shown, "slow", "one two")
     if way == "button":
@@ -212,7 +211,7 @@ def test_a_reply_is_stopped_and_stays_as_far_as_it_came(way: str, chat: Standin,
     assert chat.bodies("/v1/chat/completions")[-1]["messages"][1] == {"role": "assistant", "content": "one two"}
 
 
-def test_texts_are_copied_as_they_are(chat: Standin, visit: Visit) -> None:
+def test_texts_are_copied_as_they_are(chat, visit):
     shown = visit(chat, permissions=["clipboard-read", "clipboard-write"])
     ask(shown, "markup")
     tap(shown, "Copy")
@@ -222,7 +221,7 @@ def test_texts_are_copied_as_they_are(chat: Standin, visit: Visit) -> None:
     assert shown.evaluate("navigator.clipboard.readText()") == "by another way"
 
 
-def test_retries_and_edits_keep_what_was_there_as_branches(chat: Standin, visit: Visit) -> None:
+def test_retries_and_edits_keep_what_was_there_as_branches(chat, visit):
     shown = visit(chat)
     ask(shown, "First")
     ask(shown, "Second")
@@ -247,7 +246,7 @@ def test_retries_and_edits_keep_what_was_there_as_branches(chat: Standin, visit:
     assert len(said(shown)) == 4, "Escape leaves a message as it was"
 
 
-def test_with_temperature_0_an_equal_retry_is_explained(chat: Standin, visit: Visit) -> None:
+def test_with_temperature_0_an_equal_retry_is_explained(chat, visit):
     shown = visit(chat)
     ask(shown, "markup")
     tap(shown, "Another reply")
@@ -255,7 +254,7 @@ def test_with_temperature_0_an_equal_retry_is_explained(chat: Standin, visit: Vi
     assert "with temperature 0" in shown.locator(".note").inner_text()
 
 
-def test_conversations_outlive_a_reload_and_are_deleted_on_request(chat: Standin, visit: Visit) -> None:
+def test_conversations_outlive_a_reload_and_are_deleted_on_request(chat, visit):
     shown = visit(chat)
     ask(shown, "First")
     tap(shown, "Another reply")
@@ -283,7 +282,7 @@ def test_conversations_outlive_a_reload_and_are_deleted_on_request(chat: Standin
     assert shown.locator("#list li").count() == 0
 
 
-def test_a_saved_conversation_is_a_line_that_training_reads(chat: Standin, visit: Visit, tmp_path: Path) -> None:
+def test_a_saved_conversation_is_a_line_that_training_reads(chat, visit, tmp_path):
     shown = visit(chat)
     tap(shown, "Settings")
     shown.get_by_label("System text").fill("You are brief.")
@@ -305,7 +304,7 @@ def test_a_saved_conversation_is_a_line_that_training_reads(chat: Standin, visit
     assert [(message["role"], message["content"]) for message in asked] == turns[:-1]
 
 
-def test_markup_of_a_model_and_of_people_is_text(chat: Standin, visit: Visit) -> None:
+def test_markup_of_a_model_and_of_people_is_text(chat, visit):
     shown = visit(chat)
     ask(shown, "markup")
     ask(shown, MARKUP)
@@ -314,7 +313,7 @@ def test_markup_of_a_model_and_of_people_is_text(chat: Standin, visit: Visit) ->
     assert shown.title() == "demo · unpad"
 
 
-def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat: Standin, visit: Visit) -> None:
+def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat, visit):
     shown = visit(chat)
     for text, came, message in (
         ("refuse", 0, "the message makes a prompt of 2,000 tokens, the model's context is 1,024"),
@@ -333,7 +332,7 @@ def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat: Standin, visit
     assert len(chat.bodies("/v1/chat/completions")) == 8
 
 
-def test_a_connection_that_breaks_off_leaves_what_came(chat: Standin, visit: Visit) -> None:
+def test_a_connection_that_breaks_off_leaves_what_came(chat, visit):
     shown = visit(chat)
     begin(shown, "reset", reply_to("reset"))
     chat.go_on.set()
@@ -343,7 +342,7 @@ def test_a_connection_that_breaks_off_leaves_what_came(chat: Standin, visit: Vis
     assert shown.locator("#gone").is_hidden(), "the server may well be there"
 
 
-def test_what_is_doubtful_stands_beside_the_answer(chat: Standin, visit: Visit) -> None:
+def test_what_is_doubtful_stands_beside_the_answer(chat, visit):
     shown = visit(chat)
     ask(shown, "????")
     assert shown.locator(".note").inner_text() == "3 characters are unknown to the model."
@@ -352,7 +351,7 @@ def test_what_is_doubtful_stands_beside_the_answer(chat: Standin, visit: Visit) 
     assert shown.locator(".stats").last.inner_text().endswith("ended at the limit of tokens")
 
 
-def test_without_a_server_conversations_stay_readable_and_go_on_when_it_is_back(chat: Standin, visit: Visit) -> None:
+def test_without_a_server_conversations_stay_readable_and_go_on_when_it_is_back(chat, visit):
     shown = visit(chat)
     ask(shown, "Hello")
     chat.stop()
@@ -372,7 +371,7 @@ def test_without_a_server_conversations_stay_readable_and_go_on_when_it_is_back(
     shown.unroute_all()
 
 
-def test_a_browser_that_keeps_nothing_shows_the_page_too(chat: Standin, visit: Visit) -> None:
+def test_a_browser_that_keeps_nothing_shows_the_page_too(chat, visit):
     forbid = "Object.defineProperty(window, '%s', {get() { throw new DOMException('no', 'SecurityError'); }});"
     shown = visit(chat, before="".join(forbid % name for name in ("localStorage", "sessionStorage", "indexedDB")))
     remark(shown, "conversations end with this tab")
@@ -396,7 +395,7 @@ IDBFactory.prototype.open = function (...about) {
 """
 
 
-def test_nothing_can_be_written_before_the_conversations_are_read(visit: Visit) -> None:
+def test_nothing_can_be_written_before_the_conversations_are_read(visit):
     with standing_in("text") as server:
         shown = visit(server, before=SLOW_STORE)
         shown.locator("#text").fill("Once")
@@ -405,7 +404,7 @@ def test_nothing_can_be_written_before_the_conversations_are_read(visit: Visit) 
         assert shown.locator("#text").input_value() == "Once" + reply_to("Once")
 
 
-def test_a_token_is_asked_for_and_kept_for_the_tab_alone(visit: Visit) -> None:
+def test_a_token_is_asked_for_and_kept_for_the_tab_alone(visit):
     with standing_in("chat", token="secret") as server:
         shown = visit(server)
         shown.get_by_label("Token", exact=True).fill("wrong")
@@ -422,7 +421,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab_alone(visit: Visit) -> None:
         assert shown.evaluate("sessionStorage.getItem('unpad.token')") == "secret"
 
 
-def test_settings_begin_with_the_runs_own_and_only_changes_are_sent(chat: Standin, visit: Visit) -> None:
+def test_settings_begin_with_the_runs_own_and_only_changes_are_sent(chat, visit):
     shown = visit(chat)
     tap(shown, "Settings")
     assert shown.get_by_label("Most tokens").input_value() == "128"
@@ -447,7 +446,7 @@ def test_settings_begin_with_the_runs_own_and_only_changes_are_sent(chat: Standi
     assert "temperature" not in chat.bodies("/v1/chat/completions")[-1]
 
 
-def test_who_reads_the_end_follows_a_reply_and_who_reads_elsewhere_stays(chat: Standin, visit: Visit) -> None:
+def test_who_reads_the_end_follows_a_reply_and_who_reads_elsewhere_stays(chat, visit):
     shown = visit(chat)
     at_end = "$('main').scrollHeight - $('main').clientHeight - $('main').scrollTop < 2"
     ask(shown, "essay")
@@ -463,7 +462,7 @@ def test_who_reads_the_end_follows_a_reply_and_who_reads_elsewhere_stays(chat: S
 # --------------------------------------------------------------------------- keyboard, languages, sizes
 
 
-def test_the_keyboard_alone_does_everything(chat: Standin, visit: Visit) -> None:
+def test_the_keyboard_alone_does_everything(chat, visit):
     shown = visit(chat, permissions=["clipboard-read", "clipboard-write"])
     press = shown.keyboard.press
     active = "document.activeElement.getAttribute('aria-label') ?? document.activeElement.id"
@@ -508,7 +507,7 @@ def test_the_keyboard_alone_does_everything(chat: Standin, visit: Visit) -> None
     assert shown.evaluate(active) == "New conversation"
 
 
-def test_enter_does_not_send_while_an_input_method_composes(chat: Standin, visit: Visit) -> None:
+def test_enter_does_not_send_while_an_input_method_composes(chat, visit):
     shown = visit(chat)
     shown.locator("#text").focus()
     session = shown.context.new_cdp_session(shown)
@@ -522,7 +521,7 @@ def test_enter_does_not_send_while_an_input_method_composes(chat: Standin, visit
     assert said(shown)[0].endswith("你好")
 
 
-def test_the_page_speaks_chinese_to_chinese_browsers_and_changes_on_request(chat: Standin, visit: Visit) -> None:
+def test_the_page_speaks_chinese_to_chinese_browsers_and_changes_on_request(chat, visit):
     shown = visit(chat, **CHINESE)
     ask(shown, "中文")
     assert shown.locator("html").get_attribute("lang") == "zh-CN"
@@ -536,7 +535,7 @@ def test_the_page_speaks_chinese_to_chinese_browsers_and_changes_on_request(chat
     assert shown.locator("html").get_attribute("lang") == "en"
 
 
-def test_errors_of_the_server_are_told_in_the_language_of_the_page(visit: Visit, tmp_path: Path) -> None:
+def test_errors_of_the_server_are_told_in_the_language_of_the_page(visit, tmp_path):
     with standing_in("chat") as server:
         shown = visit(server, **CHINESE)
         long = "the message makes a prompt of 2,000 tokens, the model's context is 1,024"
@@ -552,7 +551,7 @@ def test_errors_of_the_server_are_told_in_the_language_of_the_page(visit: Visit,
         shown.locator(".note.bad", has_text="文件不是可用的图片格式。服务器说明：E_FORMAT").wait_for()
 
 
-def test_every_error_of_the_server_has_words_in_chinese() -> None:
+def test_every_error_of_the_server_has_words_in_chinese():
     folder = Path(protocol.__file__).parent
     sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
     codes = set(re.findall(r'code(?:: str)?\s?=\s?"(\w+)"', sources)) | {"no_embeddings", "no_probability", "loading"}
@@ -572,7 +571,7 @@ CUT_OFF = """() => [...document.querySelectorAll("body *")].filter(one => {
 
 
 @pytest.mark.parametrize("kind", ["chat", "text", "images", "patients"])
-def test_everything_fits_the_width(kind: str, visit: Visit, tmp_path: Path) -> None:
+def test_everything_fits_the_width(kind, visit, tmp_path):
     with standing_in(kind) as server:
         shown = visit(server, **CHINESE)
         if kind == "chat":
@@ -593,7 +592,7 @@ def test_everything_fits_the_width(kind: str, visit: Visit, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("kind", ["chat", "text", "vqa", "images", "patients"])
-def test_axe_finds_no_violation_in_light_and_dark(kind: str, visit: Visit, tmp_path: Path) -> None:
+def test_axe_finds_no_violation_in_light_and_dark(kind, visit, tmp_path):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs axe, of the extra `dev`").Axe()
     with standing_in(kind) as server:
         shown = visit(server, bypass_csp=True, **({} if kind == "text" else {**PHONE, **CHINESE}))
@@ -666,7 +665,7 @@ def give(shown: Any, selector: str, event: str, file: Path) -> None:
     shown.evaluate(GIVE, [selector, event, file.name, base64.b64encode(file.read_bytes()).decode()])
 
 
-def test_a_text_is_continued_in_place(visit: Visit, tmp_path: Path) -> None:
+def test_a_text_is_continued_in_place(visit, tmp_path):
     with standing_in("text") as server:
         shown = visit(server)
         shown.locator("#text").fill("Once")
@@ -697,7 +696,7 @@ def test_a_text_is_continued_in_place(visit: Visit, tmp_path: Path) -> None:
         assert json.loads((tmp_path / "text.jsonl").read_text()) == {"text": "Tell\nslow"}
 
 
-def test_questions_are_about_an_image_over_which_the_kept_patches_are_drawn(visit: Visit, tmp_path: Path) -> None:
+def test_questions_are_about_an_image_over_which_the_kept_patches_are_drawn(visit, tmp_path):
     with standing_in("vqa") as server:
         shown = visit(server)
         shown.locator("#text").fill("What?")
@@ -733,7 +732,7 @@ def test_questions_are_about_an_image_over_which_the_kept_patches_are_drawn(visi
         assert lines[1] == {"image": "circle.png", "question": "Which colour?", "answer": reply_to("Which colour?", 8)}
 
 
-def test_images_get_a_bar_per_class_with_what_is_doubtful(visit: Visit, tmp_path: Path) -> None:
+def test_images_get_a_bar_per_class_with_what_is_doubtful(visit, tmp_path):
     (tmp_path / "no.txt").write_text("no image")
     with standing_in("images") as server:
         shown = visit(server)
@@ -761,7 +760,7 @@ p02;63;f
 '''
 
 
-def test_patients_of_a_table_get_a_risk_and_a_course(visit: Visit) -> None:
+def test_patients_of_a_table_get_a_risk_and_a_course(visit):
     with standing_in("patients") as server:
         shown = visit(server)
         shown.locator("#table").fill("name,time\nx,1")

@@ -31,7 +31,7 @@ def refused(body: dict[str, Any] | bytes, kind: type[Body] = ChatAsk) -> Request
 # --------------------------------------------------------------------------- taken
 
 
-def test_a_conversation_is_read_with_what_it_says_about_sampling() -> None:
+def test_a_conversation_is_read_with_what_it_says_about_sampling():
     messages = [
         {"role": "developer", "content": "简短。"},
         {"role": "user", "content": [{"type": "text", "text": "你"}, {"type": "text", "text": "好"}]},
@@ -53,7 +53,7 @@ def test_a_conversation_is_read_with_what_it_says_about_sampling() -> None:
     assert ask.stream_options.include_usage
 
 
-def test_an_image_is_a_part_of_the_users_message() -> None:
+def test_an_image_is_a_part_of_the_users_message():
     url = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "auto"}}
     parts = [{"type": "text", "text": "什么？"}, url]
     [message] = chat(messages=[{"role": "user", "content": parts}]).messages
@@ -65,11 +65,11 @@ def test_an_image_is_a_part_of_the_users_message() -> None:
     ("prompt", "read"),
     [("a", ["a"]), ("", [""]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
 )
-def test_prompts_are_texts_or_token_ids(prompt: Any, read: Any) -> None:
+def test_prompts_are_texts_or_token_ids(prompt, read):
     assert text(prompt=prompt).prompt == read
 
 
-def test_no_new_token_is_wanted_where_a_text_is_only_scored() -> None:
+def test_no_new_token_is_wanted_where_a_text_is_only_scored():
     ask = text(max_tokens=0, echo=True, logprobs=0)
     assert (ask.most_new, ask.top, ask.echo) == (0, 0, True)
     assert (text(max_tokens=1).most_new, text().most_new, text().top) == (1, None, None)
@@ -84,7 +84,7 @@ NEUTRAL = {
 
 
 @pytest.mark.promise("serving.bodies")
-def test_neutral_values_and_null_change_nothing() -> None:
+def test_neutral_values_and_null_change_nothing():
     assert chat(**NEUTRAL) == chat()
     assert text(**NEUTRAL) == text()
     assert chat(**dict.fromkeys(ChatAsk.model_fields.keys() - {"messages"})) == chat()
@@ -103,7 +103,7 @@ def test_neutral_values_and_null_change_nothing() -> None:
         ("reasoning_effort", "high"), ("presence_penalty", False), ("tools", {}),
     ],
 )  # fmt: skip
-def test_any_other_value_of_a_field_that_cannot_be_honoured_is_refused(field: str, value: Any) -> None:
+def test_any_other_value_of_a_field_that_cannot_be_honoured_is_refused(field, value):
     error = refused({field: value})
     assert (error.status, error.param) == (400, field)
     assert field in error.message
@@ -121,7 +121,7 @@ def test_any_other_value_of_a_field_that_cannot_be_honoured_is_refused(field: st
         ("metadata", "x"), ("history", "cut"), ("kept_patches", "yes"), ("repetition_penalty", 0),
     ],
 )  # fmt: skip
-def test_types_and_ranges_are_checked_and_the_field_is_named(field: str, value: Any) -> None:
+def test_types_and_ranges_are_checked_and_the_field_is_named(field, value):
     error = refused({field: value, **({"logprobs": True} if field == "top_logprobs" else {})})
     assert (error.status, error.param) == (400, field)
     assert any(word in error.message for word in ("should", "expected", "give", "empty"))
@@ -135,7 +135,8 @@ def test_types_and_ranges_are_checked_and_the_field_is_named(field: str, value: 
         ({"messages": []}, "messages", "empty"),
         ({"messages": [*HELLO, {"role": "assistant", "content": "x"}]}, "messages", "end with the user's"),
         ({"messages": [*HELLO, *HELLO]}, "messages[1].role", "take turns"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "messages[0].role", "expected one of"),
+        ({"messages": [{"role": "tools", "content": "x"}]}, "messages[0].role", "expected one of"),
+        ({"messages": [{"role": "tool", "tool_call_id": "a", "content": "x"}]}, "messages[0].role", "is tool: tools, "),
         ({"messages": [{"role": "user"}]}, "messages[0].content", "no content"),
         ({"messages": [{"role": "user", "content": ""}]}, "messages[0].content", "empty"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content", "expected a text or a list"),
@@ -146,7 +147,7 @@ def test_types_and_ranges_are_checked_and_the_field_is_named(field: str, value: 
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
     ],
 )
-def test_what_is_wrong_is_named_with_its_place(body: dict[str, Any], param: str, said: str) -> None:
+def test_what_is_wrong_is_named_with_its_place(body, param, said):
     error = refused(body)
     assert (error.status, error.param) == (400, param)
     assert said in error.message
@@ -174,7 +175,7 @@ def test_what_is_wrong_is_named_with_its_place(body: dict[str, Any], param: str,
         (b'{"seed": 1, "seed": 2}', None, "twice"),
     ],
 )
-def test_what_json_may_spell_and_no_field_can_take_is_refused(body: bytes, param: str | None, said: str) -> None:
+def test_what_json_may_spell_and_no_field_can_take_is_refused(body, param, said):
     error = refused(body)
     assert (error.status, error.param, said in error.message) == (400, param, True), error.message
     assert len(error.message) < 300
@@ -185,13 +186,13 @@ def test_what_json_may_spell_and_no_field_can_take_is_refused(body: bytes, param
     [([], "prompt"), ([[]], "prompt[0]"), ([1, "a"], "prompt"), (["a", 1], "prompt[1]"), ([True], "prompt[0]"),
      ([-1], "prompt"), ({}, "prompt"), (5, "prompt"), (["a"] * 257, "prompt"), (None, "prompt")],
 )  # fmt: skip
-def test_prompts_of_another_form_are_refused(prompt: Any, param: str) -> None:
+def test_prompts_of_another_form_are_refused(prompt, param):
     with pytest.raises(RequestError) as caught:
         text(prompt=prompt)
     assert caught.value.param == param
 
 
-def test_a_field_of_the_other_route_is_unknown_here() -> None:
+def test_a_field_of_the_other_route_is_unknown_here():
     assert refused({"echo": True}).param == "echo"
     with pytest.raises(RequestError, match="unknown field"):
         text(messages=HELLO)
@@ -229,7 +230,7 @@ def outcome(body: bytes, kind: type[ChatAsk | CompletionAsk]) -> ChatAsk | Compl
 @pytest.mark.promise("serving.bodies")
 @given(BODIES)
 @settings(deadline=None, max_examples=150)
-def test_any_body_is_a_checked_ask_or_an_error_of_the_protocol(body: bytes) -> None:
+def test_any_body_is_a_checked_ask_or_an_error_of_the_protocol(body):
     for kind in (ChatAsk, CompletionAsk):
         found = outcome(body, kind)
         if isinstance(found, RequestError):

@@ -1,32 +1,25 @@
 """The verb: what it needs, what it refuses, and a process that loads, answers and ends."""
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import httpx
 import pytest
 
 from tests.helpers.serving import running, wait_for
-from tests.helpers.shell import Shell
 from unpad.errors import NOT_PROVED, ProofError, RecipeError
 from unpad.serving.served import RunOpening, fingerprint, prove
 from unpad.serving.server import bound
 
-if TYPE_CHECKING:
-    from tests.helpers.families import Finished
-    from tests.helpers.serving import Running
-
 ROOT = Path(__file__).parents[2]
 
 
-def test_without_the_extra_three_lines_say_what_to_install(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_extra_three_lines_say_what_to_install(unpad, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(
         importlib.util, "find_spec", lambda name, *rest: None if name == "uvicorn" else found(name, *rest)
@@ -39,7 +32,7 @@ def test_without_the_extra_three_lines_say_what_to_install(unpad: Shell, monkeyp
     assert lines[2] == "  do: pip install 'unpad[serve]'"
 
 
-def test_nothing_of_the_extra_is_imported_by_the_package_or_the_help() -> None:
+def test_nothing_of_the_extra_is_imported_by_the_package_or_the_help():
     script = (
         "import sys, unpad, unpad.cli, unpad.cli.serving\n"
         "try:\n    unpad.cli.app(['serve', '--help'], prog_name='unpad')\nexcept SystemExit:\n    pass\n"
@@ -50,7 +43,7 @@ def test_nothing_of_the_extra_is_imported_by_the_package_or_the_help() -> None:
     assert done.stdout.splitlines()[-1] == "none"
 
 
-def test_a_network_and_a_run_that_is_not_there_are_refused_at_the_start(unpad: Shell) -> None:
+def test_a_network_and_a_run_that_is_not_there_are_refused_at_the_start(unpad):
     told = unpad("serve", "any", "--host", "0.0.0.0")
     assert (told.code, "--token-file" in told.err, "--no-token" in told.err) == (2, True, True)
     told = unpad("serve", "any", "--token-file", "absent", code=3)
@@ -58,7 +51,7 @@ def test_a_network_and_a_run_that_is_not_there_are_refused_at_the_start(unpad: S
     assert (told.code, 'there is no run "any"' in told.err) == (2, True)
 
 
-def test_an_address_in_use_is_refused(chats: Running) -> None:
+def test_an_address_in_use_is_refused(chats):
     with pytest.raises(RecipeError, match="cannot listen") as caught, bound("127.0.0.1", chats.port):
         pass
     assert "--port" in caught.value.fix
@@ -66,7 +59,7 @@ def test_an_address_in_use_is_refused(chats: Running) -> None:
         pass
 
 
-def test_a_run_whose_answers_depend_on_others_is_not_served(chats: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_whose_answers_depend_on_others_is_not_served(chats, monkeypatch):
     from unpad.inference import engine
 
     assert chats.service.served is not None
@@ -84,9 +77,7 @@ def test_a_run_whose_answers_depend_on_others_is_not_served(chats: Running, monk
     assert caught.value.exit_code == NOT_PROVED
 
 
-def test_the_fingerprint_is_of_what_answers_depend_on(
-    chats: Running, finished: Finished, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fingerprint_is_of_what_answers_depend_on(chats, finished, monkeypatch):
     served = chats.service.served
     assert fingerprint(served, 256) == chats.service.fingerprint
     weight = next(served.run.model.parameters())
@@ -101,7 +92,7 @@ def test_the_fingerprint_is_of_what_answers_depend_on(
     assert fingerprint(served, 256) != fingerprint(served, 32)
 
 
-def test_a_run_that_cannot_be_loaded_ends_the_server_with_its_error(finished: Finished, tmp_path: Path) -> None:
+def test_a_run_that_cannot_be_loaded_ends_the_server_with_its_error(finished, tmp_path):
     import asyncio
     import shutil
 
@@ -119,7 +110,7 @@ def test_a_run_that_cannot_be_loaded_ends_the_server_with_its_error(finished: Fi
 
 
 @pytest.mark.slow
-def test_a_process_tells_its_address_and_ends_with_0_when_it_is_told_to(finished: Finished, tmp_path: Path) -> None:
+def test_a_process_tells_its_address_and_ends_with_0_when_it_is_told_to(finished, tmp_path):
     variables = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "unpad", "serve", str(finished("conversations").run), "--port", "0", "--name", "x"]
     with (tmp_path / "log").open("w") as log:
@@ -144,7 +135,7 @@ def test_a_process_tells_its_address_and_ends_with_0_when_it_is_told_to(finished
 
 
 @pytest.mark.nightly
-def test_a_second_signal_ends_the_process_at_once(finished: Finished, tmp_path: Path) -> None:
+def test_a_second_signal_ends_the_process_at_once(finished, tmp_path):
     script = (
         "import os, signal, sys, threading\n"
         "from unpad.serving.server import Server\n"
@@ -158,7 +149,7 @@ def test_a_second_signal_ends_the_process_at_once(finished: Finished, tmp_path: 
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "True\n")
 
 
-def test_the_server_says_that_it_loads(finished: Finished, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_server_says_that_it_loads(finished, monkeypatch):
     import threading
 
     go_on = threading.Event()

@@ -190,14 +190,9 @@ def test_cleaning_touches_only_what_dead_processes_of_ours_left(tmp_path):
     place = ".tmp-" + "-".join(disk._place())
     ours = [f"{place}-{dead}-0123abcd-0", f"{place}-{os.getpid()}-00000000-7"]  # a pid that came round again
     others = [
-        f"{place}-{os.getppid()}-0123abcd-0",
-        f"{place}-{os.getpid()}-{disk.PROCESS}-0",
-        ".tmp-notes",
-        f".tmp-{dead}",
-        f"{place}-{dead}-0123abcd-0.txt",
-        ".old-best",
-        "step-00000001",
-    ]
+        f"{place}-{os.getppid()}-0123abcd-0", f"{place}-{os.getpid()}-{disk.PROCESS}-0", ".tmp-notes", f".tmp-{dead}",
+        f"{place}-{dead}-0123abcd-0.txt", ".old-best", "step-00000001",
+    ]  # fmt: skip
     for name in (*ours, *others):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text("x")
@@ -226,15 +221,14 @@ def test_what_another_host_writes_is_left_until_it_has_not_changed_for_a_day(tmp
         os.utime(tmp_path / name / "shard", (clock - age, clock - age))  # what changes is inside
     monkeypatch.setattr(time, "time", lambda: clock + 10**7)  # the clock of this host is not that of the disk
     storage.clean_leftovers(tmp_path)
-    kept = [name for name in names if name[-1] not in "146"]
-    assert names_in(tmp_path) == sorted(kept)
+    assert names_in(tmp_path) == sorted([name for name in names if name[-1] not in "146"])
     mine = disk.temporary_name(tmp_path)
     mine.touch()
     storage.clean_leftovers(tmp_path, alone=True)  # who holds the lock of a folder knows that nobody writes there
     assert names_in(tmp_path) == [mine.name]
 
 
-def test_the_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_cache_folder_follows_the_environment(monkeypatch):
     monkeypatch.delenv("UNPAD_CACHE", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     monkeypatch.setenv("HOME", "/home/someone")
@@ -259,7 +253,7 @@ def test_a_full_disk_says_what_is_lacking_and_never_that_there_is_enough(tmp_pat
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
-def test_a_full_disk_a_quota_and_a_limit_of_sizes_are_told_as_a_lack_of_space(tmp_path: Path, number: int) -> None:
+def test_a_full_disk_a_quota_and_a_limit_of_sizes_are_told_as_a_lack_of_space(tmp_path, number):
     with pytest.raises(DiskError, match="needs 10 bytes") as caught, disk.disk_errors(tmp_path, 10):
         raise OSError(number, os.strerror(number))
     assert os.strerror(number) in caught.value.what

@@ -123,16 +123,7 @@ ENTRY = {"size": 0, "sha256": storage.sha256(b"")}
         *(
             json.dumps({"files": {name: ENTRY}, "format": 1})
             for name in (
-                "../secret",
-                "/etc/passwd",
-                "..",
-                ".",
-                "",
-                "a/b",
-                ".hidden",
-                "a\0b",
-                "MANIFEST.json",
-                "x" * 300,
+                "../secret", "/etc/passwd", "..", ".", "", "a/b", ".hidden", "a\0b", "MANIFEST.json", "x" * 300,
             )
         ),
         *(
@@ -151,7 +142,7 @@ ENTRY = {"size": 0, "sha256": storage.sha256(b"")}
         "\udcff",
     ],
     ids=range(26),
-)
+)  # fmt: skip
 def test_a_hostile_manifest_is_refused(tmp_path, text):
     (tmp_path / "secret").write_bytes(b"")
     folder = tmp_path / "cache"

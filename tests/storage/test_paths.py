@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from unpad.errors import RecipeError
 from unpad.recipes.file import load_recipe, parse_recipe
@@ -15,13 +14,9 @@ from unpad.storage import cache_folder
 from unpad.storage.paths import is_special, new_path, path_fault, refuse_format, user_path
 
 IMPOSSIBLE = {
-    "": "is empty",
-    "a\0b": "NUL",
-    "\udcd6.txt": "not UTF-8",
-    "a" * 256: "256 bytes, more than 255",
-    "data/" + "中" * 86 + ".txt": "262 bytes",
-    "a/" * 2100: "4,200 bytes, more than 4,095",
-}
+    "": "is empty", "a\0b": "NUL", "\udcd6.txt": "not UTF-8", "a" * 256: "256 bytes, more than 255",
+    "data/" + "中" * 86 + ".txt": "262 bytes", "a/" * 2100: "4,200 bytes, more than 4,095",
+}  # fmt: skip
 PATH_FIELDS = (
     *("data.text", "data.chat", "data.images", "data.vqa", "data.pairs", "data.events", "data.root"),
     *("events.labels.path", "events.split", "events.code_embeddings", "augment.synonyms_file", "train.init_from"),
@@ -30,7 +25,7 @@ PATH_FIELDS = (
 
 @pytest.mark.promise("input.paths")
 @pytest.mark.parametrize(("path", "what"), IMPOSSIBLE.items(), ids=[what for what in IMPOSSIBLE.values()])
-def test_an_impossible_path_is_refused_by_both_functions(path: str, what: str) -> None:
+def test_an_impossible_path_is_refused_by_both_functions(path, what):
     assert what in path_fault(path)
     for decode in (user_path, new_path):
         with pytest.raises(RecipeError, match="E_NAME") as caught:
@@ -39,7 +34,7 @@ def test_an_impossible_path_is_refused_by_both_functions(path: str, what: str) -
         assert len(caught.value.where) <= 100
 
 
-def test_sound_paths_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_sound_paths_pass(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert user_path("~/a 中 👩.txt") == new_path("~/a 中 👩.txt") == tmp_path / "a 中 👩.txt"
     for path in ("a" * 255, "x/*" + "[ab]" * 60, "a\nb"):  # names that exist may be odd
@@ -47,7 +42,7 @@ def test_sound_paths_pass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 @pytest.mark.promise("input.paths")
-def test_the_home_of_an_unknown_user_is_refused_where_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_home_of_an_unknown_user_is_refused_where_it_is_used(monkeypatch):
     for use in (user_path, new_path):
         with pytest.raises(RecipeError, match="there is no user ~nosuchuser"):
             use("~nosuchuser/x")
@@ -62,14 +57,14 @@ def test_the_home_of_an_unknown_user_is_refused_where_it_is_used(monkeypatch: py
 
 @pytest.mark.promise("input.paths")
 @pytest.mark.parametrize("path", ["a\nb", "a\x1b[31m", "a\u202eb", "a\x7f"])
-def test_nothing_is_written_under_a_name_with_control_characters(path: str) -> None:
+def test_nothing_is_written_under_a_name_with_control_characters(path):
     with pytest.raises(RecipeError, match="control character"):
         new_path(path)
 
 
 @pytest.mark.promise("input.paths")
 @pytest.mark.parametrize("field", PATH_FIELDS)
-def test_recipes_refuse_impossible_paths_and_runs_of_earlier_versions_may_keep_one(field: str) -> None:
+def test_recipes_refuse_impossible_paths_and_runs_of_earlier_versions_may_keep_one(field):
     values: dict[str, object] = {}
     inner = values
     *sections, name = field.split(".")
@@ -84,7 +79,7 @@ def test_recipes_refuse_impossible_paths_and_runs_of_earlier_versions_may_keep_o
 
 
 @pytest.mark.promise("input.paths")
-def test_the_command_line_refuses_impossible_paths_with_code_2(unpad: Shell, tmp_path: Path) -> None:
+def test_the_command_line_refuses_impossible_paths_with_code_2(unpad, tmp_path):
     recipe, home, long = write_toy(tmp_path / "toy"), "~nosuchuser/x", "a" * 300
     for arguments in (
         ("train", recipe, "--out", ""),
@@ -111,7 +106,7 @@ def test_the_command_line_refuses_impossible_paths_with_code_2(unpad: Shell, tmp
 
 
 @pytest.mark.promise("input.paths")
-def test_a_recipe_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path)
 
     def refuse(*given: object, **named: object) -> None:
@@ -123,7 +118,7 @@ def test_a_recipe_that_may_not_be_read_is_named(tmp_path: Path, monkeypatch: pyt
     assert caught.value.where == str(recipe)
 
 
-def test_pipes_devices_and_sockets_are_special(tmp_path: Path) -> None:
+def test_pipes_devices_and_sockets_are_special(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "zero").symlink_to("/dev/zero")
     (tmp_path / "file").touch()
@@ -139,7 +134,7 @@ def test_pipes_devices_and_sockets_are_special(tmp_path: Path) -> None:
         ("page.pdf", (".html",), "name it page.html"),
     ],
 )  # fmt: skip
-def test_a_name_that_promises_another_format_is_refused(name: str, written: tuple[str, ...], fix: str) -> None:
+def test_a_name_that_promises_another_format_is_refused(name, written, fix):
     if not fix:
         refuse_format(Path("a") / name, *written)
         return

@@ -11,22 +11,22 @@ from rich.console import Console
 from unpad.errors import SourceError
 from unpad.terminal.printing import escaped, print_error, print_json, print_lines, print_styled, print_text
 
+pytestmark = pytest.mark.promise("input.control")
+
 SOURCES = Path(__file__).parents[2] / "unpad"
 # A name with an escape sequence, C1 control, line break, separator, override of direction and a byte that is no UTF-8.
 HOSTILE = "a\x1b[31m\x9bm\n\u2028\u202e\u2066\x07\r\udcd6z"
 SHOWN = r"a\x1b[31m\x9bm\n\u2028\u202e\u2066\x07\r\xd6z"
 
 
-@pytest.mark.promise("input.control")
-def test_control_characters_are_shown_and_other_characters_stay() -> None:
+def test_control_characters_are_shown_and_other_characters_stay():
     assert escaped(HOSTILE) == SHOWN
     whole = "中文　全角 é 👩\u200d👩 שלום\u200f العربية \u00a0"
     assert escaped(whole) == whole
     assert escaped(escaped(HOSTILE)) == SHOWN
 
 
-@pytest.mark.promise("input.control")
-def test_every_way_to_print_escapes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_way_to_print_escapes(capsys):
     print_lines([HOSTILE])
     print_lines([HOSTILE], to_errors=True)
     assert capsys.readouterr() == (f"{SHOWN}\n", f"{SHOWN}\n")
@@ -37,8 +37,7 @@ def test_every_way_to_print_escapes(capsys: pytest.CaptureFixture[str]) -> None:
     assert console.file.getvalue() == f"{SHOWN} :cat: [bold]\n"
 
 
-@pytest.mark.promise("input.control")
-def test_json_holds_escapes_and_reads_back(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_holds_escapes_and_reads_back(capsys):
     print_json({HOSTILE: ["中", HOSTILE]})
     out = capsys.readouterr().out
     assert json.loads(out) == {HOSTILE: ["中", HOSTILE]}
@@ -46,8 +45,7 @@ def test_json_holds_escapes_and_reads_back(capsys: pytest.CaptureFixture[str]) -
     assert "中" in out
 
 
-@pytest.mark.promise("input.control")
-def test_an_error_has_its_lines_and_no_others(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_has_its_lines_and_no_others(capsys):
     error = SourceError(f"odd {HOSTILE}", where=HOSTILE, fix="do\nit", details=("  one", f"  {HOSTILE}"))
     print_error(error)
     expected = [f"SourceError: odd {SHOWN}", "  one", f"  {SHOWN}", f"  at: {SHOWN}", r"  do: do\nit"]
@@ -55,8 +53,7 @@ def test_an_error_has_its_lines_and_no_others(capsys: pytest.CaptureFixture[str]
     assert error.what == f"odd {HOSTILE}\n  one\n  {HOSTILE}"
 
 
-@pytest.mark.promise("input.control")
-def test_nothing_else_of_the_package_prints() -> None:
+def test_nothing_else_of_the_package_prints():
     found = []
     for path in sorted(SOURCES.rglob("*.py")):
         if path.parent.name != "terminal":

@@ -36,7 +36,7 @@ def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     assert progress._shown == []
 
 
-def test_work_inside_of_work_is_shown_after_it_and_erased(written: list[str]) -> None:
+def test_work_inside_of_work_is_shown_after_it_and_erased(written):
     with progress.progress("trial", 2) as trials:
         assert list(progress.counted("ab", "reading", unit="rows")) == ["a", "b"]
         trials.advance()
@@ -47,7 +47,7 @@ def test_work_inside_of_work_is_shown_after_it_and_erased(written: list[str]) ->
     ]  # fmt: skip
 
 
-def test_a_line_fits_the_terminal_and_obeys_no_name(written: list[str]) -> None:
+def test_a_line_fits_the_terminal_and_obeys_no_name(written):
     with progress.progress("reading " + "很长" * 40 + "\x1b[2J"):
         pass
     assert "\x1b[2J" not in "".join(written).replace("\r\x1b[K", "")
@@ -55,9 +55,7 @@ def test_a_line_fits_the_terminal_and_obeys_no_name(written: list[str]) -> None:
 
 
 @pytest.mark.parametrize(("columns", "cells"), [(60, 59), (21, 20), (11, 10), (5, 10)])
-def test_a_line_leaves_the_last_column_of_the_terminal_free(
-    written: list[str], monkeypatch: pytest.MonkeyPatch, columns: int, cells: int
-) -> None:
+def test_a_line_leaves_the_last_column_of_the_terminal_free(written, monkeypatch, columns, cells):
     monkeypatch.setenv("COLUMNS", str(columns))
     for text, shown in (("x" * 200, "x" * cells), ("很" * 200, "很" * (cells // 2)), ("short", "short")):
         with progress.progress(text):
@@ -65,7 +63,7 @@ def test_a_line_leaves_the_last_column_of_the_terminal_free(
         assert written[-2].removeprefix("\r\x1b[K") == shown
 
 
-def test_the_time_left_is_told_after_a_while_and_where_the_total_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_left_is_told_after_a_while_and_where_the_total_is_known(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(progress, "perf_counter", lambda: clock[0])
     bar = progress.ProgressBar("reading", 4000, "rows")
@@ -88,13 +86,13 @@ def test_the_time_left_is_told_after_a_while_and_where_the_total_is_known(monkey
     assert bar.text() == "reading 5,000/4,000 rows, left 0s"
 
 
-def test_the_line_is_erased_when_work_fails(written: list[str]) -> None:
+def test_the_line_is_erased_when_work_fails(written):
     with pytest.raises(KeyboardInterrupt), progress.progress("work"):
         raise KeyboardInterrupt
     assert written[-1] == "\r\x1b[K"
 
 
-def test_nothing_is_shown_beside_a_bar_of_another_kind(written: list[str]) -> None:
+def test_nothing_is_shown_beside_a_bar_of_another_kind(written):
     with progress.held():
         assert list(progress.counted("ab", "reading")) == ["a", "b"]
     assert written == []
@@ -123,7 +121,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def test_without_a_terminal_work_below_30_s_writes_nothing(clock: Clock, capfd: pytest.CaptureFixture[str]) -> None:
+def test_without_a_terminal_work_below_30_s_writes_nothing(clock, capfd):
     for _ in range(3):
         for _ in progress.counted("abc", "reading"):
             clock.now += 9.9
@@ -132,9 +130,7 @@ def test_without_a_terminal_work_below_30_s_writes_nothing(clock: Clock, capfd: 
 
 
 @pytest.mark.promise("cli.no-terminal")
-def test_without_a_terminal_a_plain_line_on_standard_error_tells_every_30_s_what_is_done_and_how_far(
-    clock: Clock, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_without_a_terminal_a_plain_line_on_standard_error_tells_every_30_s_what_is_done_and_how_far(clock, capfd):
     with progress.progress("trial", 2) as bar:
         for _ in progress.counted(range(80), "reading\x1b[2J", 80, "rows"):
             clock.now += 1
@@ -151,9 +147,7 @@ def test_without_a_terminal_a_plain_line_on_standard_error_tells_every_30_s_what
 
 
 @pytest.mark.promise("cli.no-terminal")
-def test_work_that_counts_nothing_is_told_by_a_thread_until_it_ends(
-    clock: Clock, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_work_that_counts_nothing_is_told_by_a_thread_until_it_ends(clock, capfd):
     waits = list[float]()
 
     def wait(seconds: float) -> None:
@@ -171,7 +165,7 @@ def test_work_that_counts_nothing_is_told_by_a_thread_until_it_ends(
 
 
 @pytest.mark.promise("cli.no-terminal")
-def test_the_thread_that_tells_finds_the_work_that_it_was_started_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_thread_that_tells_finds_the_work_that_it_was_started_for(monkeypatch):
     seen, written = list[str](), threading.Event()
 
     def write(data: bytes) -> None:
@@ -191,7 +185,7 @@ def test_the_thread_that_tells_finds_the_work_that_it_was_started_for(monkeypatc
     assert all(re.fullmatch(r"after \d+s: measuring\n", line) for line in seen)
 
 
-def test_a_line_printed_elsewhere_counts(clock: Clock, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_line_printed_elsewhere_counts(clock, capfd):
     with progress.progress("training", 9, "steps") as bar:
         for _ in range(2):
             clock.now += 29
@@ -205,9 +199,7 @@ def test_a_line_printed_elsewhere_counts(clock: Clock, capfd: pytest.CaptureFixt
 
 @pytest.mark.promise("cli.no-terminal")
 @pytest.mark.parametrize("variables", [{"UNPAD_PROGRESS": "0"}, {"RANK": "1"}])
-def test_progress_can_be_silenced_and_one_process_of_several_tells(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], variables: dict[str, str]
-) -> None:
+def test_progress_can_be_silenced_and_one_process_of_several_tells(clock, monkeypatch, capfd, variables):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     for _ in progress.counted("abc", "reading"):
@@ -215,9 +207,7 @@ def test_progress_can_be_silenced_and_one_process_of_several_tells(
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_notebook_has_a_live_line(
-    clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_notebook_has_a_live_line(clock, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
     monkeypatch.setenv("COLUMNS", "20")
     for _ in progress.counted("ab", "reading", 2):
@@ -264,8 +254,7 @@ def on_terminal(
                 os.kill(child, signal.SIGINT)
         out.seek(0)
         os.close(ours)
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        return code, out.read().decode(), shown.decode()
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), out.read().decode(), shown.decode()
 
 
 def _start(
@@ -314,7 +303,7 @@ VERBS = {
 
 @pytest.mark.promise("cli.long-work")
 @pytest.mark.parametrize("verb", VERBS)
-def test_long_work_is_shown_on_a_terminal_without_colour_and_erased(tmp_path: Path, verb: str) -> None:
+def test_long_work_is_shown_on_a_terminal_without_colour_and_erased(tmp_path, verb):
     recipe = write_toy(tmp_path / "toy")
     named, words = VERBS[verb]
     place = str(tmp_path / "toy/texts.jsonl") if verb == "check" else str(recipe)
@@ -328,14 +317,14 @@ def test_long_work_is_shown_on_a_terminal_without_colour_and_erased(tmp_path: Pa
 
 
 @pytest.mark.parametrize("given", [{"term": "dumb"}, {"no_color": "1"}])
-def test_a_terminal_without_control_sequences_is_left_alone(tmp_path: Path, given: dict[str, str]) -> None:
+def test_a_terminal_without_control_sequences_is_left_alone(tmp_path, given):
     code, _, shown = on_terminal(tmp_path, "plan", str(write_toy(tmp_path / "toy")), **given)
     assert (code, shown) == (0, "")
 
 
 @pytest.mark.promise("cli.long-work")
 @pytest.mark.parametrize("where", ["reading texts.jsonl", "trying a step of"])
-def test_ctrl_c_ends_with_one_line(tmp_path: Path, where: str) -> None:
+def test_ctrl_c_ends_with_one_line(tmp_path, where):
     code, _, shown = on_terminal(tmp_path, "plan", str(write_toy(tmp_path / "toy")), stop_at=where)
     assert code == 130
     assert shown.split("\x1b[K")[-1].strip() == "Interrupted: stopped by Ctrl-C"
@@ -355,7 +344,7 @@ def interrupted_import() -> None:
         import_module("nothing")
 
 
-def test_ctrl_c_during_an_import_in_the_middle_of_work_erases_its_line(tmp_path: Path) -> None:
+def test_ctrl_c_during_an_import_in_the_middle_of_work_erases_its_line(tmp_path):
     code, _, shown = on_terminal(tmp_path, start=interrupted_import)
     assert code == 130
     assert "reading" in shown

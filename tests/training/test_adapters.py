@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.helpers.shell import Shell
 from tests.helpers.toy import rows, run, same_tensors, weights, write_toy
 from unpad.errors import CheckpointError, RecipeError, ResumeError
 from unpad.inference.loaded import load
@@ -50,8 +49,7 @@ END = "train.max_steps=7"
 
 
 def tuning(folder: Path, *more: str) -> list[str]:
-    start = f"train.init_from={folder / 'base'}"
-    return [start, "lora.r=3", "lora.dropout=0.1", "train.weights=last", *more]
+    return [f"train.init_from={folder / 'base'}", "lora.r=3", "lora.dropout=0.1", "train.weights=last", *more]
 
 
 def change_weights(folder: Path) -> None:
@@ -67,15 +65,12 @@ def answers(folder: Path) -> torch.Tensor:
 
     loaded = load(folder)
     with torch.no_grad():
-        batch = from_prompts([loaded.prompt_ids(TEXT)])
-        return loaded.generator.logits(loaded.generator.last_hidden(batch))[0]
+        return loaded.generator.logits(loaded.generator.last_hidden(from_prompts([loaded.prompt_ids(TEXT)])))[0]
 
 
 @pytest.mark.promise("adapters.run")
 @pytest.mark.parametrize("more", [["precision=fp32"], ["precision=bf16", "lora.dora=true"]], ids=["fp32", "bf16-dora"])
-def test_a_resumed_run_equals_a_whole_one_and_evaluates_as_it_trained(
-    made: Path, tmp_path: Path, more: list[str]
-) -> None:
+def test_a_resumed_run_equals_a_whole_one_and_evaluates_as_it_trained(made, tmp_path, more):
     recipe, whole, cut = made / "toy.yaml", tmp_path / "whole", tmp_path / "cut"
     run(recipe, whole, *tuning(made, *more), "train.max_steps=14")
     run(recipe, cut, *tuning(made, *more), "train.max_steps=8")
@@ -91,9 +86,7 @@ def test_a_resumed_run_equals_a_whole_one_and_evaluates_as_it_trained(
 
 
 @pytest.mark.promise("adapters.certificate")
-def test_the_recipe_with_adapters_is_proved_with_adapters_that_have_an_effect(
-    made: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_recipe_with_adapters_is_proved_with_adapters_that_have_an_effect(made, monkeypatch):
     proved = []
     certify = certificate.certify
     monkeypatch.setattr(
@@ -106,7 +99,7 @@ def test_the_recipe_with_adapters_is_proved_with_adapters_that_have_an_effect(
     assert all(bool(model.get_parameter(name).any()) for name in adapter_names(model))
 
 
-def test_adapters_that_mix_tokens_fail_the_proof_of_the_recipe(made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_that_mix_tokens_fail_the_proof_of_the_recipe(made, monkeypatch):
     def adapt_wrongly(model: Model, settings: LoraSettings) -> None:
         adapt(model, settings)
         for name, module in model.named_modules():
@@ -118,9 +111,7 @@ def test_adapters_that_mix_tokens_fail_the_proof_of_the_recipe(made: Path, monke
 
 
 @pytest.mark.promise("adapters.merge")
-def test_a_merged_run_computes_the_same_without_the_base_and_every_verb_takes_it(
-    copied: Path, made: Path, unpad: Shell
-) -> None:
+def test_a_merged_run_computes_the_same_without_the_base_and_every_verb_takes_it(copied, made, unpad):
     wanted = answers(copied / "tuned")
     assert float((wanted - answers(copied / "base")).abs().max()) > 1e-3
     merged = copied / "merged"
@@ -140,7 +131,7 @@ def test_a_merged_run_computes_the_same_without_the_base_and_every_verb_takes_it
     run(made / "toy.yaml", copied / "next", f"train.init_from={merged}", "train.max_steps=1")
 
 
-def test_merging_refuses_a_run_without_adapters_and_a_directory_in_use(made: Path, tmp_path: Path) -> None:
+def test_merging_refuses_a_run_without_adapters_and_a_directory_in_use(made, tmp_path):
     with pytest.raises(RecipeError, match="has no adapters"):
         merge_run(made / "base", tmp_path / "out")
     assert not (tmp_path / "out").exists()
@@ -148,7 +139,7 @@ def test_merging_refuses_a_run_without_adapters_and_a_directory_in_use(made: Pat
         merge_run(made / "tuned", made / "base")
 
 
-def test_what_is_private_stays_private_when_merged(copied: Path) -> None:
+def test_what_is_private_stays_private_when_merged(copied):
     (copied / "tuned").chmod(0o700)
     merged = merge_run(copied / "tuned", copied / "merged")
     assert merged.stat().st_mode & 0o077 == 0
@@ -156,9 +147,7 @@ def test_what_is_private_stays_private_when_merged(copied: Path) -> None:
 
 
 @pytest.mark.promise("adapters.run")
-def test_the_base_is_found_beside_the_run_and_refused_when_it_is_gone_or_changed(
-    copied: Path, made: Path, tmp_path: Path
-) -> None:
+def test_the_base_is_found_beside_the_run_and_refused_when_it_is_gone_or_changed(copied, made, tmp_path):
     state = checkpoint.load(copied / "tuned/checkpoints/best")
     assert state.values["base"]["run"] == str(made / "base")
     state.values["base"]["run"] = str(copied / "elsewhere/base")
@@ -174,7 +163,7 @@ def test_the_base_is_found_beside_the_run_and_refused_when_it_is_gone_or_changed
 
 
 @pytest.mark.promise("adapters.run")
-def test_a_run_whose_base_changed_is_not_resumed(made: Path, copied: Path) -> None:
+def test_a_run_whose_base_changed_is_not_resumed(made, copied):
     recipe = made / "toy.yaml"
     run(recipe, copied / "run", *tuning(copied), "train.max_steps=3")
     change_weights(copied / "base")
@@ -183,7 +172,7 @@ def test_a_run_whose_base_changed_is_not_resumed(made: Path, copied: Path) -> No
 
 
 @pytest.mark.promise("adapters.merge")
-def test_peft_opens_the_folder_of_the_run(made: Path) -> None:
+def test_peft_opens_the_folder_of_the_run(made):
     from peft import PeftModel
 
     from unpad.batching.batch import from_prompts

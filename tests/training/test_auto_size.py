@@ -32,7 +32,7 @@ FAMILIES: dict[str, tuple[Callable[[], Model], Callable[[], RaggedBatch]]] = {
 }
 
 
-def test_tensors_are_counted_while_they_live_and_views_never() -> None:
+def test_tensors_are_counted_while_they_live_and_views_never():
     with TensorMemory() as counted:
         kept = torch.zeros(1000)
         made = kept.view(10, 100) + 1
@@ -43,7 +43,7 @@ def test_tensors_are_counted_while_they_live_and_views_never() -> None:
     assert counted.peak == 8000
 
 
-def test_coefficients_are_found_and_none_is_negative() -> None:
+def test_coefficients_are_found_and_none_is_negative():
     sizes = [(100, 900), (100, 4000), (400, 5000), (300, 20000)]
     found = fit(sizes, [1000 + 50 * tokens + 2 * cells for tokens, cells in sizes])
     assert (found.fixed, found.per_token, found.per_cell) == pytest.approx((1000, 50, 2))
@@ -53,7 +53,7 @@ def test_coefficients_are_found_and_none_is_negative() -> None:
 
 @pytest.mark.promise("memory.auto")
 @pytest.mark.parametrize("family", FAMILIES)
-def test_small_passes_tell_the_peak_of_a_large_one(family: str) -> None:
+def test_small_passes_tell_the_peak_of_a_large_one(family):
     """Within 20 % of the counted bytes at eight times the size; of processes see benchmarks/memory.md."""
     model, batch = (make() for make in FAMILIES[family])
     loss_weights = {name: 1.0 for name in model.weights}
@@ -73,9 +73,7 @@ def sizes_of(folder: Path) -> int:
 
 
 @pytest.mark.promise("memory.auto")
-def test_auto_is_found_once_kept_as_a_number_and_changes_no_update(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_found_once_kept_as_a_number_and_changes_no_update(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path, plan={"tokens_per_step": 400, "tokens_per_micro": "auto"}, stages=[])
     ends = ("train.max_epochs=2",)
     monkeypatch.setattr(auto_size, "free_memory", lambda device: 1 << 40)

@@ -13,7 +13,7 @@ import pytest
 
 import unpad
 from benchmarks.equal_processes import digests
-from tests.helpers.endings import ENDINGS, UNLIKE, Ending, happen, killed_at, run_command
+from tests.helpers.endings import ENDINGS, UNLIKE, happen, killed_at, run_command
 from tests.helpers.toy import events, rows, write_toy
 from unpad.terminal.printing import resume_run
 from unpad.training.context import SaveClock
@@ -46,7 +46,7 @@ def train(folder: Path, *more: str) -> list[str]:
 
 @pytest.mark.nightly
 @pytest.mark.promise("processes.endings")
-def test_a_run_that_ends_in_every_way_has_the_bytes_of_one_that_does_not(tmp_path: Path) -> None:
+def test_a_run_that_ends_in_every_way_has_the_bytes_of_one_that_does_not(tmp_path):
     assert run_command(train(tmp_path / "calm"), 1, tmp_path / "outputs").codes == [0]
     folder = tmp_path / "run"
     for ending in ENDINGS:
@@ -66,7 +66,7 @@ def test_a_run_that_ends_in_every_way_has_the_bytes_of_one_that_does_not(tmp_pat
     assert digests(folder) == digests(tmp_path / "calm")
 
 
-def test_the_clock_of_the_first_process_decides_on_checkpoints_by_time(tmp_path: Path) -> None:
+def test_the_clock_of_the_first_process_decides_on_checkpoints_by_time(tmp_path):
     def stopped_clock(rank: int, size: int) -> None:
         if rank > 0:
             SaveClock.due = lambda self: False
@@ -76,7 +76,7 @@ def test_the_clock_of_the_first_process_decides_on_checkpoints_by_time(tmp_path:
     assert [event["step"] for event in events(tmp_path / "run", "checkpoint")] == [1, 2, 3]
 
 
-def test_a_script_whose_processes_torchrun_has_started_trains_one_run(tmp_path: Path) -> None:
+def test_a_script_whose_processes_torchrun_has_started_trains_one_run(tmp_path):
     recipe, folder = str(tmp_path / "toy.yaml"), tmp_path / "run"
     ended = run_command([], 2, tmp_path / "outputs", work=lambda: unpad.train(recipe, "train.max_steps=3", out=folder))
     assert (ended.codes, ended.error) == ([0, 0], "")
@@ -85,9 +85,7 @@ def test_a_script_whose_processes_torchrun_has_started_trains_one_run(tmp_path: 
 
 @pytest.mark.nightly
 @pytest.mark.promise("processes.endings")
-def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
     folder = tmp_path / "run"
 
@@ -112,7 +110,7 @@ def test_the_command_passes_ctrl_c_on_and_shows_one_error_of_three_lines(
 
 @pytest.mark.promise("processes.endings")
 @pytest.mark.parametrize("ending", UNLIKE, ids=lambda ending: ending.name)
-def test_processes_that_are_not_alike_are_named_before_they_write_a_checkpoint(tmp_path: Path, ending: Ending) -> None:
+def test_processes_that_are_not_alike_are_named_before_they_write_a_checkpoint(tmp_path, ending):
     (tmp_path / "changed").mkdir()
     for name in ("texts", "chats"):
         shutil.copy(f"{name}.jsonl", "changed")
@@ -125,7 +123,7 @@ def test_processes_that_are_not_alike_are_named_before_they_write_a_checkpoint(t
     assert not list((tmp_path / "run").glob("checkpoints/*"))
 
 
-def test_another_recipe_is_named(tmp_path: Path) -> None:
+def test_another_recipe_is_named(tmp_path):
     ended = run_command(train(tmp_path / "run"), 2, tmp_path / "outputs", own={1: ["optim.lr=1"]})
     assert ended.codes == [9, 9]
     assert "process 1 has another recipe than process 0" in ended.error

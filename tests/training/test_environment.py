@@ -25,14 +25,8 @@ ALSO = ", attention through torch for heads of 24"
     ],
 )
 def test_a_run_names_the_kernels_that_will_compute_it(
-    monkeypatch: pytest.MonkeyPatch,
-    enabled: bool,
-    native_heads: bool,
-    device: torch.device,
-    precision: str,
-    head_dim: int,
-    expected: str,
-) -> None:
+    monkeypatch, enabled, native_heads, device, precision, head_dim, expected
+):
     monkeypatch.setattr(library, "enabled", lambda: enabled)
     monkeypatch.setattr(library, "computes", lambda dtype: enabled and dtype != torch.float16)
     monkeypatch.setattr(library, "describe", lambda: "the library")

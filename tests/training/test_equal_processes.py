@@ -38,7 +38,7 @@ def trained(name: str, folder: Path, size: int, *, native: bool = True) -> dict[
 
 
 @pytest.mark.promise("processes.bytes")
-def test_texts_and_conversations_are_equal_at_every_number_of_processes(folder: Path) -> None:
+def test_texts_and_conversations_are_equal_at_every_number_of_processes(folder):
     expected = trained("zh_chat", folder, 1)
     for size in (2, 3, 4):
         assert trained("zh_chat", folder, size) == expected, size
@@ -46,7 +46,7 @@ def test_texts_and_conversations_are_equal_at_every_number_of_processes(folder: 
 
 @pytest.mark.promise("processes.bytes")
 @pytest.mark.parametrize("name", IN_TURNS)
-def test_runs_of_other_kinds_are_equal(name: str, folder: Path) -> None:
+def test_runs_of_other_kinds_are_equal(name, folder):
     if BY_NAME[name].starts:
         for size in (1, 2):
             if not (folder / f"native-{size}" / "zh_chat").exists():
@@ -56,7 +56,7 @@ def test_runs_of_other_kinds_are_equal(name: str, folder: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.promise("receipts.replay")
-def test_one_process_takes_a_step_of_several_again(folder: Path) -> None:
+def test_one_process_takes_a_step_of_several_again(folder):
     """With adapters, pairs and removed visual tokens."""
     for name in IN_TURNS:
         for start in ["zh_chat"] * bool(BY_NAME[name].starts) + [name]:
@@ -68,9 +68,7 @@ def test_one_process_takes_a_step_of_several_again(folder: Path) -> None:
 
 @pytest.mark.nightly
 @pytest.mark.promise("processes.bytes")
-def test_processes_of_the_system_write_equal_bytes_for_all_families(
-    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_processes_of_the_system_write_equal_bytes_for_all_families(folder, tmp_path, capsys):
     assert equal_processes.compare(REAL, [1, 3], "native", tmp_path, folder / "data") == 0
     said = capsys.readouterr().out
     assert said.count("3 processes") == said.count("  equal\n") == len(REAL)

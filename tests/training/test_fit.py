@@ -23,8 +23,7 @@ OWN = [{**stage, "plan": {"tokens_per_micro": size}} for stage, size in zip(TWO_
 
 @pytest.fixture(scope="module")
 def recipe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fit")
-    return write_toy(folder, plan={"tokens_per_step": 400, "tokens_per_micro": 4096})
+    return write_toy(tmp_path_factory.mktemp("fit"), plan={"tokens_per_step": 400, "tokens_per_micro": 4096})
 
 
 def setup_of(recipe: Path, *overrides: str, processes: int = 2) -> Setup:
@@ -42,7 +41,7 @@ def without_work(setup: Setup) -> list[int]:
     return counts
 
 
-def test_processes_without_work_are_named_with_two_remedies(recipe: Path) -> None:
+def test_processes_without_work_are_named_with_two_remedies(recipe):
     setup = setup_of(recipe)
     assert without_work(setup) == [1, 1]
     same, changes, notes = share_out(setup, [], fit=False)
@@ -60,7 +59,7 @@ def test_processes_without_work_are_named_with_two_remedies(recipe: Path) -> Non
     ]
 
 
-def test_fitting_gives_every_process_work_and_is_an_override(recipe: Path) -> None:
+def test_fitting_gives_every_process_work_and_is_an_override(recipe):
     setup, changes, notes = share_out(setup_of(recipe), [], fit=True)
     assert without_work(setup) == [0, 0]
     assert len(changes) == 1
@@ -73,7 +72,7 @@ def test_fitting_gives_every_process_work_and_is_an_override(recipe: Path) -> No
     assert (again, changes, notes) == (setup, [], []), "nothing is left to fit"
 
 
-def test_a_stage_with_a_size_of_its_own_is_fitted_by_itself(tmp_path: Path) -> None:
+def test_a_stage_with_a_size_of_its_own_is_fitted_by_itself(tmp_path):
     recipe = write_toy(tmp_path, plan={"tokens_per_step": 400}, stages=OWN)
     setup, changes, _ = share_out(setup_of(recipe), [], fit=True)
     assert [change.partition("=")[0] for change in changes] == ["stages.tune.plan.tokens_per_micro"]
@@ -83,9 +82,7 @@ def test_a_stage_with_a_size_of_its_own_is_fitted_by_itself(tmp_path: Path) -> N
 
 
 @pytest.mark.promise("processes.shares")
-def test_a_new_run_keeps_the_cut_and_goes_on_with_it(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_new_run_keeps_the_cut_and_goes_on_with_it(recipe, tmp_path, monkeypatch):
     folder = tmp_path / "run"
 
     def as_one_of_two(setup: Setup, overrides: Sequence[str], *, fit: bool) -> tuple[Setup, list[str], list[str]]:

@@ -34,7 +34,7 @@ LOSSES = {
 @pytest.mark.promise("run.missing-rows")
 @pytest.mark.parametrize("file", ["metrics.jsonl", "timing.jsonl"])
 @pytest.mark.parametrize("loss", LOSSES)
-def test_a_resume_names_the_steps_whose_rows_are_lost(trained: Path, tmp_path: Path, loss: str, file: str) -> None:
+def test_a_resume_names_the_steps_whose_rows_are_lost(trained, tmp_path, loss, file):
     calm, (lose, missing) = trained / "10", LOSSES[loss]
     shutil.copytree(trained / "8", tmp_path / "run")
     lose(tmp_path / "run" / file)
@@ -47,7 +47,7 @@ def test_a_resume_names_the_steps_whose_rows_are_lost(trained: Path, tmp_path: P
     assert rows(tmp_path / "run", "train")[-2:] == rows(calm, "train")[-2:]
 
 
-def test_an_epoch_whose_rows_are_partly_lost_has_no_mean_loss(tmp_path: Path) -> None:
+def test_an_epoch_whose_rows_are_partly_lost_has_no_mean_loss(tmp_path):
     recipe = write_toy(tmp_path, **SIX_STEPS)
     run(recipe, tmp_path / "calm", "train.max_epochs=2")
     first, second = rows(tmp_path / "calm", "epoch")
@@ -58,7 +58,7 @@ def test_an_epoch_whose_rows_are_partly_lost_has_no_mean_loss(tmp_path: Path) ->
     assert rows(tmp_path / "run", "epoch")[1] == second
 
 
-def test_a_checkpoint_that_comes_back_after_a_resume_without_it_leaves_no_silent_hole(tmp_path: Path) -> None:
+def test_a_checkpoint_that_comes_back_after_a_resume_without_it_leaves_no_silent_hole(tmp_path):
     recipe = write_toy(tmp_path, **SIX_STEPS)
     run(recipe, tmp_path / "run", "train.max_steps=8")
     newest = tmp_path / "run/checkpoints/step-00000008"
@@ -76,7 +76,7 @@ def test_a_checkpoint_that_comes_back_after_a_resume_without_it_leaves_no_silent
 
 
 @pytest.mark.parametrize("line", [{}, {"step": "eight", "kind": "train", "stage": "x"}, {"step": 1, "kind": "train"}])
-def test_a_line_without_its_fields_is_refused_by_place(tmp_path: Path, line: dict) -> None:
+def test_a_line_without_its_fields_is_refused_by_place(tmp_path, line):
     recipe = write_toy(tmp_path, **SIX_STEPS)
     run(recipe, tmp_path / "run", "train.max_steps=4")
     path = tmp_path / "run/metrics.jsonl"
@@ -87,9 +87,7 @@ def test_a_line_without_its_fields_is_refused_by_place(tmp_path: Path, line: dic
 
 
 @pytest.mark.promise("run.missing-rows")
-def test_a_resume_on_another_processor_says_that_bits_may_differ(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_resume_on_another_processor_says_that_bits_may_differ(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path, **SIX_STEPS)
     run(recipe, tmp_path / "run", "train.max_steps=4")
     now = torch.backends.cpu.get_cpu_capability()

@@ -131,9 +131,7 @@ NUM_KILLS = 10 if THREADS == 1 else 3  # beside other work two threads wait for 
 
 @pytest.mark.promise("speed.resumed", "train.exponential", "run.resumed")
 @pytest.mark.parametrize(("precision", "model"), [("fp32", {}), ("bf16", {}), ("bf16", NATIVE)])
-def test_a_run_that_was_killed_again_and_again_equals_one_that_was_not(
-    tmp_path: Path, precision: str, model: dict[str, int]
-) -> None:
+def test_a_run_that_was_killed_again_and_again_equals_one_that_was_not(tmp_path, precision, model):
     recipe = two_stages(tmp_path, precision, THREADS, **model)
     num_events = undisturbed(recipe, tmp_path / "calm")
     assert {row["stage"]: row["step"] for row in rows(tmp_path / "calm", "train")} == {"pretrain": 18, "tune": 30}
@@ -152,9 +150,7 @@ def test_a_run_that_was_killed_again_and_again_equals_one_that_was_not(
 
 @pytest.mark.promise("cli.exit-codes")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_signal_saves_and_ends_with_its_code_and_resume_goes_on_identically(
-    tmp_path: Path, number: int, code: int
-) -> None:
+def test_a_signal_saves_and_ends_with_its_code_and_resume_goes_on_identically(tmp_path, number, code):
     recipe = two_stages(tmp_path)
     undisturbed(recipe, tmp_path / "calm")
     folder = tmp_path / "run"
@@ -176,9 +172,7 @@ def test_a_signal_saves_and_ends_with_its_code_and_resume_goes_on_identically(
 
 
 @pytest.mark.promise("cli.exit-codes")
-def test_a_closed_terminal_saves_though_its_shell_sends_a_second_signal_and_nothing_can_be_printed(
-    tmp_path: Path,
-) -> None:
+def test_a_closed_terminal_saves_though_its_shell_sends_a_second_signal_and_nothing_can_be_printed(tmp_path):
     recipe, folder = two_stages(tmp_path), tmp_path / "run"
 
     def close() -> None:
@@ -199,7 +193,7 @@ def test_a_closed_terminal_saves_though_its_shell_sends_a_second_signal_and_noth
 
 
 @pytest.mark.promise("cli.exit-codes")
-def test_a_run_under_nohup_goes_on_when_the_terminal_is_closed(tmp_path: Path) -> None:
+def test_a_run_under_nohup_goes_on_when_the_terminal_is_closed(tmp_path):
     def action() -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
         at_event(5, lambda: os.kill(os.getpid(), signal.SIGHUP), kind="step")
@@ -209,7 +203,7 @@ def test_a_run_under_nohup_goes_on_when_the_terminal_is_closed(tmp_path: Path) -
 
 
 @pytest.mark.nightly
-def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path):
     recipe = two_stages(tmp_path)
 
     def twice() -> None:
@@ -229,7 +223,7 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-def test_the_command_itself_saves_on_ctrl_c(tmp_path: Path) -> None:
+def test_the_command_itself_saves_on_ctrl_c(tmp_path):
     recipe = two_stages(tmp_path)
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "unpad", "train", str(recipe), "--out", str(folder)]
@@ -251,7 +245,7 @@ def test_the_command_itself_saves_on_ctrl_c(tmp_path: Path) -> None:
     assert state.step == rows(folder, "train")[-1]["step"]
 
 
-def test_a_second_process_in_the_directory_is_refused_by_name_of_the_first(tmp_path: Path) -> None:
+def test_a_second_process_in_the_directory_is_refused_by_name_of_the_first(tmp_path):
     recipe = two_stages(tmp_path)
     folder, errors = tmp_path / "run", tmp_path / "errors"
     arrived, release = os.pipe(), os.pipe()

@@ -35,7 +35,7 @@ def totals(recipe: Path, folder: Path) -> tuple[list[str], int]:
 
 @pytest.mark.promise("run.lines")
 @pytest.mark.parametrize("case", UNEVEN)
-def test_every_line_names_the_last_step_of_the_whole_run(tmp_path: Path, case: str) -> None:
+def test_every_line_names_the_last_step_of_the_whole_run(tmp_path, case):
     sections = dict(UNEVEN[case])
     if "weight" in sections:
         sections = {
@@ -49,7 +49,7 @@ def test_every_line_names_the_last_step_of_the_whole_run(tmp_path: Path, case: s
 
 
 @pytest.mark.promise("run.lines")
-def test_a_total_that_is_not_planned_to_the_end_says_about(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_total_that_is_not_planned_to_the_end_says_about(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path, plan={"tokens_per_step": 70})
     monkeypatch.setattr(stage_module, "MOST_PLANNED", 0)
     out = StringIO()
@@ -60,7 +60,7 @@ def test_a_total_that_is_not_planned_to_the_end_says_about(tmp_path: Path, monke
     assert all(int(step) <= int(total) for step, _, total in shown)
 
 
-def test_a_run_is_known_to_the_step_only_if_every_stage_before_its_end_is() -> None:
+def test_a_run_is_known_to_the_step_only_if_every_stage_before_its_end_is():
     guessed = StageLength(Epochs((0,), (10,)), max_epochs=3, max_steps=None, planned={0: 10})
     known = StageLength(Epochs((0,), (4,)), max_epochs=2, max_steps=None, planned={0: 4, 1: 5})
     run = RunLength([guessed, None, known])

@@ -3,7 +3,6 @@
 import json
 import re
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,7 +39,7 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
 
 @pytest.mark.nightly
-def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path: Path) -> None:
+def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path):
     recipe = write_toy(tmp_path)
     for name in ("a", "b"):
         result = run(recipe, tmp_path / name)
@@ -54,9 +53,7 @@ def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path: Path) -> 
 
 
 @pytest.mark.promise("train.stages")
-def test_the_second_stage_starts_from_the_best_weights_of_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
-) -> None:
+def test_the_second_stage_starts_from_the_best_weights_of_the_first(tmp_path, monkeypatch, snapshots):
     monkeypatch.setattr(LOOP, "held_out", scripted_heldout([3.0, 5.0, 2.0, 1.0, 4.0]))
     result = run(write_toy(tmp_path), tmp_path / "run")
     train_rows = rows(tmp_path / "run", "train")
@@ -75,7 +72,7 @@ def test_the_second_stage_starts_from_the_best_weights_of_the_first(
 
 
 @pytest.mark.promise("train.stages")
-def test_a_stage_of_no_epochs_is_skipped_by_name(tmp_path: Path) -> None:
+def test_a_stage_of_no_epochs_is_skipped_by_name(tmp_path):
     recipe = write_toy(tmp_path)
     run(recipe, tmp_path / "first", "stages.tune.train.max_epochs=0")
     assert {row["stage"] for row in rows(tmp_path / "first")} == {"pretrain"}
@@ -88,9 +85,7 @@ def test_a_stage_of_no_epochs_is_skipped_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("train.patience")
-def test_patience_counts_checks_and_the_best_weights_come_back(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
-) -> None:
+def test_patience_counts_checks_and_the_best_weights_come_back(tmp_path, monkeypatch, snapshots):
     monkeypatch.setattr(LOOP, "held_out", scripted_heldout([5.0, 4.95, 4.8, 4.75, 4.79]))
     settings = {"max_epochs": 50, "eval_every": 1, "patience": 2, "min_delta": 0.1}
     result = run(write_toy(tmp_path, stages=[], train=settings), tmp_path / "run")
@@ -101,9 +96,7 @@ def test_patience_counts_checks_and_the_best_weights_come_back(
     assert "best 4.8000 at step 3, stopped at step 5, after epoch 0 of 50" in stop["message"]
 
 
-def test_minutes_end_a_run_as_steps_do_and_a_resume_goes_on_to_the_same_weights(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minutes_end_a_run_as_steps_do_and_a_resume_goes_on_to_the_same_weights(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path, train={"max_epochs": 1, "max_steps": 8, "weights": "last"})
     whole = run(recipe, tmp_path / "whole")
     asked = iter([False, False, True, *[False] * 20])
@@ -122,7 +115,7 @@ def test_minutes_end_a_run_as_steps_do_and_a_resume_goes_on_to_the_same_weights(
 
 
 @pytest.mark.promise("train.frozen")
-def test_frozen_parameters_stay_and_have_no_optimizer_state(tmp_path: Path) -> None:
+def test_frozen_parameters_stay_and_have_no_optimizer_state(tmp_path):
     recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 1})
     run(recipe, tmp_path / "free")
     run(recipe, tmp_path / "run", "train.freeze=[embed.*, blocks.0.attention.*]", "train.max_steps=4")
@@ -141,7 +134,7 @@ def test_frozen_parameters_stay_and_have_no_optimizer_state(tmp_path: Path) -> N
 
 
 @pytest.mark.promise("train.smoothing")
-def test_label_smoothing_trains_and_the_reported_loss_is_plain(tmp_path: Path) -> None:
+def test_label_smoothing_trains_and_the_reported_loss_is_plain(tmp_path):
     recipe = write_toy(tmp_path, model={**SMALL_MODEL, "dropout": 0.0}, train={"max_steps": 3, "max_epochs": 1})
     run(recipe, tmp_path / "plain")
     run(recipe, tmp_path / "smooth", "train.label_smoothing=0.2")
@@ -152,7 +145,7 @@ def test_label_smoothing_trains_and_the_reported_loss_is_plain(tmp_path: Path) -
     assert smooth[2]["loss"] != plain[2]["loss"]
 
 
-def test_a_rate_that_changes_by_epoch_is_constant_within_epochs_of_any_length(tmp_path: Path) -> None:
+def test_a_rate_that_changes_by_epoch_is_constant_within_epochs_of_any_length(tmp_path):
     recipe = write_toy(
         tmp_path, stages=[], plan={"tokens_per_step": 100}, optim={"per": "epoch"}, train={"max_epochs": 3},
         data={"chat": None},
@@ -191,9 +184,7 @@ FAULTS = {
 
 @pytest.mark.promise("train.refusals")
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_step_that_is_not_finite_stops_by_name_and_the_step_before_is_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
-) -> None:
+def test_a_step_that_is_not_finite_stops_by_name_and_the_step_before_is_saved(tmp_path, monkeypatch, fault):
     recipe = write_toy(tmp_path, plan={"tokens_per_micro": 4096}, checkpoint={"every": 100})  # one micro-batch a step
     run(recipe, tmp_path / "calm")
     with monkeypatch.context() as patch:
@@ -209,9 +200,7 @@ def test_a_step_that_is_not_finite_stops_by_name_and_the_step_before_is_saved(
 
 
 @pytest.mark.promise("train.clipping")
-def test_skipping_leaves_the_weights_alone_and_is_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
-) -> None:
+def test_skipping_leaves_the_weights_alone_and_is_counted(tmp_path, monkeypatch, snapshots):
     recipe = write_toy(tmp_path, plan={"tokens_per_micro": 4096}, train={"on_nonfinite": "skip", "max_skips": 3})
     monkeypatch.setattr(Decoder, "losses", spoiled(4, FAULTS["loss"], calls=2))
     run(recipe, tmp_path / "run", "train.max_steps=8")
@@ -226,9 +215,7 @@ def test_skipping_leaves_the_weights_alone_and_is_counted(
         run(recipe, tmp_path / "worse")
 
 
-def test_an_overflow_of_fp16_is_no_fault_halves_the_scale_and_is_not_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, snapshots: list[dict[str, Any]]
-) -> None:
+def test_an_overflow_of_fp16_is_no_fault_halves_the_scale_and_is_not_counted(tmp_path, monkeypatch, snapshots):
     recipe = write_toy(tmp_path, plan={"tokens_per_micro": 4096}, precision="fp16", checkpoint={"every": 100})
     monkeypatch.setattr(Decoder, "losses", spoiled(2, FAULTS["loss"]))
     run(recipe, tmp_path / "run", "train.max_steps=5")  # train.on_nonfinite is stop
@@ -242,9 +229,7 @@ def test_an_overflow_of_fp16_is_no_fault_halves_the_scale_and_is_not_counted(
 
 
 @pytest.mark.promise("memory.sequence")
-def test_a_sequence_without_memory_is_named_with_its_place_and_the_setting(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sequence_without_memory_is_named_with_its_place_and_the_setting(tmp_path, monkeypatch):
     def forward(self: Decoder, batch: RaggedBatch, *arguments: object, **named: object) -> torch.Tensor:
         raise RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: tried")
 
@@ -264,7 +249,7 @@ def test_a_sequence_without_memory_is_named_with_its_place_and_the_setting(
 
 @pytest.mark.nightly
 @pytest.mark.promise("train.precisions")
-def test_bf16_follows_fp32(tmp_path: Path) -> None:
+def test_bf16_follows_fp32(tmp_path):
     recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 2})
     losses = {
         precision: run(recipe, tmp_path / precision, f"precision={precision}").heldout_loss
@@ -276,9 +261,7 @@ def test_bf16_follows_fp32(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("memory.low-power")
-def test_the_low_power_profile_bounds_threads_precision_and_micro_batches(
-    tmp_path: Path, snapshots: list[dict[str, Any]]
-) -> None:
+def test_the_low_power_profile_bounds_threads_precision_and_micro_batches(tmp_path, snapshots):
     recipe = write_toy(tmp_path, plan={"tokens_per_step": 5000, "tokens_per_micro": 5000}, precision="auto")
     low = run(recipe, tmp_path / "low", "profile=low_power", "plan.tokens_per_micro=auto")
     assert max(max(shot["sizes"]) for shot in snapshots) <= 512
@@ -296,7 +279,7 @@ def test_the_low_power_profile_bounds_threads_precision_and_micro_batches(
 
 
 @pytest.mark.promise("run.timers")
-def test_the_timed_parts_add_up_to_the_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timed_parts_add_up_to_the_whole_run(tmp_path, monkeypatch):
     """By a clock that goes on where work is done: each part has its own, and nothing is left over."""
     clock = [100.0]
 

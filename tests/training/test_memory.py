@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,7 +13,6 @@ from tests.conftest import random_batch, tiny_model
 from tests.helpers.faults import NO_MEMORY
 from tests.helpers.image_models import random_images, random_squares, small_cnn, tiny_vit
 from tests.helpers.paths import PATHS, on
-from tests.helpers.paths import Path as Kernels
 from tests.helpers.patients import random_patients, tiny_patients_model
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
 from tests.helpers.vision import GRIDS, prepare, tiny
@@ -113,7 +111,7 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor]) -> None:
     ("kind", "path"),
     [*((kind, PATHS[-1]) for kind in MODELS), *((kind, path) for path in PATHS[:-1] for kind in ("text", "questions"))],
 )
-def test_a_micro_batch_without_memory_is_cut_and_has_the_same_gradient(kind: str, path: Kernels) -> None:
+def test_a_micro_batch_without_memory_is_cut_and_has_the_same_gradient(kind, path):
     """Memory ends early in the forward pass, late in it, and in the backward pass; dropout and noise are on."""
     make, batch = MODELS[kind][0], MODELS[kind][1]()
     with on(path):
@@ -129,7 +127,7 @@ def test_a_micro_batch_without_memory_is_cut_and_has_the_same_gradient(kind: str
 
 @pytest.mark.promise("memory.cut")
 @ALL
-def test_parts_and_micro_batches_of_single_sequences_have_the_same_gradient(kind: str) -> None:
+def test_parts_and_micro_batches_of_single_sequences_have_the_same_gradient(kind):
     make, batch = MODELS[kind][0], MODELS[kind][1]()
     model, singles = make(), [batch.select([i]) for i in range(batch.num_seqs)]
     whole = gradients(model, [batch], None)
@@ -138,7 +136,7 @@ def test_parts_and_micro_batches_of_single_sequences_have_the_same_gradient(kind
 
 
 @pytest.mark.promise("memory.cut")
-def test_a_run_with_dropout_does_not_depend_on_the_size_of_micro_batches(tmp_path: Path) -> None:
+def test_a_run_with_dropout_does_not_depend_on_the_size_of_micro_batches(tmp_path):
     recipe = write_toy(tmp_path / "toy", precision="fp32", model={"dropout": 0.1, "embed_dropout": 0.1})
     for size in (4096, 64, 1):
         run(recipe, tmp_path / str(size), f"plan.tokens_per_micro={size}", "train.max_steps=6", "precision=fp32")
@@ -150,7 +148,7 @@ def test_a_run_with_dropout_does_not_depend_on_the_size_of_micro_batches(tmp_pat
 
 @pytest.mark.promise("memory.cut")
 @pytest.mark.parametrize("exact", [True, False])
-def test_an_update_of_several_micro_batches_begins_again_with_the_first(exact: bool) -> None:
+def test_an_update_of_several_micro_batches_begins_again_with_the_first(exact):
     """Memory ends in a backward pass, when later layers have their gradients: that pass, and those before it, leave
     nothing."""
     model = MODELS["text"][0]()
@@ -172,7 +170,7 @@ def test_an_update_of_several_micro_batches_begins_again_with_the_first(exact: b
 
 
 @pytest.mark.promise("memory.cut")
-def test_the_parts_of_a_micro_batch_are_added_before_they_are_rounded() -> None:
+def test_the_parts_of_a_micro_batch_are_added_before_they_are_rounded():
     """A sum of rounded parts is another number: parts far below the quantum would be lost."""
     model = tiny_model(torch.float32)
     for parameter in model.parameters():
@@ -191,7 +189,7 @@ def test_the_parts_of_a_micro_batch_are_added_before_they_are_rounded() -> None:
     assert len(taken) == 2
 
 
-def test_what_was_learnt_holds_for_later_updates_and_without_an_error_bits_stay() -> None:
+def test_what_was_learnt_holds_for_later_updates_and_without_an_error_bits_stay():
     model, batch = tiny_model(**HEADS, **DROPS), random_batch([9, 1, 20, 3, 3, 12])
     room = Room()
     whole = gradients(model, [batch], None)
@@ -212,7 +210,7 @@ def test_what_was_learnt_holds_for_later_updates_and_without_an_error_bits_stay(
     assert all(torch.equal(value, again[name]) for name, value in gradients(model, [batch], Room(learnt)).items())
 
 
-def test_a_sequence_that_does_not_fit_by_itself_is_named() -> None:
+def test_a_sequence_that_does_not_fit_by_itself_is_named():
     model = tiny_model()
     batch = replace(random_batch([9, 30, 3]), seq_ids=torch.tensor([5, 7, 8]))
     told = model.losses
@@ -229,7 +227,7 @@ def test_a_sequence_that_does_not_fit_by_itself_is_named() -> None:
     assert caught.value.exit_code == 8
 
 
-def test_all_processes_adopt_the_least_bound() -> None:
+def test_all_processes_adopt_the_least_bound():
     room = Room(200, messages=["own"])
     room.agree([(None, []), (100, ["other"]), (200, ["own"])])
     assert (room.most, room.messages) == (100, ["process 1: other", "process 2: own"])
@@ -254,7 +252,7 @@ def small_machine(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.promise("memory.cut")
-def test_a_run_learns_what_fits_says_so_and_goes_on_as_it_would_have(tmp_path: Path, small_machine: list[int]) -> None:
+def test_a_run_learns_what_fits_says_so_and_goes_on_as_it_would_have(tmp_path, small_machine):
     """Dropout is on; a resumed run knows the bound, and ends with the bytes of one that was not interrupted."""
     recipe = write_toy(tmp_path)
     run(recipe, tmp_path / "whole", "train.max_steps=9")

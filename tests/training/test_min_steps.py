@@ -26,7 +26,7 @@ def same_run(a: Path, b: Path) -> bool:
 
 
 @pytest.mark.nightly
-def test_larger_data_keeps_its_bits_and_small_data_has_those_of_more_epochs(tmp_path: Path) -> None:
+def test_larger_data_keeps_its_bits_and_small_data_has_those_of_more_epochs(tmp_path):
     plain = run(one_stage(tmp_path), tmp_path / "plain")
     assert run(one_stage(tmp_path, min_steps=plain.step), tmp_path / "enough").step == plain.step
     assert same_run(tmp_path / "enough", tmp_path / "plain")
@@ -58,9 +58,7 @@ def test_larger_data_keeps_its_bits_and_small_data_has_those_of_more_epochs(tmp_
         ({"max_steps": 11}, ["train: 11 steps, then train.max_steps=11 ends it"]),
     ],
 )  # fmt: skip
-def test_a_run_tells_its_steps_and_where_they_are_few(
-    settings: dict[str, int], expected: list[str], tmp_path: Path
-) -> None:
+def test_a_run_tells_its_steps_and_where_they_are_few(settings, expected, tmp_path):
     out = StringIO()
     train(str(one_stage(tmp_path, **settings)), tmp_path / "run", [], console=Console(file=out, width=300))
     assert [line for line in out.getvalue().splitlines() if line.startswith(("train: ", "warning: "))] == expected

@@ -14,6 +14,8 @@ from unpad.evaluation import run as evaluation
 from unpad.run import checkpoint
 from unpad.run.folder import COMMAND
 
+pytestmark = pytest.mark.promise("input.run-directory")
+
 STEPS = "train.max_steps=6"
 Two = tuple[Path, Path, Path]  # a recipe, and two runs of it
 
@@ -48,11 +50,8 @@ def before_step(number: int, act: Callable[[], object], monkeypatch: pytest.Monk
     monkeypatch.setattr(LOOP, "train_step", step)
 
 
-@pytest.mark.promise("input.run-directory")
 @pytest.mark.parametrize("then", ["nothing", "another run", "a link to another run", "a lock file alone"])
-def test_a_run_that_is_renamed_in_training_ends_and_writes_nothing_at_its_old_name(
-    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
-) -> None:
+def test_a_run_that_is_renamed_in_training_ends_and_writes_nothing_at_its_old_name(two, tmp_path, monkeypatch, then):
     recipe, calm, other = two
     folder, moved = tmp_path / "a", tmp_path / "a-old"
 
@@ -82,10 +81,7 @@ def test_a_run_that_is_renamed_in_training_ends_and_writes_nothing_at_its_old_na
     assert (moved / "metrics.jsonl").read_bytes() == (calm / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.promise("input.run-directory")
-def test_a_run_goes_on_through_a_link_at_its_old_name_that_leads_to_it(
-    two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_through_a_link_at_its_old_name_that_leads_to_it(two, tmp_path, monkeypatch):
     folder, moved = tmp_path / "a", tmp_path / "disk"
 
     def move() -> None:
@@ -97,16 +93,14 @@ def test_a_run_goes_on_through_a_link_at_its_old_name_that_leads_to_it(
     assert (moved / "metrics.jsonl").read_bytes() == (two[1] / "metrics.jsonl").read_bytes()
 
 
-@pytest.mark.promise("input.run-directory")
-def test_a_run_without_its_lock_file_ends(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_its_lock_file_ends(two, tmp_path, monkeypatch):
     before_step(2, (tmp_path / "a" / "run.lock").unlink, monkeypatch)
     with pytest.raises(DiskError, match="it is gone from there"):
         run(two[0], tmp_path / "a", STEPS)
     assert len(rows(tmp_path / "a", "train")) == 1
 
 
-@pytest.mark.promise("input.run-directory")
-def test_the_checkpoint_of_another_run_is_refused_with_both_ids(two: Two, tmp_path: Path) -> None:
+def test_the_checkpoint_of_another_run_is_refused_with_both_ids(two, tmp_path):
     recipe, one, other = two
     folder = tmp_path / "a"
     shutil.copytree(one, folder)
@@ -129,8 +123,7 @@ def test_the_checkpoint_of_another_run_is_refused_with_both_ids(two: Two, tmp_pa
         checkpoint.newest_weights(folder)
 
 
-@pytest.mark.promise("input.run-directory")
-def test_a_copy_of_a_run_goes_on_and_so_does_a_run_of_an_earlier_version(two: Two, tmp_path: Path) -> None:
+def test_a_copy_of_a_run_goes_on_and_so_does_a_run_of_an_earlier_version(two, tmp_path):
     recipe, one, _ = two
     shutil.copytree(one, tmp_path / "copy")
     run(recipe, tmp_path / "copy", "train.max_steps=7", resume=True)
@@ -142,8 +135,7 @@ def test_a_copy_of_a_run_goes_on_and_so_does_a_run_of_an_earlier_version(two: Tw
     assert [event["step"] for event in events(tmp_path / "copy", "resumed")] == [6, 7]
 
 
-@pytest.mark.promise("input.run-directory")
-def test_an_evaluation_is_not_kept_in_another_run(two: Two, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_evaluation_is_not_kept_in_another_run(two, tmp_path, monkeypatch):
     shutil.copytree(two[1], tmp_path / "a")
     measure = evaluation._measure
 

@@ -1,7 +1,6 @@
 """One process uses nothing of torch.distributed; older runs are told what changes in updates of many micro-batches."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
@@ -16,7 +15,7 @@ USED = ("init_process_group", "new_group", "all_reduce", "all_gather", "broadcas
 
 
 @pytest.mark.promise("processes.one")
-def test_one_process_uses_nothing_of_torch_distributed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_uses_nothing_of_torch_distributed(tmp_path, monkeypatch):
     def refused(*given: object, **options: object) -> None:
         raise AssertionError("torch.distributed was used")
 
@@ -29,7 +28,7 @@ def test_one_process_uses_nothing_of_torch_distributed(tmp_path: Path, monkeypat
     assert not dist.is_initialized()
 
 
-def test_a_run_of_an_earlier_version_is_told_that_its_draws_change(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_is_told_that_its_draws_change(tmp_path):
     """Once: from then on its checkpoints have the new rule."""
     recipe, folder = write_toy(tmp_path), tmp_path / "run"
     run(recipe, folder, "train.max_steps=3")

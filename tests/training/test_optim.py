@@ -11,28 +11,20 @@ from hypothesis import strategies as st
 from tests.conftest import random_batch, tiny_model
 from unpad.errors import RecipeError
 from unpad.recipes.training import OptimSettings
-from unpad.training.optim import (
-    Epochs,
-    Schedule,
-    freeze,
-    load_optimizer_tensors,
-    make_optimizer,
-    optimizer_tensors,
-    update,
-)
+from unpad.training import optim
 from unpad.training.step import train_step
 
-ONE = Epochs((0,), (1,))
+ONE = optim.Epochs((0,), (1,))
 
 
 def rates(total: int, steps_per_epoch: int = 10, **fields: Any) -> list[float]:
     chosen = OptimSettings(**{"lr": 1e-3, "warmup": 0, **fields})
-    schedule = Schedule(chosen, Epochs((0,), (steps_per_epoch,)), total)
+    schedule = optim.Schedule(chosen, optim.Epochs((0,), (steps_per_epoch,)), total)
     return [schedule.rate(step, step // steps_per_epoch) for step in range(total)]
 
 
 @pytest.mark.promise("train.exponential")
-def test_exponential_decay_has_the_documented_values() -> None:
+def test_exponential_decay_has_the_documented_values():
     by_update = rates(1000, 10, schedule="exponential")
     assert by_update[0] == 1e-3
     assert by_update[100] == pytest.approx(9.50e-4, abs=5e-7)  # epoch 10
@@ -44,7 +36,7 @@ def test_exponential_decay_has_the_documented_values() -> None:
 
 
 @pytest.mark.promise("train.exponential")
-def test_warm_up_reaches_its_peak_at_the_stated_step() -> None:
+def test_warm_up_reaches_its_peak_at_the_stated_step():
     found = rates(200, schedule="warmup", warmup=0.1)
     assert found[:3] == pytest.approx([0.5e-4, 1e-4, 1.5e-4])
     assert found.index(1e-3) == 19  # the last of the 20 steps that are a tenth of 200
@@ -54,7 +46,7 @@ def test_warm_up_reaches_its_peak_at_the_stated_step() -> None:
 
 
 @pytest.mark.promise("train.restarts")
-def test_restarts_come_at_exact_steps_with_one_percent_just_before_each() -> None:
+def test_restarts_come_at_exact_steps_with_one_percent_just_before_each():
     found = rates(120, schedule="restarts", restarts=3)
     assert [step for step, rate in enumerate(found) if rate == 1e-3] == [0, 30, 60, 90]
     assert [found[step] for step in (29, 59, 89, 119)] == pytest.approx([1e-5] * 4)
@@ -65,7 +57,7 @@ def test_restarts_come_at_exact_steps_with_one_percent_just_before_each() -> Non
 
 
 @pytest.mark.promise("train.restarts", "patients.weights")
-def test_cycles_that_grow_restart_where_sgdr_does() -> None:
+def test_cycles_that_grow_restart_where_sgdr_does():
     fields: dict[str, Any] = {"schedule": "restarts", "first_cycle": 1000, "cycle_factor": 2, "floor": 0.01}
     found = rates(15000, **fields)
     starts = [0, 1000, 3000, 7000]
@@ -91,18 +83,13 @@ def test_cycles_that_grow_restart_where_sgdr_does() -> None:
 @pytest.mark.promise("train.restarts")
 @settings(deadline=None)
 @given(
-    schedule=st.sampled_from(["cosine", "restarts"]),
-    total=st.integers(2, 400),
-    restarts=st.integers(0, 20),
-    warmup=st.floats(0, 0.5),
-    floor=st.floats(0, 1),
-)
-def test_the_last_step_is_at_the_floor_for_any_total(
-    schedule: str, total: int, restarts: int, warmup: float, floor: float
-) -> None:
+    schedule=st.sampled_from(["cosine", "restarts"]), total=st.integers(2, 400), restarts=st.integers(0, 20),
+    warmup=st.floats(0, 0.5), floor=st.floats(0, 1),
+)  # fmt: skip
+def test_the_last_step_is_at_the_floor_for_any_total(schedule, total, restarts, warmup, floor):
     assume(schedule == "cosine" or restarts < total)
     chosen = OptimSettings(lr=1e-3, schedule=schedule, restarts=restarts, warmup=warmup, floor=floor)
-    schedule = Schedule(chosen, ONE, total)
+    schedule = optim.Schedule(chosen, ONE, total)
     schedule.check()
     found = [schedule.rate(step, step) for step in range(total)]
     assert found[-1] == pytest.approx(1e-3 * floor)
@@ -115,21 +102,23 @@ def test_the_last_step_is_at_the_floor_for_any_total(
 
 
 @pytest.mark.promise("train.restarts")
-def test_as_many_restarts_as_steps_are_refused() -> None:
+def test_as_many_restarts_as_steps_are_refused():
     chosen = OptimSettings(schedule="restarts", restarts=5)
-    Schedule(chosen, ONE, 6).check()
+    optim.Schedule(chosen, ONE, 6).check()
     for total in (5, 4):
         with pytest.raises(RecipeError, match=f"5 restarts do not fit into {total} steps") as caught:
-            Schedule(chosen, ONE, total).check()
+            optim.Schedule(chosen, ONE, total).check()
         assert f"at most {total - 1}" in caught.value.fix
     with pytest.raises(RecipeError, match="do not fit into 5 epochs"):
-        Schedule(OptimSettings(schedule="restarts", restarts=5, per="epoch"), Epochs((0,), (10,)), 50).check()
+        optim.Schedule(
+            OptimSettings(schedule="restarts", restarts=5, per="epoch"), optim.Epochs((0,), (10,)), 50
+        ).check()
 
 
 # --------------------------------------------------------------------------- groups and state
 
 
-def test_each_limit_holds_for_the_norm_of_its_own_gradients() -> None:
+def test_each_limit_holds_for_the_norm_of_its_own_gradients():
     """Norms 3, 4 and 12, of which the first group has a limit of its own, the second one that it keeps to."""
     parts = [torch.nn.Parameter(torch.zeros(2)) for _ in range(3)]
     for part, norm in zip(parts, (3.0, 4.0, 12.0), strict=True):
@@ -138,25 +127,24 @@ def test_each_limit_holds_for_the_norm_of_its_own_gradients() -> None:
         {"params": [part], "clip": clip, "part": i}
         for i, (part, clip) in enumerate(zip(parts, (1, 5, None), strict=True))
     ]
-    update(torch.optim.SGD(groups, lr=0.0), torch.tensor(13.0), clip=6.0)
+    optim.update(torch.optim.SGD(groups, lr=0.0), torch.tensor(13.0), clip=6.0)
     assert [float(part.grad[1]) for part in parts] == pytest.approx([1.0, 4.0, 6.0], rel=1e-5)
 
 
 @pytest.mark.parametrize(("norm", "touched"), [(4.9, False), (5.0, True), (5.1, True)])
-def test_gradients_within_the_limit_are_not_multiplied(norm: float, touched: bool) -> None:
+def test_gradients_within_the_limit_are_not_multiplied(norm, touched):
     part = torch.nn.Parameter(torch.zeros(2))
     part.grad = gradient = torch.tensor([0.6, 0.8]) * norm
-    before = gradient.clone()
-    expected = before * (5 / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)
+    expected = gradient.clone() * (5 / (torch.tensor(norm) + 1e-6)).clamp(max=1.0)
     version = gradient._version
-    update(torch.optim.SGD([part], lr=0.0), torch.tensor(norm), clip=5.0)
+    optim.update(torch.optim.SGD([part], lr=0.0), torch.tensor(norm), clip=5.0)
     assert torch.equal(gradient, expected)
     assert (gradient._version != version) == touched
 
 
-def test_only_matrices_decay_and_never_embeddings() -> None:
+def test_only_matrices_decay_and_never_embeddings():
     model = tiny_model(norm="layernorm", activation="relu", bias=True, positions="learned", tied=False)
-    optimizer = make_optimizer(model, OptimSettings(weight_decay=0.3))
+    optimizer = optim.make_optimizer(model, OptimSettings(weight_decay=0.3))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     decays = {
         names[id(parameter)]: group["weight_decay"] for group in optimizer.param_groups for parameter in group["params"]
@@ -168,40 +156,40 @@ def test_only_matrices_decay_and_never_embeddings() -> None:
 
 
 @pytest.mark.promise("train.frozen")
-def test_freezing_by_pattern_counts_and_can_be_undone() -> None:
+def test_freezing_by_pattern_counts_and_can_be_undone():
     model = tiny_model()
     total = sum(parameter.numel() for parameter in model.parameters())
-    assert freeze(model, ["embed.*"]) == model.embed.weight.numel()
+    assert optim.freeze(model, ["embed.*"]) == model.embed.weight.numel()
     assert not model.embed.weight.requires_grad
     assert (
-        sum(len(group["params"]) for group in make_optimizer(model, OptimSettings()).param_groups)
+        sum(len(group["params"]) for group in optim.make_optimizer(model, OptimSettings()).param_groups)
         == len(list(model.parameters())) - 1
     )
-    assert freeze(model, []) == 0
+    assert optim.freeze(model, []) == 0
     assert sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad) == total
     with pytest.raises(RecipeError, match="every parameter is frozen"):
-        freeze(model, ["*"])
+        optim.freeze(model, ["*"])
     with pytest.raises(RecipeError, match=r'"blocks\.9\.\*" matches no parameter') as caught:
-        freeze(model, ["blocks.9.*"])
+        optim.freeze(model, ["blocks.9.*"])
     assert "embed.weight" in caught.value.fix
 
 
-def test_an_optimizer_put_back_takes_the_same_steps() -> None:
+def test_an_optimizer_put_back_takes_the_same_steps():
     batch, chosen = random_batch([9, 14, 3]), OptimSettings(lr=0.01)
 
     def step(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         train_step(model, [batch], optimizer, weights={"cross_entropy": 1.0}, precision="fp32", clip=1.0)
 
     model = tiny_model(torch.float32)
-    optimizer = make_optimizer(model, chosen)
+    optimizer = optim.make_optimizer(model, chosen)
     for _ in range(3):
         step(model, optimizer)
-    tensors = {name: value.clone() for name, value in optimizer_tensors(model, optimizer).items()}
+    tensors = {name: value.clone() for name, value in optim.optimizer_tensors(model, optimizer).items()}
     assert {name.rpartition(".")[2] for name in tensors} == {"exp_avg", "exp_avg_sq", "step"}
     copy = tiny_model(torch.float32)
     copy.load_state_dict(model.state_dict())
-    other = make_optimizer(copy, chosen)
-    load_optimizer_tensors(copy, other, tensors)
+    other = optim.make_optimizer(copy, chosen)
+    optim.load_optimizer_tensors(copy, other, tensors)
     for _ in range(2):
         step(model, optimizer)
         step(copy, other)

@@ -1,7 +1,5 @@
 """Whole runs in fp16: they learn as in fp32, and go on as if they had not been stopped."""
 
-from pathlib import Path
-
 import pytest
 
 from tests.helpers.toy import rows, run, same_tensors, weights, write_toy
@@ -11,7 +9,7 @@ STAGE = [{"name": "train", "use": ["text", "chat"], "train": {"max_epochs": 3}}]
 
 @pytest.mark.promise("train.precisions")
 @pytest.mark.nightly
-def test_fp16_reaches_the_held_out_loss_of_fp32_and_resumes_to_the_bit(tmp_path: Path) -> None:
+def test_fp16_reaches_the_held_out_loss_of_fp32_and_resumes_to_the_bit(tmp_path):
     recipe = write_toy(tmp_path, stages=STAGE, train={"threads": 1, "eval_every": 10}, optim={"schedule": "constant"})
     for precision in ("fp32", "fp16"):
         run(recipe, tmp_path / precision, f"precision={precision}", "train.max_steps=40")

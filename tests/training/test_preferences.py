@@ -46,7 +46,7 @@ def metrics_of(folder: Path, kind: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.promise("pairs.reference")
-def test_training_begins_at_the_reference_and_prefers_chosen_replies_in_the_end(place: Path) -> None:
+def test_training_begins_at_the_reference_and_prefers_chosen_replies_in_the_end(place):
     steps, checks = metrics_of(place / "tuned", "train"), metrics_of(place / "tuned", "eval")
     first = steps[0]["values"]
     assert first["preference"] == pytest.approx(math.log(2), rel=1e-6)
@@ -64,7 +64,7 @@ def test_training_begins_at_the_reference_and_prefers_chosen_replies_in_the_end(
 
 
 @pytest.mark.promise("pairs.reference")
-def test_a_killed_run_resumes_with_equal_bits(place: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_run_resumes_with_equal_bits(place, cache, monkeypatch):
     start = f"train.init_from={place / 'start'}"
     recipe, halted = place / "toy.yaml", place / "halted"
     with pytest.raises(Stopped):
@@ -77,7 +77,7 @@ def test_a_killed_run_resumes_with_equal_bits(place: Path, cache: Path, monkeypa
     assert (halted / "metrics.jsonl").read_bytes() == (place / "tuned" / "metrics.jsonl").read_bytes()
 
 
-def test_a_run_without_its_reference_does_not_go_on(place: Path) -> None:
+def test_a_run_without_its_reference_does_not_go_on(place):
     start, recipe, halted = f"train.init_from={place / 'start'}", place / "toy.yaml", place / "no_reference"
     run(recipe, halted, start, "train.max_steps=3")
     (halted / REFERENCE).write_bytes(b"damaged")
@@ -90,10 +90,9 @@ def shown(found: dict[str, Metric]) -> dict[str, float]:
 
 
 @pytest.mark.promise("pairs.eval")
-def test_eval_has_accuracy_and_margin_with_intervals(place: Path) -> None:
+def test_eval_has_accuracy_and_margin_with_intervals(place):
     held, _ = evaluate_run(str(place / "tuned"), part="valid")
-    last = metrics_of(place / "tuned", "eval")
-    best = next(row for row in reversed(last) if row["best"])
+    best = next(row for row in reversed(metrics_of(place / "tuned", "eval")) if row["best"])
     assert shown(held) == pytest.approx(
         {"loss": best["loss"], "accuracy": best["values"]["accuracy"], "margin": best["values"]["margin"]}, rel=1e-6
     )
@@ -104,7 +103,7 @@ def test_eval_has_accuracy_and_margin_with_intervals(place: Path) -> None:
 
 
 @pytest.mark.promise("pairs.eval")
-def test_new_pairs_are_compared_with_the_weights_that_training_started_from(place: Path) -> None:
+def test_new_pairs_are_compared_with_the_weights_that_training_started_from(place):
     own, _ = evaluate_run(str(place / "tuned"), part="test")
     new = place / "new.jsonl"
     write_rows(new, rows()[:4])
@@ -119,7 +118,7 @@ def test_new_pairs_are_compared_with_the_weights_that_training_started_from(plac
 
 
 @pytest.mark.promise("pairs.reference")
-def test_a_stage_of_pairs_starts_from_the_weights_of_the_stage_before(place: Path) -> None:
+def test_a_stage_of_pairs_starts_from_the_weights_of_the_stage_before(place):
     stages = [
         {"name": "tune", "use": ["chat"], "train": {"max_epochs": 1}},
         {"name": "prefer", "use": ["pairs"], "train": {"max_epochs": 1, "beta": 0.5}},
@@ -140,7 +139,7 @@ def test_a_stage_of_pairs_starts_from_the_weights_of_the_stage_before(place: Pat
 @pytest.mark.nightly
 @pytest.mark.promise("pairs.eval")
 @pytest.mark.slow  # imports peft
-def test_adapters_learn_pairs_against_their_base(place: Path, cache: Path) -> None:
+def test_adapters_learn_pairs_against_their_base(place, cache):
     start, recipe, folder = f"train.init_from={place / 'start'}", place / "toy.yaml", place / "adapted"
     tuning = [start, "lora.r=3", "train.max_epochs=2"]
     with pytest.raises(Stopped):
@@ -162,13 +161,13 @@ def test_adapters_learn_pairs_against_their_base(place: Path, cache: Path) -> No
 
 
 @pytest.mark.promise("pairs.reference")
-def test_without_learned_weights_to_start_from_it_is_refused(place: Path) -> None:
+def test_without_learned_weights_to_start_from_it_is_refused(place):
     with pytest.raises(RecipeError, match="random"):
         run(place / "toy.yaml", place / "random")
     assert not (place / "random").exists()
 
 
-def test_replies_beyond_the_context_are_refused_or_dropped_with_their_pair(place: Path) -> None:
+def test_replies_beyond_the_context_are_refused_or_dropped_with_their_pair(place):
     start, recipe = f"train.init_from={place / 'start'}", place / "toy.yaml"
     with pytest.raises(RecipeError, match="never cut"):
         run(recipe, place / "cut", start, "plan.max_tokens=30")
@@ -178,7 +177,7 @@ def test_replies_beyond_the_context_are_refused_or_dropped_with_their_pair(place
     assert stage["ledger"]["dropped"]["too_long"] > 0
 
 
-def test_a_source_may_be_drawn_in_part_with_both_replies_of_each_pair(place: Path) -> None:
+def test_a_source_may_be_drawn_in_part_with_both_replies_of_each_pair(place):
     start, recipe = f"train.init_from={place / 'start'}", place / "toy.yaml"
     sources = f"data.pairs=[{{path: {place / 'pairs.jsonl'}, weight: 1.5}}]"
     run(recipe, place / "drawn", start, sources, "train.max_epochs=1")

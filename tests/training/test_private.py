@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from unpad.data.family import NAMES_KEY
 
@@ -35,22 +34,21 @@ def readable(folder: Path) -> list[str]:
 
 
 @pytest.mark.promise("patients.private")
-def test_what_a_run_of_patients_writes_is_for_its_owner(unpad: Shell, tmp_path: Path) -> None:
+def test_what_a_run_of_patients_writes_is_for_its_owner(unpad, tmp_path):
     assert unpad("train", "events", *SMALL, "--out", "runs/people").code == 0
     run = tmp_path / "runs/people"
     assert unpad("eval", "people").code == 0
     assert unpad("runs", "people").code == 0
     assert unpad("embed", "people", "--out", "vectors.parquet").code == 0
     assert readable(run) == []
-    for name in ("evaluation.json", "report.html", "metrics.jsonl", "log.jsonl", "events.json", NAMES_KEY):
+    for name in ("evaluation.json", "report.html", "metrics.jsonl", "shown.json", "events.json", NAMES_KEY):
         assert (run / name).stat().st_mode & 0o777 == 0o600, name
     assert (tmp_path / "vectors.parquet").stat().st_mode & 0o777 == 0o600
     assert readable(tmp_path / "cache") == []
     assert (tmp_path / "runs").stat().st_mode & 0o777 == 0o755
 
 
-def test_runs_of_other_data_stay_as_the_mask_says(unpad: Shell, tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path / "toy")
-    assert unpad("train", recipe, "train.max_steps=1", "--out", "runs/texts").code == 0
+def test_runs_of_other_data_stay_as_the_mask_says(unpad, tmp_path):
+    assert unpad("train", write_toy(tmp_path / "toy"), "train.max_steps=1", "--out", "runs/texts").code == 0
     assert (tmp_path / "runs/texts").stat().st_mode & 0o777 == 0o755
     assert (tmp_path / "runs/texts/metrics.jsonl").stat().st_mode & 0o777 == 0o644

@@ -15,7 +15,7 @@ from unpad.training.step import LossScaler
 pytestmark = pytest.mark.slow
 
 
-def test_the_best_of_a_stage_does_not_count_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_best_of_a_stage_does_not_count_for_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(LOOP, "held_out", scripted_heldout([1.0, 2.0, 9.0, 7.0, 8.0]))  # the second is worse throughout
     result = run(write_toy(tmp_path), tmp_path / "run")
     assert [row["best"] for row in rows(tmp_path / "run", "eval")] == [True, False, True, True, False]
@@ -23,7 +23,7 @@ def test_the_best_of_a_stage_does_not_count_for_the_next(tmp_path: Path, monkeyp
     assert result.heldout_loss == 7.0
 
 
-def test_a_checkpoint_brings_every_counter_back() -> None:
+def test_a_checkpoint_brings_every_counter_back():
     before = Progress(
         step=31, stage=1, stage_step=7, epoch=2, epoch_step=3, best=1.25, best_step=28, checks_without_progress=2,
         num_skipped=4, scaler=LossScaler(512.0, 17, 100), watches={"collapse": {"kl_factor": 0.25}},
@@ -31,7 +31,7 @@ def test_a_checkpoint_brings_every_counter_back() -> None:
     assert Progress.from_values(json.loads(json.dumps(before.to_values()))) == before
 
 
-def test_the_scale_of_fp16_goes_on_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_scale_of_fp16_goes_on_where_it_was(tmp_path, monkeypatch):
     """A scale that starts too high halves in the first steps; a resumed run does not begin with it again."""
     scales, step = list[float](), LOOP.train_step
 
@@ -50,7 +50,7 @@ def test_the_scale_of_fp16_goes_on_where_it_was(tmp_path: Path, monkeypatch: pyt
     assert scales == [2.0**15] * 6
 
 
-def test_the_old_end_of_a_run_is_not_its_best_when_it_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_old_end_of_a_run_is_not_its_best_when_it_goes_on(tmp_path, monkeypatch):
     recipe = write_toy(
         tmp_path, stages=[], optim={"lr": 0.01, "schedule": "constant"}, train={"weights": "last", "max_epochs": 9}
     )
@@ -66,13 +66,10 @@ def test_the_old_end_of_a_run_is_not_its_best_when_it_goes_on(tmp_path: Path, mo
     run(recipe, tmp_path / "run", "train.max_steps=6", resume=True)
     assert seen == [False] * len(seen)
     assert seen
-    final = weights(tmp_path / "run")
-    assert same_tensors(final, weights(tmp_path / "run", "step-00000006"))
+    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "run", "step-00000006"))
 
 
-def test_rows_are_on_the_device_before_the_checkpoint_that_counts_on_them(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_on_the_device_before_the_checkpoint_that_counts_on_them(tmp_path, monkeypatch):
     recipe, done, flush = write_toy(tmp_path, stages=[]), list[tuple[str, str]](), os.fsync
 
     def fsync(descriptor: int) -> None:

@@ -31,8 +31,8 @@ def forget(folder: Path) -> None:
 @pytest.mark.parametrize(("begun", "later"), [("bf16", "fp32"), ("fp32", "bf16")])
 @pytest.mark.parametrize("earlier_version", [False, True])
 def test_a_resumed_run_keeps_its_bits_when_the_measurement_has_changed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: str, later: str, earlier_version: bool
-) -> None:
+    tmp_path, monkeypatch, begun, later, earlier_version
+):
     recipe = write_toy(tmp_path, precision="auto", stages=[], optim={"schedule": "constant"})
     machine(monkeypatch, begun)
     run(recipe, tmp_path / "whole", "train.max_steps=8")
@@ -49,9 +49,7 @@ def test_a_resumed_run_keeps_its_bits_when_the_measurement_has_changed(
     assert events(tmp_path / "run", "warning") == []
 
 
-def test_a_run_that_was_stopped_before_its_first_checkpoint_keeps_its_precision(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_stopped_before_its_first_checkpoint_keeps_its_precision(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path, precision="auto", stages=[], optim={"schedule": "constant"})
     machine(monkeypatch, "bf16")
     run(recipe, tmp_path / "run", "train.max_steps=2")
@@ -62,7 +60,7 @@ def test_a_run_that_was_stopped_before_its_first_checkpoint_keeps_its_precision(
     assert {row["precision"] for row in events(tmp_path / "run", "environment")} == {"bf16"}
 
 
-def test_a_recipe_that_names_a_precision_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recipe_that_names_a_precision_is_followed(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path, precision="fp32", stages=[])
     machine(monkeypatch, "bf16")
     run(recipe, tmp_path / "run", "train.max_steps=2")

@@ -1,6 +1,5 @@
 """Steps outside of training are steps of training: the same parameters learn, from the same terms of the loss."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -56,9 +55,7 @@ def sizes(recipe: Path) -> None:
 
 
 @pytest.mark.parametrize("user", [plans, examines, proves, sizes])
-def test_what_tries_a_step_trains_the_parameters_that_a_run_trains(
-    tmp_path: Path, learning: set[Learning], user: Callable[[Path], None]
-) -> None:
+def test_what_tries_a_step_trains_the_parameters_that_a_run_trains(tmp_path, learning, user):
     """The stage freezes a part, and the recipe does not."""
     recipe = write_toy(tmp_path, stages=FROZEN)
     run(recipe, tmp_path / "run", "train.max_steps=1", "train.eval_every=9")
@@ -71,7 +68,7 @@ def test_what_tries_a_step_trains_the_parameters_that_a_run_trains(
     assert learning == of_run
 
 
-def test_a_rehearsal_leaves_the_model_of_the_run_as_it_is(tmp_path: Path) -> None:
+def test_a_rehearsal_leaves_the_model_of_the_run_as_it_is(tmp_path):
     setup = prepare_setup(open_recipe(str(write_toy(tmp_path, stages=FROZEN))), Path(), None)
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
     rehearsal = Rehearsal(setup, setup.stages[0])

@@ -30,7 +30,7 @@ def damage(path: Path) -> None:
     (path / "model.safetensors").write_bytes(data)
 
 
-def test_a_run_begun_by_an_earlier_version_with_a_number_for_a_boolean_goes_on(tmp_path: Path) -> None:
+def test_a_run_begun_by_an_earlier_version_with_a_number_for_a_boolean_goes_on(tmp_path):
     recipe = one_stage(tmp_path)
     run(recipe, tmp_path / "run", "plan.drop_last=true", "model.tied=true", "train.max_steps=2")
     command = (tmp_path / "run" / COMMAND).read_text(encoding="utf-8")
@@ -43,7 +43,7 @@ def test_a_run_begun_by_an_earlier_version_with_a_number_for_a_boolean_goes_on(t
 @pytest.mark.parametrize(
     "limits", [("train.max_steps=7", "train.max_steps=14"), ("train.max_epochs=1", "train.max_epochs=2")]
 )
-def test_a_finished_run_goes_on_when_its_end_is_moved(tmp_path: Path, limits: tuple[str, str]) -> None:
+def test_a_finished_run_goes_on_when_its_end_is_moved(tmp_path, limits):
     recipe = one_stage(tmp_path)
     short, long = limits
     run(recipe, tmp_path / "long", long)
@@ -63,7 +63,7 @@ def test_a_finished_run_goes_on_when_its_end_is_moved(tmp_path: Path, limits: tu
     assert event["message"].endswith(f"{key} is {value}, was {short.split('=')[1]}")  # a constant rate stays
 
 
-def test_a_moved_end_recomputes_the_schedule(tmp_path: Path) -> None:
+def test_a_moved_end_recomputes_the_schedule(tmp_path):
     recipe = one_stage(tmp_path, optim={"lr": 0.01, "warmup": 0, "schedule": "cosine"})
     run(recipe, tmp_path / "run", "train.max_steps=6")
     run(recipe, tmp_path / "run", "train.max_steps=12", resume=True)
@@ -75,7 +75,7 @@ def test_a_moved_end_recomputes_the_schedule(tmp_path: Path) -> None:
     assert "checkpoint.every_seconds is 600.0, was not set" in events(tmp_path / "run", "resumed")[-1]["message"]
 
 
-def test_a_run_of_an_earlier_version_goes_on_as_it_was(tmp_path: Path) -> None:
+def test_a_run_of_an_earlier_version_goes_on_as_it_was(tmp_path):
     """It kept the packaged sources beside a given one, and let stages shadow a field of its command."""
     recipe = one_stage(tmp_path)
     run(recipe, tmp_path / "run", "train.max_steps=6")
@@ -99,7 +99,7 @@ def test_a_run_of_an_earlier_version_goes_on_as_it_was(tmp_path: Path) -> None:
         resumed_recipe(str(mine), [f"data.chat={own}"], tmp_path / "run")
 
 
-def test_a_run_that_ended_within_its_first_stage_goes_on_there(tmp_path: Path) -> None:
+def test_a_run_that_ended_within_its_first_stage_goes_on_there(tmp_path):
     recipe = write_toy(tmp_path, optim={"lr": 0.01, "schedule": "constant"})
     run(recipe, tmp_path / "calm")
     run(recipe, tmp_path / "run", "train.max_steps=8")
@@ -109,7 +109,7 @@ def test_a_run_that_ended_within_its_first_stage_goes_on_there(tmp_path: Path) -
     assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "calm"))
 
 
-def test_without_held_out_data_the_newest_weights_are_the_best(tmp_path: Path) -> None:
+def test_without_held_out_data_the_newest_weights_are_the_best(tmp_path):
     recipe = one_stage(tmp_path, data={"holdout": 0})
     run(recipe, tmp_path / "long", "train.max_epochs=2")
     run(recipe, tmp_path / "run", "train.max_epochs=1")
@@ -119,7 +119,7 @@ def test_without_held_out_data_the_newest_weights_are_the_best(tmp_path: Path) -
     assert not same_tensors(weights(tmp_path / "run"), before)
 
 
-def test_logging_evaluation_and_checkpoint_fields_may_change(tmp_path: Path) -> None:
+def test_logging_evaluation_and_checkpoint_fields_may_change(tmp_path):
     recipe = one_stage(tmp_path)
     run(recipe, tmp_path / "run", "train.max_steps=6")
     more = ["train.max_steps=12", "train.log_every=1", "train.eval_every=2", "checkpoint.every=1", "checkpoint.keep=5"]
@@ -138,7 +138,7 @@ def test_logging_evaluation_and_checkpoint_fields_may_change(tmp_path: Path) -> 
         ("data.holdout=0.2", "0.1"), ("plan.tokens_per_step=100", "200"), ("train.patience=3", "None"),
     ],
 )  # fmt: skip
-def test_any_other_change_is_refused_by_key_with_both_values(tmp_path: Path, change: str, old: str) -> None:
+def test_any_other_change_is_refused_by_key_with_both_values(tmp_path, change, old):
     recipe = one_stage(tmp_path)
     run(recipe, tmp_path / "run", "train.max_steps=2")
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
@@ -150,7 +150,7 @@ def test_any_other_change_is_refused_by_key_with_both_values(tmp_path: Path, cha
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_whose_recipe_lacks_a_newer_field_of_the_model_goes_on(tmp_path: Path) -> None:
+def test_a_run_whose_recipe_lacks_a_newer_field_of_the_model_goes_on(tmp_path):
     recipe = one_stage(tmp_path)
     run(recipe, tmp_path / "run", "train.max_steps=2")
     path = tmp_path / "run" / "recipe.yaml"
@@ -161,7 +161,7 @@ def test_a_run_whose_recipe_lacks_a_newer_field_of_the_model_goes_on(tmp_path: P
     assert len(rows(tmp_path / "run", "train")) == 3
 
 
-def test_a_run_of_a_packaged_recipe_goes_on_as_it_began_when_the_recipe_is_another(tmp_path: Path) -> None:
+def test_a_run_of_a_packaged_recipe_goes_on_as_it_began_when_the_recipe_is_another(tmp_path):
     values = load_recipe("events").model_dump(mode="json")
     values["events"]["scale"] = "standard"
     values["events"]["labels"]["censored"] = "exclude"
@@ -177,7 +177,7 @@ def test_a_run_of_a_packaged_recipe_goes_on_as_it_began_when_the_recipe_is_anoth
 
 
 @pytest.mark.parametrize("by_name", [True, False])
-def test_what_the_data_decided_needs_no_repetition_to_go_on(tmp_path: Path, by_name: bool) -> None:
+def test_what_the_data_decided_needs_no_repetition_to_go_on(tmp_path, by_name):
     recipe = load_recipe("events")
     values = recipe.model_dump(mode="json")
     values["model"] |= {"horizon": 365.0, "last_values": True}
@@ -191,7 +191,7 @@ def test_what_the_data_decided_needs_no_repetition_to_go_on(tmp_path: Path, by_n
         resumed_recipe(asked, ["model.horizon=30"], tmp_path)
 
 
-def test_changed_data_is_refused_by_file(tmp_path: Path) -> None:
+def test_changed_data_is_refused_by_file(tmp_path):
     recipe = one_stage(tmp_path)
     run(recipe, tmp_path / "run", "train.max_steps=2")
     chats = tmp_path / "chats.jsonl"
@@ -205,7 +205,7 @@ def test_changed_data_is_refused_by_file(tmp_path: Path) -> None:
     assert run(recipe, tmp_path / "run", resume=True).step == 2
 
 
-def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
+def test_resuming_a_finished_run_changes_nothing(tmp_path):
     recipe = write_toy(tmp_path, checkpoint={"every": 100})
     first = run(recipe, tmp_path / "run")
     kept = ("metrics.jsonl", "metrics.csv", "checkpoints/best/MANIFEST.json", "checkpoints/step-00000024/MANIFEST.json")
@@ -217,9 +217,7 @@ def test_resuming_a_finished_run_changes_nothing(tmp_path: Path) -> None:
     assert [event["step"] for event in events(tmp_path / "run", "resumed")] == [24, 24]
 
 
-def test_resuming_a_run_that_ended_within_its_first_stage_keeps_its_best(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resuming_a_run_that_ended_within_its_first_stage_keeps_its_best(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path)
     monkeypatch.setattr(LOOP, "held_out", scripted_heldout([3.0, 5.0]))  # best at step 6 of 8
     run(recipe, tmp_path / "run", "train.max_steps=8")
@@ -229,7 +227,7 @@ def test_resuming_a_run_that_ended_within_its_first_stage_keeps_its_best(
     assert same_tensors(weights(tmp_path / "run"), best)
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_this_is_said(tmp_path: Path) -> None:
+def test_a_damaged_newest_checkpoint_is_passed_over_and_this_is_said(tmp_path):
     recipe = write_toy(tmp_path, optim={"lr": 0.01, "schedule": "constant"})
     run(recipe, tmp_path / "calm")
     run(recipe, tmp_path / "run", "train.max_steps=11")
@@ -248,9 +246,8 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_this_is_said(tmp_path: P
     assert caught.value.exit_code == 4
 
 
-def test_a_new_run_starts_from_the_weights_and_the_tokenizer_of_another(tmp_path: Path) -> None:
-    recipe = write_toy(tmp_path)
-    run(recipe, tmp_path / "first")
+def test_a_new_run_starts_from_the_weights_and_the_tokenizer_of_another(tmp_path):
+    run(write_toy(tmp_path), tmp_path / "first")
     other = write_toy(tmp_path / "other", data={"holdout": 0.5})  # another split would give another vocabulary
     start = f"train.init_from={tmp_path / 'first'}"
     run(other, tmp_path / "second", start, "stages.tune.train.max_epochs=1", "optim.lr=1e-9")
@@ -264,7 +261,7 @@ def _interrupt(*args: object, **options: object) -> None:
     raise Interrupted("before the first step")
 
 
-def test_a_run_that_stopped_before_its_first_step_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_stopped_before_its_first_step_resumes(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path)
     run(recipe, tmp_path / "calm")
     with monkeypatch.context() as patch:
@@ -277,9 +274,7 @@ def test_a_run_that_stopped_before_its_first_step_resumes(tmp_path: Path, monkey
 
 
 @pytest.mark.promise("run.keepsakes")
-def test_a_run_that_ended_after_its_last_checkpoint_gets_what_is_made_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ended_after_its_last_checkpoint_gets_what_is_made_at_the_end(tmp_path, monkeypatch):
     recipe = write_toy(tmp_path)
     run(recipe, tmp_path / "calm", "train.max_steps=4")
     run(recipe, tmp_path / "calm", "train.max_steps=8", resume=True)
@@ -303,9 +298,7 @@ def test_a_run_that_ended_after_its_last_checkpoint_gets_what_is_made_at_the_end
 
 
 @pytest.mark.promise("run.keepsakes")
-def test_a_run_that_ended_as_soon_as_it_was_one_keeps_the_files_of_the_model_that_it_began_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_ended_as_soon_as_it_was_one_keeps_the_files_of_the_model_that_it_began_from(tmp_path, monkeypatch):
     recipe, steps = write_toy(tmp_path), "train.max_steps=1"
     run(recipe, tmp_path / "first", steps)
     (tmp_path / "first/hf").mkdir()
@@ -335,7 +328,7 @@ def test_a_run_that_ended_as_soon_as_it_was_one_keeps_the_files_of_the_model_tha
     assert (tmp_path / "third/hf/config.json").read_text() == '{"model_type": "llama"}'
 
 
-def test_a_new_run_does_not_overwrite_one(tmp_path: Path) -> None:
+def test_a_new_run_does_not_overwrite_one(tmp_path):
     recipe = write_toy(tmp_path)
     run(recipe, tmp_path / "run", "train.max_steps=1")
     before = (tmp_path / "run/metrics.jsonl").read_bytes()
@@ -345,7 +338,7 @@ def test_a_new_run_does_not_overwrite_one(tmp_path: Path) -> None:
     assert (tmp_path / "run/metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_that_lost_a_file_is_not_mixed_with_another(tmp_path: Path) -> None:
+def test_a_run_that_lost_a_file_is_not_mixed_with_another(tmp_path):
     recipe = one_stage(tmp_path)
     whole = tmp_path / "whole"
     run(recipe, whole, "train.max_steps=2")
@@ -363,7 +356,7 @@ def test_a_run_that_lost_a_file_is_not_mixed_with_another(tmp_path: Path) -> Non
                 assert rows(copy, "train") == rows(whole, "train"), (name, resume)
 
 
-def test_what_is_left_of_a_killed_start_is_no_run_and_its_id_goes(tmp_path: Path) -> None:
+def test_what_is_left_of_a_killed_start_is_no_run_and_its_id_goes(tmp_path):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / COMMAND).write_text('{"recipe": "toy", "overrides": [], "id": "0123456789abcdef"}')
     run(one_stage(tmp_path), tmp_path / "run", "train.max_steps=1")

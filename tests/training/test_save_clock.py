@@ -1,7 +1,5 @@
 """Checkpoints by time."""
 
-from pathlib import Path
-
 import pytest
 
 from benchmarks.equal_processes import digests
@@ -10,7 +8,7 @@ from unpad.training import context
 from unpad.training.context import SaveClock
 
 
-def test_a_checkpoint_is_due_so_many_seconds_after_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checkpoint_is_due_so_many_seconds_after_the_last_one(monkeypatch):
     now = 100.0
     monkeypatch.setattr(context.time, "monotonic", lambda: now)
     clock, never = SaveClock(5.0), SaveClock(None)
@@ -23,7 +21,7 @@ def test_a_checkpoint_is_due_so_many_seconds_after_the_last_one(monkeypatch: pyt
 
 
 @pytest.mark.promise("run.every-seconds")
-def test_checkpoints_by_time_change_no_byte_of_a_run(tmp_path: Path) -> None:
+def test_checkpoints_by_time_change_no_byte_of_a_run(tmp_path):
     recipe = write_toy(tmp_path, stages=[], train={"threads": 1, "max_steps": 7})
     run(recipe, tmp_path / "rare")
     run(recipe, tmp_path / "often", "checkpoint.every_seconds=1e-9")

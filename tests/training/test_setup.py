@@ -41,7 +41,7 @@ def setup_of(recipe: Path, *overrides: str) -> Setup:
 
 @pytest.mark.nightly
 @pytest.mark.promise("memory.low-power")
-def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path: Path) -> None:
+def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path):
     program = (
         "import sys; from pathlib import Path; from unpad.training.loop import train\n"
         "from unpad.machine import peak_memory\n"
@@ -56,7 +56,7 @@ def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path:
 
 
 @pytest.mark.promise("speed.kernels-named")
-def test_a_run_says_what_it_computes_with(tmp_path: Path) -> None:
+def test_a_run_says_what_it_computes_with(tmp_path):
     setup = setup_of(write_toy(tmp_path / "toy"))
     assert {"torch", "threads", "device", "precision", "precision_reason", "matmul", "blas"} <= set(setup.environment)
     text = "\n".join(describe(setup))
@@ -74,7 +74,7 @@ def losses_and_gradients(model: Decoder, batch: RaggedBatch) -> tuple[float, dic
 
 
 @pytest.mark.promise("speed.kernels-named")
-def test_plain_kernels_give_what_the_fast_ones_give() -> None:
+def test_plain_kernels_give_what_the_fast_ones_give():
     model, batch = tiny_model(torch.float32, width=64, heads=4, hidden=96).eval(), random_batch([40, 9, 60, 3, 25])
     loss, grads = losses_and_gradients(model, batch)
     before = torch.backends.mkldnn.set_flags(_enabled=False)
@@ -89,7 +89,7 @@ def test_plain_kernels_give_what_the_fast_ones_give() -> None:
 
 
 @pytest.mark.promise("data.parallel")
-def test_more_threads_give_what_one_gives() -> None:
+def test_more_threads_give_what_one_gives():
     model, batch = tiny_model(torch.float32, width=64, heads=4, hidden=96).eval(), random_batch([40, 9, 60, 3, 25])
     loss, grads = losses_and_gradients(model, batch)
     torch.set_num_threads(2)
@@ -101,7 +101,7 @@ def test_more_threads_give_what_one_gives() -> None:
 # --------------------------------------------------------------------------- stages and plans
 
 
-def test_a_stage_without_an_end_is_refused_before_the_data_is_read(tmp_path: Path) -> None:
+def test_a_stage_without_an_end_is_refused_before_the_data_is_read(tmp_path):
     recipe = write_toy(tmp_path / "toy", stages=[{"name": "pretrain"}])
     with pytest.raises(RecipeError, match="stage pretrain has no end"):
         setup_of(recipe)
@@ -112,7 +112,7 @@ def order_of(made: Plan) -> list[list[int]]:
     return [micro.seq_ids.tolist() for step in range(made.num_steps) for micro in made.step(step)]
 
 
-def test_every_epoch_has_an_order_of_its_own_that_seed_and_number_decide(tmp_path: Path) -> None:
+def test_every_epoch_has_an_order_of_its_own_that_seed_and_number_decide(tmp_path):
     recipe = write_toy(tmp_path / "toy")
     setup, again = setup_of(recipe), setup_of(recipe)
     stage = setup.stages[0]
@@ -125,7 +125,7 @@ def test_every_epoch_has_an_order_of_its_own_that_seed_and_number_decide(tmp_pat
 
 
 @pytest.mark.promise("data.near-duplicates")
-def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path: Path) -> None:
+def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path):
     setup = setup_of(write_toy(tmp_path / "toy"))
     for stage, kind in zip(setup.stages, (0, 1), strict=True):
         trained, held = stage.train_ids, stage.held_out_ids
@@ -138,7 +138,7 @@ def test_a_stage_sees_its_own_kinds_and_never_the_held_out_part(tmp_path: Path) 
 
 
 @pytest.mark.promise("llm.windows")
-def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path: Path) -> None:
+def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path):
     recipe = write_toy(tmp_path / "toy")
     apart, joined = setup_of(recipe), setup_of(recipe, "plan.cross_documents=true")
     stage = joined.stages[0]
@@ -153,7 +153,7 @@ def test_joined_documents_become_one_sequence_per_kind_and_side(tmp_path: Path) 
 # --------------------------------------------------------------------------- weights
 
 
-def test_weights_of_an_earlier_run_begin_the_next(tmp_path: Path) -> None:
+def test_weights_of_an_earlier_run_begin_the_next(tmp_path):
     recipe = write_toy(tmp_path / "toy")
     run(recipe, tmp_path / "first", "train.max_steps=9")
     settings = [f"train.init_from={tmp_path / 'first'}", "train.seed=5"]
@@ -163,14 +163,14 @@ def test_weights_of_an_earlier_run_begin_the_next(tmp_path: Path) -> None:
         run(recipe, tmp_path / "third", *settings, "model.width=32")
 
 
-def test_fresh_weights_depend_on_the_seed_alone(tmp_path: Path) -> None:
+def test_fresh_weights_depend_on_the_seed_alone(tmp_path):
     recipe = write_toy(tmp_path / "toy")
     one, same, other = (setup_of(recipe, f"train.seed={seed}").model.state_dict() for seed in (1, 1, 2))
     assert same_tensors(dict(one), dict(same))
     assert not same_tensors(dict(one), dict(other))
 
 
-def test_a_gpu_has_an_index_as_other_threads_would_take_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_has_an_index_as_other_threads_would_take_the_first(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert computing_device() == torch.device("cuda", 1)

@@ -46,7 +46,7 @@ def corpus_of(setup: Setup) -> TextData:
 
 
 @pytest.mark.promise("processes.eval")
-def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_process_reads_for_all_and_one_writes(tmp_path, monkeypatch):
     monkeypatch.setattr(drawn, "NUM_IMAGES", 40)
     texts, pairs, no_folder = write_toy(tmp_path / "texts"), write_pairs(tmp_path / "pairs"), tmp_path / "a_file"
     no_folder.write_text("where the cache should be")
@@ -56,7 +56,7 @@ def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: p
         calls: list[str] = []
         for place, name in (
             (drawn, "_draw_all"),
-            (alike, "_small"),
+            (alike, "_look"),
             (reference, "log_probabilities"),
             (reference, "write_reference"),
         ):
@@ -64,17 +64,14 @@ def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: p
         # Texts: encoded once.
         data = corpus_of(read(texts, tmp_path / "run", group))
         found: dict[str, Any] = {
-            "encoded": data.report.encoded_documents,
-            "misses": data.report.cache_misses,
-            "hits": data.report.cache_hits,
-            "compared": data.report.leaks is not None,
-            "same": data.fingerprint(),
-        }
+            "encoded": data.report.encoded_documents, "misses": data.report.cache_misses,
+            "hits": data.report.cache_hits, "compared": data.report.leaks is not None, "same": data.fingerprint(),
+        }  # fmt: skip
         # Pictures: drawn, decoded and compared once.
         calls.clear()
         refused = "data.near_duplicates=refuse"
         pictures = prepare_setup(load_recipe("images", [refused]), tmp_path / "pictures", None, group=group)
-        found |= {"drawn": calls.count("_draw_all"), "decoded": calls.count("_small") > 0}
+        found |= {"drawn": calls.count("_draw_all"), "decoded": calls.count("_look") > 0}
         found["same"] += pictures.data.fingerprint()
         # Pairs: the log-probabilities of the start are shared, and those that the leader has kept are taken by all.
         setup = read(pairs, tmp_path, group)
@@ -112,9 +109,7 @@ def test_one_process_reads_for_all_and_one_writes(tmp_path: Path, monkeypatch: p
     assert first["same"] == second["same"]
 
 
-def test_a_process_that_reads_for_long_is_waited_for_and_one_that_is_gone_is_missed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_reads_for_long_is_waited_for_and_one_that_is_gone_is_missed(tmp_path, monkeypatch):
     monkeypatch.setattr(groups, "BEAT_S", 0.02)
 
     def is_at_work() -> bool:
@@ -142,7 +137,7 @@ def test_a_process_that_reads_for_long_is_waited_for_and_one_that_is_gone_is_mis
     assert run_ranks(tmp_path / "ranks", 2, work) == [["donedone"]] * 2
 
 
-def test_what_fails_in_the_first_process_of_a_host_fails_in_all() -> None:
+def test_what_fails_in_the_first_process_of_a_host_fails_in_all():
     made: list[int] = []
 
     def work(group: Group) -> None:

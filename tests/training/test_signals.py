@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unpad.errors import Interrupted, Terminated, UnpadError
+from unpad.errors import Interrupted, Terminated
 from unpad.training.context import Signals
 
 
@@ -16,9 +16,7 @@ from unpad.training.context import Signals
         (signal.SIGTERM, Terminated, "SIGTERM", signal.SIG_DFL),
     ],
 )
-def test_a_first_signal_is_noted_and_named_and_a_second_one_is_the_systems(
-    number: signal.Signals, kind: type[UnpadError], name: str, second: object
-) -> None:
+def test_a_first_signal_is_noted_and_named_and_a_second_one_is_the_systems(number, kind, name, second):
     signals, numbers = Signals(), (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(one) for one in numbers]
     with signals.listen():

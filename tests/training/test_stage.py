@@ -63,7 +63,7 @@ def steps_of_every_epoch(stage: StageSetup, num_epochs: int) -> list[int]:
 # --------------------------------------------------------------------------- sequences
 
 
-def test_a_stage_takes_the_sequences_of_its_kinds_by_their_part() -> None:
+def test_a_stage_takes_the_sequences_of_its_kinds_by_their_part():
     rng = np.random.default_rng(1)
     kind, split = rng.integers(0, 2, 200), rng.choice([int(part) for part in Split], 200)
     data = Known(sequence_table(np.ones(200, np.int64), split, kind=kind), ("text", "chat"))
@@ -79,7 +79,7 @@ def test_a_stage_takes_the_sequences_of_its_kinds_by_their_part() -> None:
             assert ids.tolist() == [i for i in range(200) if kind[i] in kinds and split[i] == part]
 
 
-def test_a_stage_keeps_its_best_only_with_held_out_data_and_if_it_is_asked_to() -> None:
+def test_a_stage_keeps_its_best_only_with_held_out_data_and_if_it_is_asked_to():
     held = sequence_table(POSITIONS, np.arange(len(POSITIONS)) % 2)
     keeps = [stage_of(table, train={"max_epochs": 1, "weights": weights}).keeps_best
              for table in (held, None) for weights in ("best", "last")]  # fmt: skip
@@ -89,7 +89,7 @@ def test_a_stage_keeps_its_best_only_with_held_out_data_and_if_it_is_asked_to() 
 # --------------------------------------------------------------------------- plans
 
 
-def test_an_epoch_plan_is_that_of_its_seed_its_number_and_its_training_sequences() -> None:
+def test_an_epoch_plan_is_that_of_its_seed_its_number_and_its_training_sequences():
     table = sequence_table(POSITIONS, np.arange(len(POSITIONS)) % 2)
     stage = stage_of(table, plan=UNEVEN, train={"max_epochs": 6, "seed": 5})
     for epoch in range(3):
@@ -100,7 +100,7 @@ def test_an_epoch_plan_is_that_of_its_seed_its_number_and_its_training_sequences
         assert contents(epoch_plan(stage, epoch)) == contents(expected)
 
 
-def test_a_source_of_weight_two_and_a_half_is_planned_two_or_three_times() -> None:
+def test_a_source_of_weight_two_and_a_half_is_planned_two_or_three_times():
     source = np.arange(len(POSITIONS)) % 2
     table = sequence_table(POSITIONS, np.zeros(len(POSITIONS), np.uint8), source=source, weights=(1.0, 2.5))
     found = []
@@ -113,7 +113,7 @@ def test_a_source_of_weight_two_and_a_half_is_planned_two_or_three_times() -> No
     assert (found[0] != found[1]).any()
 
 
-def test_low_power_bounds_the_micro_batches_and_nothing_else() -> None:
+def test_low_power_bounds_the_micro_batches_and_nothing_else():
     for tokens, expected in ((4096, 512), (513, 512), (512, 512), (100, 100)):
         settings = {"tokens_per_step": 5000, "tokens_per_micro": tokens}
         full, low = stage_of(plan=settings), stage_of(plan=settings, profile="low_power")
@@ -122,7 +122,7 @@ def test_low_power_bounds_the_micro_batches_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(("attended", "expected"), [(None, 1000), (POSITIONS, int(POSITIONS.max()))])
-def test_the_context_limits_a_sequence_unless_it_is_a_mere_bound(attended: np.ndarray | None, expected: int) -> None:
+def test_the_context_limits_a_sequence_unless_it_is_a_mere_bound(attended, expected):
     table = sequence_table(POSITIONS, np.zeros(len(POSITIONS), np.uint8), attended=attended)
     assert plan_inputs(stage_of(table), 0)[2]["max_tokens"] == expected
     assert plan_inputs(stage_of(table, longest=7), 0)[2]["max_tokens"] == 7
@@ -139,7 +139,7 @@ def test_the_context_limits_a_sequence_unless_it_is_a_mere_bound(attended: np.nd
     [({}, None), ({9: 200}, None), ({9: 200, 60: 500}, None), ({9: 200, 60: 500}, 20), ({9: 200, 60: 500}, 1000),
      ({500: 700}, None)],
 )  # fmt: skip
-def test_epochs_that_grow_by_steps_are_counted_as_they_are_planned(grow: dict[int, int], max_steps: int | None) -> None:
+def test_epochs_that_grow_by_steps_are_counted_as_they_are_planned(grow, max_steps):
     sections = {
         "plan": {**UNEVEN, "grow": grow, "grow_per": "step"},
         "train": {"max_epochs": 6, "max_steps": max_steps},
@@ -155,11 +155,10 @@ def test_epochs_that_grow_by_steps_are_counted_as_they_are_planned(grow: dict[in
     assert [epoch_plan(stage, epoch).num_steps for epoch in (4, 2, 0)] == [counts[epoch] for epoch in (4, 2, 0)]
 
 
-def test_epochs_that_grow_by_epochs_are_planned_once_for_each_size() -> None:
+def test_epochs_that_grow_by_epochs_are_planned_once_for_each_size():
     stage = stage_of(plan={**UNEVEN, "grow": {3: 200, 6: 400, 9: 800}}, train={"max_epochs": 6})
     counts = steps_of_every_epoch(stage, 6)
-    found = stage_epochs(stage, epoch_plan(stage, 0))
-    assert found == Epochs((0, 2, 5), (counts[0], counts[2], counts[5]))
+    assert stage_epochs(stage, epoch_plan(stage, 0)) == Epochs((0, 2, 5), (counts[0], counts[2], counts[5]))
     endless = stage_of(plan={**UNEVEN, "grow": {3: 200, 9: 800}}, train={"max_epochs": None, "max_steps": 5})
     assert stage_epochs(endless, epoch_plan(endless, 0)).first == (0, 2, 8)
 
@@ -169,9 +168,7 @@ def test_epochs_that_grow_by_epochs_are_planned_once_for_each_size() -> None:
     [(3, None, 0, 30), (3, None, 7, 37), (None, 12, 7, 12), (3, 12, 7, 12), (3, 36, 7, 36), (3, 38, 7, 37),
      (0, 50, 7, 7)],
 )  # fmt: skip
-def test_a_stage_ends_with_the_first_of_its_limits(
-    max_epochs: int | None, max_steps: int | None, before: int, expected: int
-) -> None:
+def test_a_stage_ends_with_the_first_of_its_limits(max_epochs, max_steps, before, expected):
     stage = stage_of(train={"max_epochs": max_epochs, "max_steps": max_steps})
     assert last_step(stage, before, Epochs((0,), (10,))) == expected
 
@@ -183,8 +180,8 @@ def test_a_stage_ends_with_the_first_of_its_limits(
      (3, None, 1, 0, 3, 30), (None, 12, 95, 7, None, 12), (0, 50, 95, 7, 0, 7)],
 )  # fmt: skip
 def test_a_stage_of_fewer_steps_than_min_steps_runs_more_epochs_unless_max_steps_ends_it(
-    max_epochs: int | None, max_steps: int | None, min_steps: int, before: int, epochs: int | None, last: int
-) -> None:
+    max_epochs, max_steps, min_steps, before, epochs, last
+):
     stage = stage_of(train={"max_epochs": max_epochs, "max_steps": max_steps, "min_steps": min_steps})
     of_ten = Epochs((0,), (10,))
     assert num_epochs(stage, of_ten) == epochs
@@ -193,7 +190,7 @@ def test_a_stage_of_fewer_steps_than_min_steps_runs_more_epochs_unless_max_steps
 
 @pytest.mark.promise("run.min-steps")
 @pytest.mark.parametrize("per", ["epoch", "step"])
-def test_a_stage_that_is_lengthened_grows_its_steps_as_one_of_as_many_epochs(per: str) -> None:
+def test_a_stage_that_is_lengthened_grows_its_steps_as_one_of_as_many_epochs(per):
     growing = {**UNEVEN, "grow": {3: 200, 9: 400, 90: 800}, "grow_per": per}
     short, long = stage_of(plan=growing, train={"max_epochs": 2, "min_steps": 100}), stage_of(plan=growing)
     epochs = stage_epochs(short, epoch_plan(short, 0))
@@ -204,7 +201,7 @@ def test_a_stage_that_is_lengthened_grows_its_steps_as_one_of_as_many_epochs(per
 
 
 @pytest.mark.promise("run.min-steps")
-def test_a_stage_that_is_lengthened_is_evaluated_as_often_as_it_would_have_been() -> None:
+def test_a_stage_that_is_lengthened_is_evaluated_as_often_as_it_would_have_been():
     found = [epochs_per_evaluation(stage_of(train={"max_epochs": 3, "min_steps": least}), Epochs((0,), (10,)))
              for least in (None, 30, 31, 60, 61, 500)]  # fmt: skip
     assert found == [1, 1, 1, 2, 2, 17]

@@ -45,9 +45,7 @@ def same(a: dict[str, Tensor], b: dict[str, Tensor]) -> bool:
     cuts=st.sets(st.integers(0, 9)),
     seed=st.integers(0, 9),
 )
-def test_any_split_into_micro_batches_is_the_same_adam_step(
-    dtype: torch.dtype, eps: float, tolerance: float, lengths: list[int], cuts: set[int], seed: int
-) -> None:
+def test_any_split_into_micro_batches_is_the_same_adam_step(dtype, eps, tolerance, lengths, cuts, seed):
     batch = random_batch([20, *lengths], seed)
     bounds = sorted({0, batch.num_seqs, *(cut for cut in cuts if cut < batch.num_seqs)})
     parts = [batch.select(range(a, b)) for a, b in pairwise(bounds)]
@@ -64,7 +62,7 @@ def test_any_split_into_micro_batches_is_the_same_adam_step(
 
 
 @pytest.mark.promise("train.micro-batches")
-def test_the_divisor_is_the_step_s_own_number_of_targets() -> None:
+def test_the_divisor_is_the_step_s_own_number_of_targets():
     """A short last micro-batch weighs by its targets; a mean of means would give it the weight of a full one."""
     batch = random_batch([30, 30, 2], share=1.0)
     model = tiny_model()
@@ -82,7 +80,7 @@ def test_the_divisor_is_the_step_s_own_number_of_targets() -> None:
     assert (mean_of_means - expected).norm() > 0.1 * expected.norm()
 
 
-def test_every_term_is_divided_by_its_own_count() -> None:
+def test_every_term_is_divided_by_its_own_count():
     class TwoTerms(nn.Module):
         """Each batch has its number of targets for one term, and half as many plus one for the other."""
 
@@ -115,7 +113,7 @@ def test_every_term_is_divided_by_its_own_count() -> None:
 
 
 @pytest.mark.promise("train.micro-batches")
-def test_parameters_do_not_move_before_the_update() -> None:
+def test_parameters_do_not_move_before_the_update():
     model = tiny_model()
     before = values(model)
     accumulate(model, [random_batch([5, 9]), random_batch([3])], WEIGHTS, "fp32")
@@ -124,7 +122,7 @@ def test_parameters_do_not_move_before_the_update() -> None:
 
 @pytest.mark.promise("train.gradient-norm", "train.clipping")
 @pytest.mark.parametrize("limit", [1e-3, 0.5, 1e3])
-def test_the_reported_norm_is_before_clipping_and_what_is_applied_is_within_the_limit(limit: float) -> None:
+def test_the_reported_norm_is_before_clipping_and_what_is_applied_is_within_the_limit(limit):
     model = tiny_model()
     batch = random_batch([12, 8, 15])
     accumulate(model, [batch], WEIGHTS, "fp32")
@@ -139,7 +137,7 @@ def test_the_reported_norm_is_before_clipping_and_what_is_applied_is_within_the_
 @pytest.mark.promise("train.clipping")
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("where", ["loss", "gradient"])
-def test_a_step_that_is_not_finite_changes_nothing(value: float, where: str) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(value, where):
     model = tiny_model(torch.float32)
     optimizer = make_optimizer(model, OptimSettings(lr=1e-3))
     assert step(model, [random_batch([9])], optimizer=optimizer).updated
@@ -161,7 +159,7 @@ def test_a_step_that_is_not_finite_changes_nothing(value: float, where: str) -> 
         assert step(model, [random_batch([9])], optimizer=optimizer).updated
 
 
-def test_an_infinite_loss_with_finite_gradients_changes_nothing() -> None:
+def test_an_infinite_loss_with_finite_gradients_changes_nothing():
     model = tiny_model(torch.float32)
     before, right = values(model), model.losses
 
@@ -177,7 +175,7 @@ def test_an_infinite_loss_with_finite_gradients_changes_nothing() -> None:
 
 
 @pytest.mark.promise("train.refusals")
-def test_a_step_without_targets_is_legal_and_changes_nothing() -> None:
+def test_a_step_without_targets_is_legal_and_changes_nothing():
     model = tiny_model()
     before = values(model)
     batch = random_batch([6, 3], share=0.0)
@@ -198,7 +196,7 @@ def failing_with(error: RuntimeError) -> Decoder:
     return model
 
 
-def test_out_of_memory_names_the_largest_micro_batch() -> None:
+def test_out_of_memory_names_the_largest_micro_batch():
     error = RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes")
     micros = [random_batch([9, 5]), random_batch([30, 4, 2]), random_batch([3])]
     with pytest.raises(OutOfMemoryError, match="a micro-batch of 3 sequences, 33 tokens, the longest 29") as caught:
@@ -212,7 +210,7 @@ class ForeignError(RuntimeError):
     """An error of a foreign layer."""
 
 
-def test_an_error_of_another_kind_keeps_its_type_its_cause_and_its_traceback() -> None:
+def test_an_error_of_another_kind_keeps_its_type_its_cause_and_its_traceback():
     error = ForeignError("a plain fault")
     with pytest.raises(ForeignError) as caught:
         step(failing_with(error), [random_batch([9, 5])])
@@ -227,7 +225,7 @@ def test_an_error_of_another_kind_keeps_its_type_its_cause_and_its_traceback() -
 # --------------------------------------------------------------------------- precision
 
 
-def test_the_scale_halves_on_overflow_and_doubles_after_a_while() -> None:
+def test_the_scale_halves_on_overflow_and_doubles_after_a_while():
     scaler = LossScaler(scale=8.0, growth_interval=3)
     scaler.update(False)
     assert (scaler.scale, scaler.good_steps) == (4.0, 0)
@@ -242,7 +240,7 @@ def test_the_scale_halves_on_overflow_and_doubles_after_a_while() -> None:
 
 
 @pytest.mark.promise("train.precisions")
-def test_fp16_scales_the_loss_and_not_the_result() -> None:
+def test_fp16_scales_the_loss_and_not_the_result():
     batch = random_batch([12, 8, 15])
     exact, half = tiny_model(torch.float32), tiny_model(torch.float32)
     expected = step(exact, [batch], clip=None)
@@ -255,7 +253,7 @@ def test_fp16_scales_the_loss_and_not_the_result() -> None:
 
 
 @pytest.mark.promise("train.precisions")
-def test_an_fp16_overflow_skips_the_step_and_the_next_scale_is_smaller() -> None:
+def test_an_fp16_overflow_skips_the_step_and_the_next_scale_is_smaller():
     model = tiny_model(torch.float32)
     scaler = LossScaler(scale=2.0**60)
     before = values(model)
@@ -269,7 +267,7 @@ def test_an_fp16_overflow_skips_the_step_and_the_next_scale_is_smaller() -> None
     assert not same(values(model), before)
 
 
-def test_bf16_loss_and_gradient_are_close_to_fp32() -> None:
+def test_bf16_loss_and_gradient_are_close_to_fp32():
     batch = random_batch([12, 8, 15])
     exact, low = tiny_model(torch.float32), tiny_model(torch.float32)
     expected = step(exact, [batch], clip=None)
@@ -281,7 +279,7 @@ def test_bf16_loss_and_gradient_are_close_to_fp32() -> None:
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_gradients_of_frozen_parameters_are_forgotten(precision: str) -> None:
+def test_gradients_of_frozen_parameters_are_forgotten(precision):
     """What an earlier stage left in them counts neither in the norm nor against the next stage's gradients."""
     model, batch = tiny_model(torch.float32, width=32, heads=2), random_batch([9, 5, 12])
     parts = [batch.select([0]), batch.select([1, 2])]
@@ -293,7 +291,7 @@ def test_gradients_of_frozen_parameters_are_forgotten(precision: str) -> None:
     assert left.grad_norm * min(1.0, 1.0 / left.grad_norm) == pytest.approx(min(float(norm), 1.0), rel=1e-3)
 
 
-def test_a_model_of_bf16_parameters_trains() -> None:
+def test_a_model_of_bf16_parameters_trains():
     model, batch = tiny_model(torch.float32, width=32, heads=2).to(torch.bfloat16), random_batch([9, 5, 12])
     optimizer = make_optimizer(model, OptimSettings(lr=1e-2))
     losses = [step(model, [batch], optimizer=optimizer).terms["nll"] for _ in range(8)]

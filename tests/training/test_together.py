@@ -51,7 +51,7 @@ def errors_of(outcomes: list[Any], kind: type[UnpadError]) -> list[str]:
     return [outcome.what for outcome in outcomes]
 
 
-def test_processes_that_wait_for_different_things_are_found_at_once() -> None:
+def test_processes_that_wait_for_different_things_are_found_at_once():
     """By the group of these tests, where real processes would hang."""
 
     def work(group: Group) -> None:
@@ -69,9 +69,7 @@ def test_processes_that_wait_for_different_things_are_found_at_once() -> None:
 # --------------------------------------------------------------------------- what one process alone meets
 
 
-def test_a_disk_that_is_full_for_the_first_process_ends_all(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_disk_that_is_full_for_the_first_process_ends_all(recipe, tmp_path, monkeypatch):
     """It alone writes rows of metrics, which the others are not told of."""
     write = Monitor.step
 
@@ -86,9 +84,7 @@ def test_a_disk_that_is_full_for_the_first_process_ends_all(
 
 
 @pytest.mark.parametrize("sums", ["exact", "fast"])
-def test_memory_that_one_process_lacks_for_its_optimizer_ends_all(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sums: str
-) -> None:
+def test_memory_that_one_process_lacks_for_its_optimizer_ends_all(recipe, tmp_path, monkeypatch, sums):
     update, calls = STEP.update, list[int]()
 
     def lacking(*given: object) -> None:
@@ -105,9 +101,7 @@ def test_memory_that_one_process_lacks_for_its_optimizer_ends_all(
 # --------------------------------------------------------------------------- what they see of the disk
 
 
-def test_a_run_directory_that_hosts_do_not_share_is_named_before_the_first_update(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_directory_that_hosts_do_not_share_is_named_before_the_first_update(recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(consistency, "SEEN_S", 0.0)
     found = outcomes_in_turns(2, lambda group: run(recipe, tmp_path / f"host-{group.rank}" / "run", group))
     assert errors_of(found, UnlikeProcessesError) == ["process 1 has another run directory than process 0"] * 2
@@ -115,9 +109,7 @@ def test_a_run_directory_that_hosts_do_not_share_is_named_before_the_first_updat
 
 
 @pytest.mark.parametrize("seen", ["an older one", "none"])
-def test_processes_that_find_different_checkpoints_do_not_go_on(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seen: str
-) -> None:
+def test_processes_that_find_different_checkpoints_do_not_go_on(recipe, tmp_path, monkeypatch, seen):
     in_turns(1, lambda group: run(recipe, tmp_path / "run", group))
     restore = progress._restore
 
@@ -138,9 +130,7 @@ def test_processes_that_find_different_checkpoints_do_not_go_on(
 # --------------------------------------------------------------------------- what bits depend on
 
 
-def test_weights_that_drift_apart_are_named_at_the_next_checkpoint(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_that_drift_apart_are_named_at_the_next_checkpoint(recipe, tmp_path, monkeypatch):
     """As of a processor that computes wrongly; the checkpoint is not written."""
     update, calls = STEP.update, list[int]()
 
@@ -161,9 +151,7 @@ def test_weights_that_drift_apart_are_named_at_the_next_checkpoint(
 # --------------------------------------------------------------------------- updates that are left out
 
 
-def test_an_update_that_is_not_finite_in_one_process_is_left_out_in_all(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_that_is_not_finite_in_one_process_is_left_out_in_all(recipe, tmp_path, monkeypatch):
     losses, faulty = Decoder.losses, {5, 18, 40}
 
     def broken(self: Decoder, batch: RaggedBatch) -> Terms:
@@ -184,9 +172,7 @@ def test_an_update_that_is_not_finite_in_one_process_is_left_out_in_all(
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_signal_in_an_epoch_without_steps_saves_and_ends_all(
-    recipe: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+def test_a_signal_in_an_epoch_without_steps_saves_and_ends_all(recipe, tmp_path, monkeypatch, size):
     """One process receives it, and no update follows at which it would be agreed."""
     made, plan, planned = list[Signals](), LOOP.epoch_plan, list[int]()
 
@@ -215,7 +201,7 @@ def test_a_signal_in_an_epoch_without_steps_saves_and_ends_all(
 
 
 @pytest.mark.nightly
-def test_a_run_goes_on_with_any_number_of_processes(tmp_path: Path) -> None:
+def test_a_run_goes_on_with_any_number_of_processes(tmp_path):
     """Over the end of a stage and an early stop, from checkpoints of 3, 1 and 2 processes."""
     recipe = write_toy(tmp_path, train={"threads": 1, "patience": 2, "min_delta": 2.0, "eval_every": 4})
     in_turns(1, lambda group: run(recipe, tmp_path / "whole", group))

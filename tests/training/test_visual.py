@@ -33,7 +33,7 @@ def three(name: str, values: list[float]) -> dict[str, float]:
 
 @pytest.mark.promise("vqa.logged")
 @pytest.mark.parametrize("method", ["random", "uniform"])
-def test_ranked_tokens_are_counted_by_block_over_the_samples_of_all_micro_batches(method: str) -> None:
+def test_ranked_tokens_are_counted_by_block_over_the_samples_of_all_micro_batches(method):
     model = tiny(prune={**LAYER, "method": method, "keep": 0.5}, dtype=torch.float32).train()
     both = [prepare(rows).batch for rows in (ROWS, GRIDS)]
     visual = step(model, *both).visual
@@ -51,11 +51,10 @@ def test_ranked_tokens_are_counted_by_block_over_the_samples_of_all_micro_batche
 
 
 @pytest.mark.promise("vqa.logged")
-def test_hidden_tokens_count_by_their_probability() -> None:
+def test_hidden_tokens_count_by_their_probability():
     model = tiny(prune={"layers": [0], "inner": 8, "method": "learned"}, dtype=torch.float32).train()
     assert model.mode == "soft"
-    batch = prepare(ROWS).batch
-    visual = step(model, batch).visual
+    visual = step(model, prepare(ROWS).batch).visual
     patches = patches_of(ROWS)
     assert visual["kept_block_0_mean"] == pytest.approx(np.mean(patches))
     assert 0 < visual["kept_block_1_mean"] < np.mean(patches)

@@ -41,7 +41,7 @@ def shown(recipe: str, monkeypatch: pytest.MonkeyPatch, *overrides: str) -> str:
     return text
 
 
-def test_the_estimate_comes_first_and_says_what_it_is_of(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_estimate_comes_first_and_says_what_it_is_of(toy, monkeypatch):
     text = shown(toy, monkeypatch)
     first, exact = text.index("estimate from 20 of 54 documents"), text.index("training documents, ")
     assert first < text.index("estimate from 20 of 36 documents") < exact < text.index("\npretrain: 54", exact)
@@ -50,7 +50,7 @@ def test_the_estimate_comes_first_and_says_what_it_is_of(toy: str, monkeypatch: 
     assert text.index("held out 10 documents: ") > text.rindex("predicted peak"), "the search comes last"
 
 
-def test_the_table_is_that_of_the_drawn_documents_repeated(toy: str) -> None:
+def test_the_table_is_that_of_the_drawn_documents_repeated(toy):
     for found, population in zip(estimates_of(load_recipe(toy, ["plan.strategy=bucket"])), (54, 36), strict=True):
         lengths = found.table.lengths
         assert (found.num, found.population, len(lengths)) == (20, population, population)
@@ -59,7 +59,7 @@ def test_the_table_is_that_of_the_drawn_documents_repeated(toy: str) -> None:
         assert [row.pad_share for row in again] == [row.pad_share for row in found.table.rows]
 
 
-def test_a_stage_of_two_kinds_draws_the_same_share_of_both(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stage_of_two_kinds_draws_the_same_share_of_both(toy, monkeypatch):
     stages = 'stages=[{"name": "all", "train": {"max_epochs": 1}}]'
     (found,) = estimates_of(load_recipe(toy, [stages]))
     assert (found.num, found.population) == (20 + round(20 / 54 * 36), 90)
@@ -69,7 +69,7 @@ def test_a_stage_of_two_kinds_draws_the_same_share_of_both(toy: str, monkeypatch
     assert "repeated to 50" in " ".join(found.lines())
 
 
-def test_nothing_is_drawn_where_lengths_are_soon_known(toy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_drawn_where_lengths_are_soon_known(toy, monkeypatch):
     recipe = load_recipe(toy, [])
     assert estimates_of(load_recipe(toy, ["plan.cross_documents=true"])) == []
     monkeypatch.setattr(corpus, "MOST", 54)
@@ -80,7 +80,7 @@ def test_nothing_is_drawn_where_lengths_are_soon_known(toy: str, monkeypatch: py
     assert estimates_of(recipe) == [], "the cache has all documents"
 
 
-def test_the_spread_is_that_of_samples_drawn_anew() -> None:
+def test_the_spread_is_that_of_samples_drawn_anew():
     rng, settings = np.random.default_rng(0), PlanSettings(tokens_per_step=2000)
     every = np.clip(rng.lognormal(3.5, 0.8, 20_000), 1, 400).astype(np.int64)
     samples = [rng.choice(every.size, 300, replace=False) for _ in range(20)]

@@ -1,7 +1,6 @@
 """`unpad plan --measure`: every strategy is timed with unchanged weights, and memory is that of `auto`."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 import torch
 
 from tests.helpers.families import images, patients, questions
-from tests.helpers.shell import Shell
 from tests.helpers.toy import write_toy
 from unpad.recipes.file import load_recipe
 from unpad.training.rehearsal import Rehearsal
@@ -27,9 +25,7 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.promise("bench.strategies", "bench.memory")
-def test_strategies_take_turns_on_one_model_that_stays_and_larger_batches_need_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strategies_take_turns_on_one_model_that_stays_and_larger_batches_need_more(tmp_path, monkeypatch):
     setup = prepare_setup(load_recipe(str(write_toy(tmp_path, stages=[], train={"max_epochs": 1}))), Path(), None)
     before = {name: value.clone() for name, value in setup.model.state_dict().items()}
     used: list[Rehearsal] = []
@@ -47,7 +43,7 @@ def test_strategies_take_turns_on_one_model_that_stays_and_larger_batches_need_m
     assert peaks[0] < peaks[-1]
 
 
-def test_a_machine_that_is_slow_in_a_round_changes_no_ratio() -> None:
+def test_a_machine_that_is_slow_in_a_round_changes_no_ratio():
     result = MeasuredStage({"fixed": [100.0, 50.0], "pack": [400.0, 200.0]}, [PaddedBatch(1, 9, 1 << 20)], "tokens")
     assert result.times("pack", "fixed") == 4.0
     assert result.lines()[2].split() == ["pack", "300", "250", "to", "350", "4.0x"]
@@ -55,9 +51,8 @@ def test_a_machine_that_is_slow_in_a_round_changes_no_ratio() -> None:
 
 @pytest.mark.promise("bench.strategies")
 @pytest.mark.parametrize("write", [images, questions, patients])
-def test_the_verb_times_every_family(write: Callable[..., Path], tmp_path: Path, unpad: Shell) -> None:
-    recipe = write(tmp_path / "data")
-    outcome = unpad("plan", recipe, "--measure", "--json", code=0)
+def test_the_verb_times_every_family(write, tmp_path, unpad):
+    outcome = unpad("plan", write(tmp_path / "data"), "--measure", "--json", code=0)
     stages: list[dict[str, Any]] = json.loads(outcome.out)["stages"]
     for stage in stages:
         assert {"fixed", "pack"} <= set(stage["measured"]["tokens_per_second"])

@@ -13,7 +13,7 @@ def recipe(tmp_path: Path) -> str:
     return str(write_pairs(tmp_path, model={"dropout": 0.0}))
 
 
-def test_a_preview_tries_every_strategy_on_whole_pairs(recipe: str) -> None:
+def test_a_preview_tries_every_strategy_on_whole_pairs(recipe):
     (stage,) = preview(recipe, ["plan.row_tokens=128"]).stages
     assert {row.name for row in stage.rows if not row.refused} == set(stage.trials)
     assert len(stage.trials) == 6

@@ -29,8 +29,7 @@ ROWS = ["plan.row_tokens=64"]
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Preview, str]:
-    folder = tmp_path_factory.mktemp("preview")
-    recipe = str(write_toy(folder))
+    recipe = str(write_toy(tmp_path_factory.mktemp("preview")))
     return preview(recipe, ROWS), recipe
 
 
@@ -45,7 +44,7 @@ def setup_of(recipe: str, *overrides: str) -> Setup:
 
 
 @pytest.mark.promise("plan.table")
-def test_every_number_equals_a_recount_over_the_plans_of_training(made: tuple[Preview, str]) -> None:
+def test_every_number_equals_a_recount_over_the_plans_of_training(made):
     result, recipe = made
     for name in strategy_names():
         setup = setup_of(recipe, f"plan.strategy={name}")
@@ -64,7 +63,7 @@ def test_every_number_equals_a_recount_over_the_plans_of_training(made: tuple[Pr
         assert whole["pad_share"] == pytest.approx(1 - real / computed)
 
 
-def test_the_time_of_a_stage_is_that_of_the_tokens_of_all_its_epochs(made: tuple[Preview, str]) -> None:
+def test_the_time_of_a_stage_is_that_of_the_tokens_of_all_its_epochs(made):
     for stage, epochs in zip(made[0].stages, (2, 3), strict=True):
         for row in stage.rows:
             timed = replace(
@@ -75,14 +74,14 @@ def test_the_time_of_a_stage_is_that_of_the_tokens_of_all_its_epochs(made: tuple
             assert timed.estimated_seconds(row) == pytest.approx(0.025 * row.padded_tokens * epochs)
 
 
-def test_ragged_plans_have_no_padding_and_padded_ones_have(made: tuple[Preview, str]) -> None:
+def test_ragged_plans_have_no_padding_and_padded_ones_have(made):
     shares = {row["name"]: row["pad_share"] for row in made[0].to_json()["strategies"]}
     assert shares["pack"] == 0
     assert shares["fixed"] > shares["dynamic"] > shares["bucket"] > 0
     assert shares["budget"] > 0
 
 
-def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str]) -> None:
+def test_the_ledger_adds_up_to_the_token(made):
     result, recipe = made
     setup = setup_of(recipe)
     positions = setup.data.table.positions
@@ -102,7 +101,7 @@ def test_the_ledger_adds_up_to_the_token(made: tuple[Preview, str]) -> None:
 
 
 @pytest.mark.promise("batch.too-long")
-def test_what_is_cut_is_named_with_its_place(tmp_path: Path) -> None:
+def test_what_is_cut_is_named_with_its_place(tmp_path):
     recipe = str(write_toy(tmp_path / "toy"))
     result = preview(recipe, ["plan.max_tokens=20", "plan.overflow=drop", "plan.row_tokens=20"])
     assert result.to_json()["ledger"]["dropped"]["too_long"] > 0
@@ -113,7 +112,7 @@ def test_what_is_cut_is_named_with_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("run.min-steps")
-def test_a_preview_has_the_epochs_and_steps_that_training_has(made: tuple[Preview, str]) -> None:
+def test_a_preview_has_the_epochs_and_steps_that_training_has(made):
     result, recipe = made
     length = run_length(result.setup.stages).last(0, 0).step
     lines = re.findall(r"^(\w+): about ([\d,]+) steps in (\d) epochs$", shown(result), re.M)
@@ -124,9 +123,7 @@ def test_a_preview_has_the_epochs_and_steps_that_training_has(made: tuple[Previe
 
 
 @pytest.mark.promise("cli.long-work")
-def test_the_table_of_padding_is_there_before_anything_is_tried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_table_of_padding_is_there_before_anything_is_tried(tmp_path, monkeypatch):
     seen, out = list[str](), StringIO()
 
     def tried(setup: Setup, recipe: object, made: object) -> StepCost:
@@ -143,7 +140,7 @@ def test_the_table_of_padding_is_there_before_anything_is_tried(
     assert again.getvalue() == out.getvalue()
 
 
-def test_a_row_too_short_is_refused_in_its_own_line(tmp_path: Path) -> None:
+def test_a_row_too_short_is_refused_in_its_own_line(tmp_path):
     result = preview(str(write_toy(tmp_path / "toy")), ["plan.row_tokens=4"])
     rows = {row["name"]: row for row in result.to_json()["strategies"]}
     assert "does not fit a row of 4" in rows["rows"]["refused"]
@@ -153,16 +150,14 @@ def test_a_row_too_short_is_refused_in_its_own_line(tmp_path: Path) -> None:
 
 @pytest.mark.promise("install.packages")
 @pytest.mark.parametrize("name", ["plan.png", "plan.pdf", "plan"])
-def test_a_picture_of_another_format_is_refused_before_anything_is_read(tmp_path: Path, name: str) -> None:
+def test_a_picture_of_another_format_is_refused_before_anything_is_read(tmp_path, name):
     with pytest.raises(RecipeError, match="is an SVG") as caught:
         preview("no recipe of this name", [], tmp_path / name)
     assert (caught.value.where, "end in .svg" in caught.value.fix) == (str(tmp_path / name), True)
 
 
 @pytest.mark.promise("plan.batch-size")
-def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(tmp_path, monkeypatch):
     monkeypatch.setattr(auto_size, "process_bytes", lambda peak: peak)
     recipe = str(write_toy(tmp_path / "toy"))
 
@@ -181,9 +176,7 @@ def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(
 
 
 @pytest.mark.promise("plan.does-not-fit")
-def test_a_strategy_that_does_not_fit_is_said_and_only_that_of_the_recipe_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_strategy_that_does_not_fit_is_said_and_only_that_of_the_recipe_is_an_error(tmp_path, monkeypatch):
     padded = ["fixed"]
 
     def tried(setup: Setup, stage: StageSetup, made: Plan) -> StepCost:

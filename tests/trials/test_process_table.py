@@ -32,7 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Preview, st
 
 
 @pytest.mark.promise("processes.shares")
-def test_efficiency_of_every_strategy_equals_a_recount_of_its_shares(made: tuple[Preview, str, str]) -> None:
+def test_efficiency_of_every_strategy_equals_a_recount_of_its_shares(made):
     stages = made[0].to_json()["stages"]
     for name in strategy_names():
         setup = prepare_setup(load_recipe(made[2], [f"plan.strategy={name}"]), Path(), None, compare=False)
@@ -56,9 +56,8 @@ def test_efficiency_of_every_strategy_equals_a_recount_of_its_shares(made: tuple
                 assert one["efficiency"] == pytest.approx(sum(costs) / spent / one["processes"])
 
 
-def test_json_has_the_bound_the_idle_the_update_and_the_cut(made: tuple[Preview, str, str]) -> None:
-    values = json.loads(json.dumps(made[0].to_json(), allow_nan=False))
-    for stage in values["stages"]:
+def test_json_has_the_bound_the_idle_the_update_and_the_cut(made):
+    for stage in json.loads(json.dumps(made[0].to_json(), allow_nan=False))["stages"]:
         shared = stage["processes"]
         assert set(shared) == {"cells_per_token", "strategies", "cuts", "epoch_tokens"}
         for row in shared["strategies"]:
@@ -71,5 +70,4 @@ def test_json_has_the_bound_the_idle_the_update_and_the_cut(made: tuple[Preview,
 
 
 def preview_json_without(made: tuple[Preview, str, str]) -> dict[str, object]:
-    stage = made[0].to_json()["stages"][0]
-    return {key: value for key, value in stage.items() if key != "processes"}
+    return {key: value for key, value in made[0].to_json()["stages"][0].items() if key != "processes"}

@@ -17,7 +17,7 @@ GROUPS = {
     "Start": ("train", "recipes"),
     "Check": ("data", "plan", "doctor"),
     "Look": ("runs", "eval", "compare"),
-    "Use": ("generate", "chat", "infer", "embed", "serve"),
+    "Use": ("predict", "generate", "chat", "embed", "serve"),
     "Convert": ("import", "export"),
     "Prove a run": ("prove", "replay", "trace"),
 }

@@ -1,17 +1,34 @@
 """Verbs of `unpad data`."""
 
+import json
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unpad.cli.options import Debug, Json, data_kinds, print_json
-from unpad.storage.paths import user_path
-from unpad.terminal.printing import print_lines
+from unpad.cli.options import (
+    Debug,
+    Json,
+    Overrides,
+    check_places,
+    check_run_or_recipe,
+    data_kinds,
+    print_json,
+    run_or_recipe_names,
+)
+from unpad.storage.paths import new_path, user_path
+from unpad.terminal.printing import print_lines, print_wrapped
+from unpad.terminal.progress import progress
 
 _CHANGE = re.compile(r"[a-z_]+(\.\w+)+=")
+# Recipe that shows a file of a kind of data by itself, and what it needs for that.
+_RECIPES = {
+    "text": ("small",), "chat": ("chat",), "pairs": ("chat",), "images": ("images",), "vqa": ("vqa",),
+    "events": ("events_labels", "events.labels=null"),
+}  # fmt: skip
 
-verbs = typer.Typer(no_args_is_help=True, help="Check data before training on it.")
+verbs = typer.Typer(no_args_is_help=True, help="Look at data, and check it, before training on it.")
 
 
 @verbs.command(epilog="Example: unpad data check my.jsonl")
@@ -44,3 +61,65 @@ def check(
     else:
         print_lines(report.lines())
     raise typer.Exit(0 if report.passed else 3)
+
+
+@verbs.command(epilog="Example: unpad data show chat data.chat=my.jsonl    or    unpad data show my.jsonl --row 17")
+def show(
+    subject: Annotated[
+        str,
+        typer.Argument(
+            metavar="RECIPE|RUN|FILE",
+            help="A recipe, a run, or data that a packaged recipe reads.",
+            autocompletion=run_or_recipe_names,
+        ),
+    ],
+    overrides: Overrides = None,
+    num: Annotated[int, typer.Option("-n", min=1, help="Sequences of each stage.")] = 10,
+    row: Annotated[
+        str | None, typer.Option(help="The row of this line, or FILE:LINE; a picture's file; a patient.")
+    ] = None,
+    html: Annotated[
+        Path | None, typer.Option(parser=new_path, metavar="FILE", help="Write a page, with the pictures.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show sequences as the model gets them: which tokens are learnt, what is cut, pictures, histories."""
+    name, fields, note = _recipe_of(subject, overrides or [])
+    check_run_or_recipe(name, fields)
+    from unpad.run.screen import open_console
+    from unpad.storage import write_atomic
+    from unpad.terminal.table import columns
+    from unpad.training.show import show
+
+    with progress(f"reading {subject}"):
+        shown = show(name, fields, num, row, note)
+    console = open_console()
+    if as_json:
+        print_json([one.to_json() for one in shown.sequences])
+    elif html is not None:
+        from unpad.run.report.shown import page
+
+        content = page(f"data show {subject}", shown.title, [one.to_json() for one in shown.sequences])
+        write_atomic(html, content, private=shown.private)
+        print_lines([str(html)])
+    else:
+        coloured = console.color_system is not None
+        for indent, text in shown.lines(coloured=coloured, whole=row is not None):
+            print_wrapped(console, text, columns(), indent)
+
+
+def _recipe_of(subject: str, overrides: list[str]) -> tuple[str, list[str], str]:
+    """The recipe or run with a name; or that of a file, its changes, and a note on it."""
+    from unpad.data.check import guess_kind
+    from unpad.recipes.file import SUFFIXES, recipe_names
+    from unpad.run.folder import RECIPE, RUNS
+
+    path = user_path(subject)
+    is_run = any((folder / RECIPE).is_file() for folder in (path, RUNS / path))
+    if subject in recipe_names() or is_run or path.suffix in SUFFIXES or not (path.exists() or path.suffix):
+        return subject, overrides, ""
+    check_places([path])
+    kind = guess_kind(path)
+    name, *changes = _RECIPES[kind]
+    return name, [f"data.{kind}={json.dumps(subject)}", *changes, *overrides], f"{kind}, by the recipe {name}: "

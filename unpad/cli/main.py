@@ -23,8 +23,9 @@ INSTEAD = {
     "search": "train RECIPE key=value, or examples/search.py",
     "merge": "export RUN DIR --merge", "quantize": "export RUN DIR --int8", "info": "runs RUN",
     "list": "runs", "resume": "train --resume RUN", "finetune": "train RECIPE train.init_from=RUN",
-    "train-llm": "train llm", "train-image": "train images", "test": "eval RUN", "predict": "infer RUN --image FILE",
-    "convert": "export RUN FOLDER", "web": "serve RUN", "check": "data check FILE",
+    "train-llm": "train llm", "train-image": "train images", "test": "eval RUN", "ask": "predict RUN FILE, or chat RUN",
+    "classify": "predict RUN FOLDER", "risk": "predict RUN TABLES", "convert": "export RUN FOLDER", "web": "serve RUN",
+    "ui": "serve RUN", "check": "data check FILE",
 }  # fmt: skip
 # Options of the programs of docs/migrating.md that are none here.
 ELSEWHERE = {

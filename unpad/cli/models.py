@@ -127,11 +127,11 @@ def evaluate(
     """
     check_run(run, places=[data] if data is not None else [])
     from unpad.evaluation.metrics import metric_lines
-    from unpad.evaluation.rows import check_file
     from unpad.evaluation.run import evaluate_new, evaluate_run
+    from unpad.storage.parquet import check_file
 
     if rows is not None:
-        check_file(rows)
+        check_file(rows, ".parquet", ".jsonl")
     facts: dict[str, object] = {}
     with progress("evaluating"):
         if data is None:
@@ -150,7 +150,43 @@ def evaluate(
         print_lines([*shown, *metric_lines(metrics)])
 
 
-@verbs.command(epilog="Example: unpad infer images-1 --image cat.jpg    or    vqa-1 --file in.csv --out answers.jsonl")
+@verbs.command(epilog="Example: unpad predict images-1 photos --out classes.csv    or    events-1 new.parquet")
+def predict(
+    run: RunArgument,
+    data: Annotated[
+        Path | None,
+        typer.Argument(
+            parser=user_path, metavar="DATA", help="Pictures, tables of patients, or questions or prompts, a row each."
+        ),
+    ] = None,
+    settings: Sampling = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=new_path, help="Write all rows: a .csv, .jsonl or .parquet file.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Predict each row of new data: class, answer, reply or risk.
+
+    A row that cannot be used stops it; data.on_bad_row=quarantine goes on, with exit code 3."""
+    fields = [_generate_field(text) for text in settings or []]
+    check_run(run, fields, places=[] if data is None else [data])
+    from unpad.inference.loaded import load
+    from unpad.inference.predict import predict as predict_rows
+    from unpad.inference.prompts import gives_seed
+
+    found = predict_rows(load(run, fields), data, out, same_seed=gives_seed(fields))
+    print_lines(found.lines, to_errors=True)
+    if as_json:
+        print_json(found.rows)
+    else:
+        print_lines(found.table() if out is None else [found.summary(out)])
+    raise typer.Exit(3 if found.faults else 0)
+
+
+@verbs.command(
+    hidden=True, epilog="Example: unpad infer images-1 --image cat.jpg    or    vqa-1 --file in.csv --out answers.jsonl"
+)
 def infer(
     run: RunArgument,
     image: Annotated[
@@ -177,9 +213,12 @@ def infer(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Classify images, or answer a question about them. Exit code 3 when a file cannot be used."""
+    """Classify images, or answer a question about them; `predict` reads any data. Exit code 3 when a file cannot be
+    used."""
     if image is None and file is None:
-        raise RecipeError("no image is named", fix="give --image FILE, or --file with a table of images and questions")
+        raise RecipeError(
+            "no image is named", fix="name it with --image FILE, or predict any data: unpad predict RUN DATA"
+        )
     beside = question is not None or table is not None or show is not None or as_json or image is not None
     _check_file(file, out, "images and questions", "--image, --question, --csv, --show and --json", alone=not beside)
     if table is not None:

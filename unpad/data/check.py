@@ -19,7 +19,7 @@ import yaml
 from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
 from unpad.data.pictures.remarks import label_remarks, pixel_remarks
 from unpad.data.sources import chat, images, pairs
-from unpad.data.sources.documents import single_document
+from unpad.data.sources.documents import describe_book, single_document
 from unpad.data.sources.example import BadRow, Example, Usable, count_bad
 from unpad.data.sources.faults import FIXES, there_is
 from unpad.data.sources.fields import Advise, advice, is_picture
@@ -37,7 +37,7 @@ from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, rea
 from unpad.data.sources.split import content_key, turns_key
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, ImageSettings, Source
-from unpad.recipes.file import SUFFIXES, load_recipe, recipe_names
+from unpad.recipes.file import SUFFIXES, load_recipe, load_settings, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.terminal.progress import counted
 
@@ -63,21 +63,19 @@ def check(
     Args:
         kind: one of KINDS; None infers it for each file from its first rows or columns.
         field: field or column that holds the text, as in a recipe; None for the usual names.
-        overrides: changes of the recipes among the paths, as key=value.
+        overrides: changes of the recipes among the paths, or of the defaults that files are read by, as key=value.
 
     Raises:
         SourceError: the only file is missing or unreadable, or its rows are of no known kind, or the only tables of
             events have a fault that concerns no single row.
-        RecipeError: there is no such kind of data, a recipe names no data, or no path is a recipe to override.
+        RecipeError: there is no such kind of data, a recipe names no data, or an override does not fit.
     """
     if kind not in (None, *KINDS):
         raise RecipeError(f'there is no kind of data "{kind}"', where="--kind", fix=nearest(str(kind), list(KINDS)))
     seen = _CheckMemory()
     every = [paths] if isinstance(paths, Path) else paths
-    if overrides and not any(map(_is_recipe, every)):
-        fix = "name the recipe first: unpad data check RECIPE.yaml key=value"
-        raise RecipeError("it changes a recipe, and none is named", where=f"command line: {overrides[0]}", fix=fix)
-    recipe, data = partial(_check_recipe, overrides, seen), partial(_check_path, kind, field, seen)
+    settings = Recipe() if all(map(_is_recipe, every)) else load_settings(overrides)
+    recipe, data = partial(_check_recipe, overrides, seen), partial(_check_path, kind, field, settings, seen)
     report = _join([(path, partial(recipe if _is_recipe(path) else data, path)) for path in every])
     return replace(report, asked=seen.asked)
 
@@ -120,18 +118,20 @@ def _is_recipe(path: Path) -> bool:
     return path.suffix.lower() in SUFFIXES or (str(path) in recipe_names() and not path.exists())
 
 
-def _check_path(kind: str | None, field: str | None, seen: _CheckMemory, path: Path) -> CheckReport:
+def _check_path(kind: str | None, field: str | None, settings: Recipe, seen: _CheckMemory, path: Path) -> CheckReport:
     refuse_system(path)
+    data = settings.data
     if kind == "events" or (kind is None and field is None and _looks_like_events(path)):
-        return _check_events(Recipe(data=DataSettings(events=[EventSource(path=str(path))])), trains=False)
+        data = data.model_copy(update={"events": [EventSource(path=str(path))]})
+        return _check_events(settings.model_copy(update={"data": data}), trains=False)
     if path.suffix.lower() in images.SUFFIXES or images.is_image(path):
-        return _check_picture(path)
-    source, data = [Source(path=str(path), field=field)], DataSettings()
+        return _check_picture(settings.images, path)
+    source = [Source(path=str(path), field=field)]
     of_pictures = _holds_classes(path) or kind == "images"
     files = images.expand(source, Path) if of_pictures else expand(source, Path)
     report = _join([(file.path, partial(_check_file, kind, file, data, seen)) for file in files])
     if pictures := [picture for file in report.files if file.pictures for picture in file.pictures.examples]:
-        notes = [*label_remarks(pictures), *pixel_remarks(pictures, ImageSettings())]
+        notes = [*label_remarks(pictures), *pixel_remarks(pictures, settings.images)]
         report = replace(report, notes=(*report.notes, *notes))
     manifests = any(file.kind in ("images", "vqa") for file in report.files)
     known = (*FORMATS, *images.SUFFIXES) if manifests else tuple(FORMATS)
@@ -173,7 +173,8 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
         num_repeated=num_repeated if num_keys else None,
         characters=np.array(characters, np.int64) if characters else None,
         pictures=pictures if pictures.classes else None,
-        note="; ".join(_remarks(kind, file, data, num_used)),
+        note="; ".join(_remarks(kind, file, data, characters)),
+        unread=file.unread,
     )
     return CheckReport((file_check,), tuple(bad))
 
@@ -203,12 +204,16 @@ def _usable(row: Example | BadRow) -> Usable | BadRow:
     return Usable(characters, key, row.where, turns_key(before), turns_key([last]))
 
 
-def _remarks(kind: str, file: SourceFile, data: DataSettings, num_used: int) -> Iterator[str]:
-    """Remarks on a file with their remedies: a plain text that is one document, or of an ending that nobody knows."""
-    if kind != "text" or file.format != "text" or num_used == 0:
+def _remarks(kind: str, file: SourceFile, data: DataSettings, characters: Sequence[int]) -> Iterator[str]:
+    """Remarks on a file with their remedies: a plain text that is one document or one book, or of an unknown ending."""
+    if kind != "text" or file.format != "text" or not characters:
         return
-    if single := single_document(file, data.separator, num_used):
-        yield f"{single.what}; {single.fix}"
+    for shape in (
+        single_document(file, data.separator, len(characters)),
+        describe_book(file, data.separator, characters),
+    ):
+        if shape:
+            yield f"{shape.what}; {shape.fix}"
     suffix = file.path.suffix.lower()
     if file.by_ending and suffix not in FORMATS:
         tags = ", with its tags" if suffix in (".html", ".htm", ".xml") else ""
@@ -262,6 +267,8 @@ def guess_kind(path: Path) -> str:
     Raises:
         SourceError: there is no file, or its rows match no kind.
     """
+    if _looks_like_events(path):
+        return "events"
     if _holds_classes(path):
         return "images"
     return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)
@@ -288,11 +295,11 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
     return SourceError(what, where=str(file.path), fix=fix)
 
 
-def _check_picture(path: Path) -> CheckReport:
+def _check_picture(settings: ImageSettings, path: Path) -> CheckReport:
     """Check one image file, without a class."""
     image = images.examine(images.ImageRow(str(path), "", path, str(path.resolve().parent)))
     bad = (image,) if isinstance(image, BadRow) else ()
-    notes = () if isinstance(image, BadRow) else (*pixel_remarks([image], ImageSettings()),)
+    notes = () if isinstance(image, BadRow) else (*pixel_remarks([image], settings),)
     return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad, notes)
 
 
@@ -314,7 +321,8 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
 
         data = open_tables(recipe, read, None)
         data.check_trainable()
-        own, remarks = [*own, data.report.without_events(data.sets, data.unit)], data.report.notes
+        own = [*own, data.report.without_events(data.sets, data.unit), *data.leak_lines()]
+        remarks = data.report.warnings
     reports = []
     for table, bad_rows in read.tables:
         names = {file.shown for file in table.files}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from unpad.data.sources.bad_rows import faults_with_fixes
-from unpad.data.sources.example import BadRow, Usable, count_bad, place_of
+from unpad.data.sources.example import BadRow, Unread, Usable, count_bad, place_of
 from unpad.data.sources.images import ImageExample
 from unpad.terminal.printing import escaped
 from unpad.terminal.table import cells, columns, number_of, wrapped
@@ -138,6 +138,7 @@ class FileCheck:
         characters: (num_used,) int64 of each usable row; None for rows without text.
         note: a remark with its remedy, or "".
         pictures: with a class; None for other kinds of data.
+        unread: fields of usable rows that nobody read.
     """
 
     path: Path
@@ -149,6 +150,7 @@ class FileCheck:
     characters: np.ndarray | None = None
     note: str = ""
     pictures: PictureCounts | None = None
+    unread: Unread = field(default_factory=Unread)
 
     def lengths(self) -> dict[str, int] | None:
         """Characters of the usable rows: min, median, p95 and max."""
@@ -174,7 +176,8 @@ class FileCheck:
             lengths = f"characters: {spread['min']:,} to {spread['max']:,}, median {spread['median']:,}"
             lengths += f", 95 % of rows at most {spread['p95']:,}"
             line = "\n  ".join([line, *wrapped(lengths, columns() - 2)])
-        return "\n  ".join([line, *(self.pictures.lines() if self.pictures else [])])
+        unread = [part for text in self.unread.lines() for part in wrapped(text, columns() - 2)]
+        return "\n  ".join([line, *unread, *(self.pictures.lines() if self.pictures else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,6 +254,7 @@ class CheckReport:
                 "characters": file.lengths(),
                 "note": file.note or None,
                 "pictures": file.pictures.to_json() if file.pictures else None,
+                "not_read": file.unread.shares,
             }
             for file in self.files
         ]

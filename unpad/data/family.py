@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from typing import ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from unpad.models import model_config, model_module
 from unpad.models.contract import Model, ModelConfig
 from unpad.recipes.data import KINDS, is_packaged
 from unpad.recipes.recipe import Recipe, stages_of
+
+if TYPE_CHECKING:
+    from unpad.data.show import Shown
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,21 @@ class FoundRow:
     remark: str = ""
 
 
+@dataclass(frozen=True)
+class Claim:
+    """A claim about rows.
+
+    Args:
+        tried: number of texts or replies that were looked at; wrong: what is otherwise in some of them; beside: what a
+            reader should know of the others.
+    """
+
+    name: str
+    tried: int
+    wrong: tuple[str, ...] = ()
+    beside: str = ""
+
+
 class Data(ABC):
     """Sequences of a run.
 
@@ -229,6 +247,12 @@ class Data(ABC):
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         """Build a batch of one piece without `load` or a plan; the ground truth of the proof."""
 
+    def show(self, micro: Micro) -> Shown:
+        """The only piece of a micro-batch as `load` gives it to the model; by default its length alone."""
+        from unpad.data.show import Shown
+
+        return Shown(self.where(int(micro.seq_ids[0])), (f"{int(micro.stops[0] - micro.starts[0]):,} positions",))
+
     @abstractmethod
     def where(self, seq_id: int) -> str:
         """Place of a sequence in its file."""
@@ -281,6 +305,14 @@ class Data(ABC):
         """Class of every sequence, (num_sequences,) int64, -1 where it is unknown, and the names of the classes; None
         for data without classes, as by default."""
         return None
+
+    def claims(self) -> list[Claim]:
+        """Claims that the sequences are what the rows say, for the certificate; by default none.
+
+        Raises:
+            SourceError: a file cannot be read any more.
+        """
+        return []
 
     def check_trainable(self) -> None:
         """Refuse data that would teach a model next to nothing; by default nothing is refused.
@@ -337,8 +369,8 @@ class Data(ABC):
     def _listed(cls, recipe: Recipe, path: str) -> list[str]:
         return []
 
-    def facts(self) -> dict[str, int]:
-        """Counts that the run's log keeps for those who use the run later, by name; by default none."""
+    def facts(self) -> dict[str, Any]:
+        """What the run's log and a plan keep of the data, by name; by default nothing."""
         return {}
 
     def complete(self, config: ModelConfig) -> ModelConfig:

@@ -28,6 +28,7 @@ from unpad.data.rows import (
     num_classes,
     read_classes,
 )
+from unpad.data.show import Shown
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.images import ImageExample, content_key, expand, group_names, read_all
 from unpad.data.sources.split import Split, Wanted
@@ -85,6 +86,15 @@ class ImageData(ClassData[ImageExample]):
         keys = [(*micro.epoch_seed, image) if split[image] == Split.TRAIN else None for image in ids.tolist()]
         batch = self._batch(self.album.load(ids.tolist(), grids, keys), grids, ids)
         return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
+
+    def show(self, micro: Micro) -> Shown:
+        image = int(micro.seq_ids[0])
+        picture, sizes = self.album.as_read(image, self.load(micro))
+        facts = [f"class {self.classes[self.labels[image]]}", sizes]
+        facts += [NOTES[note] for note in self.examples[image].notes]
+        if self.album.settings.augments and self.table.split[image] == Split.TRAIN:
+            facts.append("changed as the first epoch draws it")
+        return Shown(self.where(image), tuple(facts), pictures=(picture,))
 
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         return self._batch([self.album.decode(seq_id)], self.album.grids[[seq_id]], np.array([seq_id]))

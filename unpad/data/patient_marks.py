@@ -16,6 +16,7 @@ MOST_EMPTY = 0.05  # patients without an event
 MOST_MARKED = 0.05  # patients unlike those of training; a fact that is miscoded for all of them may be few events
 # The middle 98 % of a code's values in training contains few of the new ones: they are most likely in another unit.
 MOST_UNUSUAL = 0.5
+ONE_SIDED = 0.99  # share of days on one side of the median of training
 FEWEST_VALUES = 10  # values of a code needed for a statement about its unit
 NUM_NAMED = 5
 
@@ -31,7 +32,8 @@ class Marks:
         outside: values outside the range of their code in training; unusual: values outside its middle 98 %. None if
             the run does not record the values of training.
         late: events after the landmark; None for sets.
-        strange_facts: (num_rows,) bool, with a fact of an unknown code; far_facts: outside the range.
+        strange_facts: (num_rows,) bool, with a fact of an unknown code; far_facts: outside the range; far_times: with
+            most of its times outside those of training.
         empty: (num_rows,) bool, patients without any timed event, if others have one: at most facts are known about
             them.
     """
@@ -45,6 +47,7 @@ class Marks:
     empty: np.ndarray
     strange_facts: np.ndarray
     far_facts: np.ndarray
+    far_times: np.ndarray
 
     @property
     def unlike(self) -> np.ndarray:
@@ -71,6 +74,7 @@ class Marks:
             ("no events", self.empty & (late == 0)),
             ("unknown codes", self._strange),
             ("unusual values", self._far),
+            ("unusual times", self.far_times),
         )
         return ["; ".join(name for name, rows in reasons if rows[row]) for row in range(len(self.events))]
 
@@ -117,7 +121,10 @@ def _count(
     """Sum up the events of every row; `owner` is the row of each event, (num_events,)."""
     outside, unusual, num = beyond(data, 0), beyond(data, 1), len(empty)
     facts = np.repeat(data.sets.timeless, np.diff(data.sets.set_starts))
-    far_facts = np.zeros(num, np.bool_)
+    far_facts, far_times = np.zeros((2, num), np.bool_)
+    if data.known.times is not None:
+        far = _outside(np.repeat(data.sets.times, np.diff(data.sets.set_starts)), data.known.times) & ~facts
+        far_times = 2 * np.bincount(owner[far], minlength=num) > np.bincount(owner[~facts], minlength=num)
     if outside is not None:
         far_facts[owner[facts & outside]] = True
     return Marks(
@@ -130,7 +137,14 @@ def _count(
         empty=empty,
         strange_facts=strange_facts,
         far_facts=far_facts,
+        far_times=far_times,
     )
+
+
+def _outside(days: np.ndarray, known: np.ndarray) -> np.ndarray:
+    """Days beyond the least and the most of training, which are rounded to float32, (num,) bool."""
+    outside: np.ndarray = (days < known[0] - 1e-5 * abs(known[0])) | (days > known[-1] + 1e-5 * abs(known[-1]))
+    return outside
 
 
 def beyond(data: EventData, margin: int) -> np.ndarray | None:
@@ -189,6 +203,11 @@ def unknown_lines(data: EventData, marks: Marks) -> list[str]:
     lines += _share(int(marks.empty.sum()), len(marks.empty), what, MOST_EMPTY)
     what = f"{data.unit} have mostly unknown codes or unusual values, or such a fact"
     lines += _share(int(marks.unlike.sum()), len(marks.unlike), what, MOST_MARKED)
+    days = np.repeat(data.sets.times, np.where(data.sets.timeless, 0, np.diff(data.sets.set_starts)))
+    followed = np.zeros(0) if data.cohort.duration is None else data.cohort.duration
+    if len(data.table) >= FEWEST_VALUES:
+        lines += _days(days, data.known.times, "times of events")
+        lines += _days(followed, data.known.durations, "durations")
     if marks.outside is None:
         return [*lines, "this run does not record the values of training, so values of another unit go unnoticed"]
     what = "values are beyond the least and the most of their code in training"
@@ -199,6 +218,24 @@ def unknown_lines(data: EventData, marks: Marks) -> list[str]:
 def _share(number: int, total: int, what: str, most: float) -> list[str]:
     share = number / max(total, 1)
     return [f"{'warning: ' if share > most else ''}{number:,} of {total:,} {what} ({share:.1%})"] if total else []
+
+
+def _days(days: np.ndarray, known: np.ndarray | None, what: str) -> list[str]:
+    """A warning of days that are most likely in another unit: many beyond those of training, or nearly all of them on
+    one side of their median.
+
+    Args:
+        days: (num,) from the landmark; known: those of training at QUANTILES.
+    """
+    if known is None or not len(days):
+        return []
+    sides = max((days < known[2]).mean(), (days > known[2]).mean())
+    if _outside(days, known).mean() <= MOST_OUTSIDE and sides < ONE_SIDED:
+        return []
+    return [
+        f"warning: {what} from the landmark have a median of {np.median(days):.4g} days, in training {known[2]:.4g}: "
+        "is this another unit?"
+    ]
 
 
 def _units(data: EventData) -> list[str]:

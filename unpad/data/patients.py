@@ -46,8 +46,10 @@ from unpad.data.histories.assemble import (
 from unpad.data.histories.cohort import Cohort, PatientTables, find_row, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.data.histories.columns import are_whole
 from unpad.data.histories.event_rows import EventTable
+from unpad.data.histories.leaks import Leak, PatientEvents, worst_leak
 from unpad.data.histories.report import PatientsReport
 from unpad.data.histories.tables import alias, named_by, names_key
+from unpad.data.show import Shown
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow, place_of
 from unpad.data.sources.files import resolve_path
@@ -173,6 +175,51 @@ class EventData(Data):
             np.array([seq_id]), index, np.array(sizes, np.int64), np.array([len(sizes)]), sets.times[first:last]
         )
 
+    def show(self, micro: Micro) -> Shown:
+        """Its sets in order, with the values as the tables have them and as the model reads them, and what is left
+        out."""
+        seq_id, batch = int(micro.seq_ids[0]), self.load(micro)
+        assert batch.input_ids is not None, "events are codes"
+        sets, known, rows = batch.require(EventSets), self.known, list[tuple[str, ...]]()
+        first_event, first_set = int(self.sets.events_of[seq_id]), int(self.sets.sets_of[seq_id])
+        set_of = np.repeat(np.arange(sets.num_sets), sets.members.lengths().numpy()).tolist()
+        for place, (code, number) in enumerate(zip(batch.input_ids.tolist(), set_of, strict=True)):
+            begins = place == 0 or set_of[place - 1] != number
+            day = "" if self.sets.timeless[first_set + number] else f"{float(sets.times[number]):.6g}"
+            value = known.mean[code] + known.std[code] * float(self.standard[first_event + place])
+            read = (f"{value:.6g}", f"{float(sets.values[place]):+.3f}") if sets.has_value[place] else ("", "")
+            rows.append((f"{number + 1}" if begins else "", day if begins else "", known.names[code], *read))
+        facts = (*self._outcome(seq_id), self._left_out(seq_id))
+        return Shown(self.where(seq_id), facts, heads=("set", "day", "code", "value", "as read"), rows=tuple(rows))
+
+    def _outcome(self, seq_id: int) -> list[str]:
+        """Label and time to the outcome of a patient, in words."""
+        cohort, facts = self.cohort, list[str]()
+        if self.labels is not None:
+            label = int(self.labels[seq_id])
+            facts.append(f"label {(self.classes or ('0', '1'))[label]}" if label >= 0 else "no label")
+        if cohort.duration is not None and cohort.cause is not None:
+            causes = ["the end of observation", "the outcome", *self.report.competing]
+            facts.append(f"followed for {cohort.duration[seq_id]:,.6g} days, until {causes[int(cohort.cause[seq_id])]}")
+        return facts
+
+    def _left_out(self, seq_id: int) -> str:
+        """Numbers of a patient's events, of those that the model does not read too."""
+        report = self.report
+        num_read, num, late, strange = (
+            int(counts[seq_id].sum())
+            for counts in (report.num_read, report.per_source, report.num_late, report.num_strange)
+        )
+        skipped = strange if self.recipe.events.unknown_codes == "skip" else 0
+        others = {
+            "after the landmark": late,
+            "of unknown codes": skipped,
+            "beyond events.max_events": num_read - num - skipped,
+        }
+        left = ", ".join(f"{number:,} {why}" for why, number in others.items() if number)
+        sets = number_of(int(np.diff(self.sets.sets_of)[seq_id]), "sets")
+        return f"{number_of(num, 'events')} in {sets}" + (f"; left out: {left}" if left else "")
+
     def class_labels(self) -> tuple[np.ndarray, tuple[str, ...]] | None:
         return None if self.labels is None else (self.labels, self.classes or ("0", "1"))
 
@@ -289,7 +336,29 @@ class EventData(Data):
             model.begin(batch, torch.from_numpy(np.unique(self.table.group[ids], return_inverse=True)[1]))
 
     def lines(self) -> list[str]:
-        return self.report.lines(self.cohort, self.known, self.values, self.sets)
+        return [*self.report.lines(self.cohort, self.known, self.values, self.sets), *self.leak_lines()]
+
+    def leak_lines(self) -> list[str]:
+        """A warning of what alone tells the label of the patients to train on."""
+        at_last = np.diff(self.table.group, append=-1) != 0  # the landmark of the longest history
+        leak = self.worst_leak(self.events_of(np.flatnonzero(at_last & (self.table.split == Split.TRAIN))))
+        if leak is None:
+            return []
+        fix = "if it is known after the prediction alone, leave it out of events and static, or set events.landmark"
+        return [f"warning: {leak.what[0]} alone tells label {leak.label}: {fix}"]
+
+    def worst_leak(self, events: PatientEvents) -> Leak | None:
+        """What tells the label of these patients, if one thing tells nearly all."""
+        return worst_leak(events, None if self.labels is None else self.labels[events.ids], self.classes)
+
+    def events_of(self, ids: np.ndarray) -> PatientEvents:
+        """Events of patients, by their sequences `ids`, (num_patients,) int64."""
+        starts = self.sets.events_of
+        events = _ranges(starts[ids], starts[ids + 1])
+        sizes = np.diff(self.sets.set_starts)
+        time = np.where(np.repeat(self.sets.timeless, sizes), np.nan, np.repeat(self.sets.times, sizes))
+        patient, code = np.repeat(np.arange(len(ids)), np.diff(starts)[ids]), self.code[events].astype(np.int64)
+        return PatientEvents(ids, patient, code, self.standard[events], time[events], self.codes)
 
     def describe_outputs(self) -> str:
         return number_of(len(self.codes), "codes")

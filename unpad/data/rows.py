@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 
 from unpad.data.family import Data, SequenceTable, sequence_table
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
-from unpad.data.sources.example import BadRow, SplitName, count_bad
+from unpad.data.sources.example import BadRow, SplitName, Unread, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path
 from unpad.data.sources.reader import collect
 from unpad.data.sources.split import (
@@ -72,6 +72,11 @@ class ListedRows(Generic[R]):
     rows: list[R]
     sources: list[int]
     bad: list[BadRow]
+
+    @property
+    def unread(self) -> Unread:
+        """Fields of the rows that nobody read."""
+        return Unread.of([file.unread for file in self.files])
 
 
 def list_rows(
@@ -187,6 +192,7 @@ class ChosenRows(Generic[R]):
             + (f" + {self.num_test:,} of the test part, for `unpad eval` alone" if self.num_test else "")
             + (f" + {others:,} {why}" if others else ""),
             f"{describe_split(self.split)}; {details}",
+            *self.listed.unread.lines(),
             *describe_groups(self.units[self.index], self.shared_groups, what),
         ]
 
@@ -245,6 +251,9 @@ class RowData(Data, Generic[R]):
         """By default a hash of all fields of the rows but their places."""
         content = [replace(row, where="") for row in self.chosen.rows]
         return sha256(repr((content, self.table.split.tolist())).encode()).hexdigest()
+
+    def facts(self) -> dict[str, Any]:
+        return self.chosen.listed.unread.facts
 
     def lines(self) -> list[str]:
         counts = self.chosen.lines("rows", self.describe_outputs())

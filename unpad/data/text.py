@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
 from unpad.data.family import (
+    Claim,
     Data,
     NearDuplicates,
     RowSpan,
@@ -22,7 +23,9 @@ from unpad.data.family import (
     refuse_cuts,
     sequence_table,
 )
+from unpad.data.meaning import claims
 from unpad.data.replies import Replies
+from unpad.data.show import Shown, spans_of
 from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import expand, list_paths, resolve_path
@@ -110,6 +113,21 @@ class TextData(Data):
             return from_sequences([ids.tolist()], [counts.tolist()])
         return replies.with_pairs(from_sequences([ids.tolist()], [counts.tolist()], np.array([seq_id])))
 
+    def show(self, micro: Micro) -> Shown:
+        """Its tokens with the last one, which is a label only."""
+        batch = self.load(micro)
+        assert batch.input_ids is not None, "texts are tokens"
+        last = int(self.tokens_of(int(micro.seq_ids[0]))[int(micro.stops[0])])
+        ids, learnt = [*batch.input_ids.tolist(), last], [False, *batch.loss_mask.tolist()]
+        seq_id, side = micro.seq_ids[:1], ""
+        if self.replies is not None and self.replies.pair[seq_id] >= 0:
+            side = f" as the {'better' if self.replies.is_chosen(seq_id) else 'worse'} reply"
+        return Shown(
+            self.where(int(seq_id[0])),
+            (f"{len(ids):,} tokens, {sum(learnt):,} learnt{side}",),
+            spans_of(self.tokenizer, ids, learnt),
+        )
+
     def tokens_of(self, seq_id: int) -> np.ndarray:
         """Tokens of a sequence, those that are labels only included, (length,) int64."""
         if self.replies is None:
@@ -161,6 +179,9 @@ class TextData(Data):
     def check_trainable(self) -> None:
         self.report.lost.refuse("tokenizer")
 
+    def claims(self) -> list[Claim]:
+        return claims(self.corpus, self.recipe)
+
     def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
         assert isinstance(run, TextData), "data of one family"
         if run.report.characters > MOST_CHARACTERS:
@@ -185,12 +206,13 @@ class TextData(Data):
         more = [f"  and {len(paths) - MOST_LISTED:,} more"] if len(paths) > MOST_LISTED else []
         return [*(f"  {path}" for path in paths[:MOST_LISTED]), *more]
 
-    def facts(self) -> dict[str, int]:
+    def facts(self) -> dict[str, Any]:
         report = self.report
         return {
             "characters": report.characters,
             "lost_characters": report.lost.lost,
             SYSTEM_TURNS: report.num_system,
+            **report.unread.facts,
         }
 
     def describe_outputs(self) -> str:

@@ -23,6 +23,7 @@ from unpad.data.images import refuse_image_cuts
 from unpad.data.pictures.album import Album, PixelCache, image_batch, open_album, with_images
 from unpad.data.pictures.alike import Pictures, tie_alike
 from unpad.data.rows import ChosenRows, ListedRows, RowData, choose_rows, list_rows
+from unpad.data.show import Shown, TextSpan, spans_of
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile, resolve_path
@@ -137,6 +138,20 @@ class VqaData(RowData[VqaExample]):
         assert np.array_equal(micro.stops - micro.starts, self.table.positions[ids]), "a row with images is never cut"
         batch = self._batch(ids.tolist(), self._patches(ids.tolist(), micro.epoch_seed), answered=True)
         return batch.pad(pad_to=micro.pad_to, pad_id=self.tokenizer.pad_id) if micro.pad_to else batch
+
+    def show(self, micro: Micro) -> Shown:
+        seq_id, batch, marks = int(micro.seq_ids[0]), self.load(micro), list[TextSpan]()
+        assert batch.input_ids is not None, "questions are tokens"
+        assert batch.media is not None, "of some images or none"
+        ids, learnt = [*batch.input_ids.tolist(), *batch.labels[-1:].tolist()], [False, *batch.loss_mask.tolist()]
+        read = [self.album.as_read(image, batch.media, at) for at, image in enumerate(self.examples[seq_id].images)]
+        for number, (rows, columns) in enumerate([] if batch.media.grid is None else batch.media.grid.tolist(), 1):
+            marks.append(TextSpan(f"<picture {number}: {columns} x {rows} patches>", special=True))
+        begin, end = self.rows.place, self.rows.place + int(self.num_patches[seq_id])
+        before, after = (spans_of(self.tokenizer, ids[part], learnt[part]) for part in (slice(begin), slice(end, None)))
+        counts = f"{len(ids):,} tokens, {end - begin:,} of them patches, {sum(learnt):,} learnt"
+        facts, pictures = (counts, *(sizes for _, sizes in read)), tuple(picture for picture, _ in read)
+        return Shown(self.where(seq_id), facts, (*before, *marks, *after), pictures)
 
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         patches = [self.album.decode(image) for image in self.examples[seq_id].images]

@@ -1,15 +1,14 @@
 """Findings on patients: what gives the outcome away, far values, rare codes, and histories that were not read."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
+from unpad.data.histories.leaks import PatientEvents
 from unpad.data.patients import EventData
-from unpad.doctor.finding import Finding, Found, Words, finding, level
+from unpad.doctor.finding import Finding, Found, finding, level
 from unpad.doctor.rows import cut_short, labelled, of_rows, spelt_twice
 from unpad.doctor.subject import Subject
-from unpad.evaluation.binary import auroc
 
 
 def look(subject: Subject[EventData]) -> list[Finding]:
@@ -18,12 +17,12 @@ def look(subject: Subject[EventData]) -> list[Finding]:
     last = np.flatnonzero(np.diff(data.table.group, append=-1))
     train_ids, held_out_ids = (ids[np.isin(ids, last)] for ids in (subject.stage.train_ids, subject.stage.held_out_ids))
     subject = replace(subject, stage=replace(subject.stage, train_ids=train_ids, held_out_ids=held_out_ids))
-    events = _events(data, train_ids)
+    events = data.events_of(train_ids)
     names = [data.codes[code] for code in events.code[events.code > 0].tolist()]
     beyond = data.report.counts.get("beyond events.max_events", 0)
     return [
         *of_rows(subject, labelled(subject)),
-        *leak(events),
+        *leak(data, events),
         *far_values(events),
         *rare_codes(events),
         *no_history(subject),
@@ -32,112 +31,18 @@ def look(subject: Subject[EventData]) -> list[Finding]:
     ]
 
 
-@dataclass(frozen=True, eq=False)
-class _Events:
-    """Events of the training patients.
-
-    Args:
-        ids: (num_patients,) int64, their sequences.
-        patient: (num_events,) int64, index into `ids`, ascending; code: (num_events,) int64, 0 for a rare one.
-        value: (num_events,) float32, nan without one; time: (num_events,) days from the landmark, nan of facts.
-    """
-
-    data: EventData
-    ids: np.ndarray
-    patient: np.ndarray
-    code: np.ndarray
-    value: np.ndarray
-    time: np.ndarray
-
-    def last_of(self, events: np.ndarray) -> np.ndarray:
-        """The last of these events of each patient and code, (num_pairs,) int64."""
-        pairs = self.patient[events] * len(self.data.codes) + self.code[events]
-        _, first = np.unique(pairs[::-1], return_index=True)
-        last: np.ndarray = events[len(events) - 1 - first]
-        return last
-
-    def by_code(self, events: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Each code with its events among these."""
-        events = events[np.argsort(self.code[events], kind="stable")]
-        codes, firsts = np.unique(self.code[events], return_index=True)
-        yield from zip(codes.tolist(), np.split(events, firsts[1:]), strict=bool(len(codes)))
-
-
-def _events(data: EventData, ids: np.ndarray) -> _Events:
-    starts = data.sets.events_of
-    owner, place = np.repeat(np.arange(len(starts) - 1), np.diff(starts)), np.full(len(starts) - 1, -1)
-    place[ids] = np.arange(len(ids))
-    events = np.flatnonzero(place[owner] >= 0)
-    events = events[np.argsort(place[owner[events]], kind="stable")]
-    sizes = np.diff(data.sets.set_starts)
-    time = np.where(np.repeat(data.sets.timeless, sizes), np.nan, np.repeat(data.sets.times, sizes))
-    code, value = data.code[events].astype(np.int64), data.standard[events]
-    return _Events(data, ids, place[owner[events]], code, value, time[events])
-
-
 @finding("leak", "fault",
     en=("{what} alone tells label {target}, {number:.3f} of 1: it may be the outcome itself, or be written after it, "
         "so that it leaks.", "leave it out of events and `static`, or predict before it: events.landmark"),
     zh=("单凭{what}就能分出标签 {target}（{number:.3f}，最高为 1）：可能是泄漏。",
         "去掉它，或用 events.landmark 在它之前预测"))  # fmt: skip
-def leak(events: _Events) -> Found | None:
+def leak(data: EventData, events: PatientEvents) -> Found | None:
     """The code, value or number of events that tells the label best, if one tells nearly all."""
-    data, best = events.data, list[tuple[float, Words, str]]()
-    for labels, name in _two_sides(data, events.ids):
-        sizes = np.array([(labels == 0).sum(), (labels == 1).sum()])
-        if sizes.min() < 20:
-            continue
-        known = np.flatnonzero((labels[events.patient] >= 0) & (events.code > 0))
-        last = events.last_of(known)
-        sides = [events.code[last[labels[events.patient[last]] == one]] for one in (0, 1)]
-        having = np.stack([np.bincount(side, minlength=len(data.codes)) for side in sides])
-        shares, total = having / sizes[:, None], having.sum(0)
-        for label in (0, 1):
-            apart = shares[label] - shares[1 - label]
-            pure = (having[label] >= 0.98 * total) & (shares[label] >= 0.1) & (2 * sizes[label] <= sizes.sum())
-            for code in np.flatnonzero((total >= 20) & ((apart >= 0.9) | pure)).tolist():
-                what = (f"The code {data.codes[code]} ({shares[label, code]:.0%} of the patients with the label, "
-                        f"{shares[1 - label, code]:.1%} of the others)", f"编码 {data.codes[code]}")  # fmt: skip
-                best.append((float(having[label, code] / total[code]), what, name if label else f"≠ {name}"))
-        valued = events.last_of(known[~np.isnan(events.value[known])])
-        for code, chosen in events.by_code(valued):
-            taken = np.flatnonzero((events.code == code) & ~np.isnan(events.value))
-            again = len(taken) / max(len(np.unique(events.patient[taken])), 1)
-            side = labels[events.patient[chosen]]
-            area = _area(side, events.value[chosen]) if min((side == 0).sum(), (side == 1).sum()) >= 20 else 0
-            if area >= 0.9995 and again < 3:  # a test that is taken again and again may tell the label by its course
-                best.append((area, (f"The value of {data.codes[code]}", f" {data.codes[code]} 的数值"), name))
-        timed, last_time = ~np.isnan(events.time), np.full(len(events.ids), -np.inf)
-        np.maximum.at(last_time, events.patient[timed], events.time[timed])
-        num = np.bincount(events.patient[timed], minlength=len(events.ids)).astype(float)
-        courses = [(num, "number of events", "事件数"), (last_time, "time of the last event", "末次事件时间")]
-        for measure, words, chinese in courses:
-            usable = (labels >= 0) & np.isfinite(measure)
-            area = _area(labels[usable], measure[usable]) if len(np.unique(labels[usable])) == 2 else 0
-            if area >= 0.97:
-                medians = [float(np.median(measure[usable & (labels == one)])) for one in (1, 0)]
-                words = f"The {words} (at the median {medians[0]:g} with it and {medians[1]:g} without)"
-                best.append((area, (words, chinese), name))
-    if not best:
+    worst = data.worst_leak(events)
+    if worst is None:
         return None
-    number, what, target = max(best, key=lambda item: item[0])
-    return Found(number, "data.events", "events.landmark", what=what, target=target)
-
-
-def _two_sides(data: EventData, ids: np.ndarray) -> Iterator[tuple[np.ndarray, str]]:
-    """Labels 0, 1, or -1 if unknown, (num_patients,), and the name of 1; every one of several classes in turn as 1."""
-    if data.labels is None:
-        return
-    labels = data.labels[ids]
-    if not data.classes:
-        yield labels, "1"
-    for place, name in enumerate(data.classes):
-        yield np.where(labels < 0, labels, labels == place), name
-
-
-def _area(labels: np.ndarray, scores: np.ndarray) -> float:
-    area = float(auroc(labels, scores))
-    return max(area, 1 - area)
+    what = f"T{worst.what[0][1:]}", worst.what[1]
+    return Found(worst.share, "data.events", "events.landmark", what=what, target=worst.label)
 
 
 @finding("far_values", explains={"labels_random"},
@@ -146,7 +51,7 @@ def _area(labels: np.ndarray, scores: np.ndarray) -> float:
         "look for another unit or placeholders (9999); convert or empty them"),
     zh=("{code} 等 {codes} 种编码：{far:,} 个数值离中位数是其余的 {times:,.0f} 倍，标准差变成 {number:,.0f} 倍。",
         "检查单位和 9999 之类的占位值"))  # fmt: skip
-def far_values(events: _Events) -> Found | None:
+def far_values(events: PatientEvents) -> Found | None:
     """The code with a scale set by a few values far from all others."""
     results = list[tuple[float, int, int, float]]()
     for code, chosen in events.by_code(np.flatnonzero(~np.isnan(events.value))):
@@ -165,7 +70,7 @@ def far_values(events: _Events) -> Found | None:
     if not results:
         return None
     widened, code, far, most = max(results)
-    return Found(widened, "data.events", code=events.data.codes[code], far=far, times=most, codes=len(results))
+    return Found(widened, "data.events", code=events.codes[code], far=far, times=most, codes=len(results))
 
 
 @finding("rare_codes", explains={"labels_random", "frozen"},
@@ -173,11 +78,11 @@ def far_values(events: _Events) -> Found | None:
         "{codes:,} codes are known.", "take numbers and values out of codes, or map codes to coarser ones"),
     zh=("{number:.0%} 的事件的编码只有一个病人有，或因 events.min_count 未知（已知 {codes:,} 种）。",
         "去掉其中的流水号和数值，或归并编码"))  # fmt: skip
-def rare_codes(events: _Events) -> Found | None:
+def rare_codes(events: PatientEvents) -> Found | None:
     """Codes that one patient alone has, or none that is known."""
     if len(events.ids) < 20 or not len(events.code):
         return None
-    patients = np.bincount(events.code[events.last_of(np.arange(len(events.code)))], minlength=len(events.data.codes))
+    patients = np.bincount(events.code[events.last_of(np.arange(len(events.code)))], minlength=len(events.codes))
     share = float(((patients == 1) | (np.arange(len(patients)) == 0))[events.code].mean())
     fields = ("data.events", "events.min_count")
     return Found(share, *fields, severity=level(share >= 0.5), codes=len(patients) - 1) if share >= 0.2 else None

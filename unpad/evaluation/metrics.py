@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
@@ -17,6 +17,8 @@ BLOCK_CELLS = 1 << 21  # resamples times rows that are looked at together: 16 Mi
 ALIKE = 1e-12  # bounds that differ by less, relatively, differ by rounding
 FEW_GROUPS = 4
 MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two
+
+TOO_GOOD, TOO_GOOD_LOW, FEWEST_JUDGED = 0.99, 0.95, 30  # value, lower limit and number of rows
 
 EXTREMES = "least and most"
 ONE_GROUP, EQUAL_GROUPS = "no interval: one group", "no interval: the same in every group"
@@ -75,6 +77,30 @@ def extremes(values: np.ndarray) -> Metric:
     return Metric(float(values.mean()), float(values.min()), float(values.max()), len(values), EXTREMES)
 
 
+def likely(share: float, num: int) -> Metric:
+    """A share with its approximate lower limit (Wilson 1927), where resampling would take too long."""
+    squared = 1.96**2 / max(num, 1)
+    spread = math.sqrt(squared * (share * (1 - share) + squared / 4))
+    return Metric(share, (share + squared / 2 - spread) / (1 + squared), math.nan, num)
+
+
+def too_good(metrics: Mapping[str, Metric]) -> str:
+    """What is to be said of an AUROC or accuracy that is seldom reached without a leak; "" for other figures.
+
+    Args:
+        metrics: that of `commonest_class` among them where guessing reaches much; those of pairs, with a `margin`, are
+            passed over.
+    """
+    guess = metrics.get("commonest_class")
+    for name in ("auroc", "accuracy") if "margin" not in metrics else ():
+        metric = metrics.get(name)
+        if metric is None or (name == "accuracy" and guess is not None and guess.value >= TOO_GOOD_LOW):
+            continue
+        if metric.num >= FEWEST_JUDGED and metric.value >= TOO_GOOD and metric.low > TOO_GOOD_LOW:
+            return f"{name} {written(metric.value)} is too good to be trusted: look for a leak"
+    return ""
+
+
 def perplexity(loss: Metric) -> Metric:
     """exp of a loss in nats; infinite where no float holds it."""
     return loss.mapped(lambda nats: math.inf if nats >= 700 else math.exp(nats))
@@ -98,12 +124,14 @@ class HeldOut:
         values: logged measures, `loss` among them.
         num_targets: number of targets.
         refused: measures that the data does not allow -> the reason.
+        warning: of `too_good`.
     """
 
     loss: float
     values: dict[str, float]
     num_targets: int
     refused: dict[str, str] = field(default_factory=dict)
+    warning: str = ""
 
 
 def metric_lines(metrics: dict[str, Metric]) -> list[str]:

@@ -1,8 +1,5 @@
 """Examples of an evaluation, a row each, with the numbers that its metrics are computed from."""
 
-import errno
-import json
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -12,11 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from unpad.data.family import Data
-from unpad.errors import RecipeError
 from unpad.evaluation.metrics import Metric, measured, ratio
-from unpad.storage import disk_errors, finite, write_atomic
-from unpad.storage.parquet import write_parquet
-from unpad.storage.paths import refuse_format
+from unpad.storage.parquet import write_parquet, write_table
 
 Columns = dict[str, np.ndarray]  # (num_rows,) each; a number that a row lacks is nan, anything else None
 LINES = ".jsonl"
@@ -178,23 +172,6 @@ def joined(tables: Sequence[Columns]) -> Columns:
 # --------------------------------------------------------------------------- files
 
 
-def check_file(out: Path) -> None:
-    """Refuse a file for rows before the work that they take.
-
-    Raises:
-        RecipeError: its name promises another format than parquet or JSON lines, or it is a folder.
-        DiskError: its folder is missing or closed.
-    """
-    refuse_format(out, ".parquet", LINES)
-    if out.is_dir():
-        raise RecipeError("the file for the rows is a folder", where=str(out), fix="name a file, such as rows.parquet")
-    with disk_errors(out):
-        if not out.parent.is_dir():
-            raise OSError(errno.ENOENT, "")
-        if not os.access(out.parent, os.W_OK):
-            raise OSError(errno.EACCES, "")
-
-
 def write_rows(out: Path, rows: ExampleRows, *, private: bool) -> None:
     """Write rows as parquet, or as JSON lines if the file is named so; an existing file is replaced.
 
@@ -209,8 +186,7 @@ def write_rows(out: Path, rows: ExampleRows, *, private: bool) -> None:
     columns = {name: pa.array(column, from_pandas=True) for name, column in rows.columns.items()}
     counts = {name: column.cast(pa.int64()) for name, column in columns.items() if name.startswith("num_")}
     table = pa.table(columns | counts)  # in numpy a count that some rows lack is a float
-    if out.suffix.lower() != LINES:
+    if out.suffix.lower() == LINES:
+        write_table(out, table.to_pylist(), private=private)
+    else:
         write_parquet(out, table, private=private)
-        return
-    lines = (json.dumps(finite(row), ensure_ascii=False, allow_nan=False) + "\n" for row in table.to_pylist())
-    write_atomic(out, "".join(lines), private=private)

@@ -14,9 +14,10 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
 from unpad.evaluation.family import check_new, measures_of
-from unpad.evaluation.metrics import Metric, NewFacts
+from unpad.evaluation.metrics import Metric, NewFacts, too_good
 from unpad.evaluation.quantized import against_original
 from unpad.evaluation.rows import Evaluation, ExampleRows, write_rows
+from unpad.inference.embed import moved
 from unpad.inference.loaded import LoadedRun, load
 from unpad.recipes.data import Source
 from unpad.recipes.recipe import Recipe
@@ -42,7 +43,7 @@ def recipe_for(recipe: Recipe, path: Path) -> Recipe:
     """
     kinds = family_of(recipe).KINDS
     if kinds == ("events",):
-        return _patients(recipe, path)
+        return moved(recipe, path, labelled=True)
     if not path.exists() and not any(path.parent.glob(path.name)):
         raise RecipeError("there is no such file", where=str(path), fix="name a file or folder of labelled data")
     used = [kind for kind in kinds if getattr(recipe.data, kind)]
@@ -54,31 +55,6 @@ def recipe_for(recipe: Recipe, path: Path) -> Recipe:
     source = Source(path=str(path.resolve()), field=fields.pop() if len(fields) == 1 else None)
     nothing: dict[str, list[Source]] = {each: [] for each in kinds}
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=nothing | {kind: [source]})})
-
-
-def _patients(recipe: Recipe, path: Path) -> Recipe:
-    events = recipe.events
-    names = {source.path for source in recipe.data.events} | ({events.labels.path} if events.labels else set())
-    if len(names) == 1 and path.exists() and not (path / Path(next(iter(names))).name).exists():
-        places = dict.fromkeys(names, path)
-    else:
-        places = {name: path / Path(name).name for name in names}
-    for name, place in places.items():
-        if not place.exists():
-            fix = "name a folder with files of the names in the recipe: " + ", ".join(
-                sorted(Path(one).name for one in names)
-            )
-            raise RecipeError(f"there is nothing in the place of {name}", where=str(place), fix=fix)
-    sources = [source.model_copy(update={"path": str(places[source.path].resolve())}) for source in recipe.data.events]
-    labels = events.labels
-    if labels is not None:
-        labels = labels.model_copy(update={"path": str(places[labels.path].resolve())})
-    return recipe.model_copy(
-        update={
-            "data": recipe.data.model_copy(update={"events": sources}),
-            "events": events.model_copy(update={"labels": labels, "split": None}),
-        }
-    )
 
 
 SPLITS = {name: split for split, name in PARTS.items()}
@@ -267,7 +243,9 @@ def _measure(
         name: metric if metric.part else replace(metric, part=part, best_of=best_of)
         for name, metric in evaluation.metrics.items()
     }
-    return replace(evaluation, metrics=metrics)
+    warning = too_good(metrics)
+    lines = [f"warning: {warning}: unpad doctor {loaded.folder}"] if warning else []
+    return replace(evaluation, metrics=metrics, lines=[*lines, *evaluation.lines])
 
 
 def _checks(loaded: LoadedRun) -> int | None:

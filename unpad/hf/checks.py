@@ -120,6 +120,7 @@ def refuse(trainer: Trainer) -> None:
     args = trainer.args
     _refuse_other_tasks(trainer)
     refuse_methods(trainer, COUNT_TARGETS | MAKE_BATCHES)
+    refuse_losses(trainer)
     if trainer.compute_metrics is not None and not keeps_evaluation(trainer):
         refuse_metrics(trainer)
     if args.n_gpu > 1:
@@ -132,6 +133,7 @@ def refuse(trainer: Trainer) -> None:
         "use_liger_kernel": args.use_liger_kernel
         and "exchanges layers and the loss when train begins, behind every proof",
         "model_init": trainer.model_init and "makes the model again when train begins, behind every proof",
+        "neftune_noise_alpha": trainer.neftune_noise_alpha and "adds noise by the length of the row, not the sequence",
         "train_sampling_strategy": strategy != "random" and f"is {strategy}, and the plan chooses the order",
     }
     for name, reason in settings.items():
@@ -241,25 +243,19 @@ def loss_of_ones_own(trainer: Trainer) -> str:
     return str(getattr(function, "__qualname__", "compute_loss_func"))
 
 
-def loss_of_logits(trainer: Trainer) -> str:
-    """Name of a loss that reads the logits of all tokens: one of the user's own, or smoothing; empty for others."""
-    return loss_of_ones_own(trainer) or ("label smoothing" if trainer.label_smoother else "")
+def refuse_losses(trainer: Trainer) -> None:
+    """Refuse losses of transformers and TRL that are not the mean cross-entropy over targets.
 
-
-def is_another_loss(trainer: Trainer) -> bool:
-    """True for losses of transformers and TRL that are not the mean cross-entropy over targets."""
-    return bool(trainer.label_smoother) or getattr(trainer.args, "loss_type", "nll") != "nll"
-
-
-def is_mean_of_means(targets: np.ndarray, batch_size: int) -> bool:
-    """True if the mean over rows of the means of their batches, as trainers compute it, is the mean over targets.
-
-    Args:
-        targets: of each row, (num_rows,) int64, in order.
+    Raises:
+        RecipeError: names the argument.
     """
-    starts = np.arange(0, len(targets), batch_size)
-    rows = np.diff([*starts, len(targets)])
-    return bool((np.add.reduceat(targets, starts) * len(targets) == rows * targets.sum()).all())
+    loss_type = getattr(trainer.args, "loss_type", "nll")
+    if trainer.label_smoother or loss_type != "nll":
+        name = "label_smoothing_factor" if trainer.label_smoother else f"loss_type={loss_type}"
+        raise RecipeError(
+            f"{name} makes another loss than the mean cross-entropy over targets, and only that one is judged",
+            fix="leave it out, or train with the trainer's own batches",
+        )
 
 
 @dataclass
@@ -315,7 +311,7 @@ def trial(examples: Examples, prepared: Prepared) -> dict[str, Any]:
     usable = np.flatnonzero(examples.targets > 0)
     ordered = usable[np.argsort(examples.lengths[usable], kind="stable")]
     spread = dict.fromkeys(ordered[np.linspace(0, len(ordered) // 2, TRIED).astype(int)].tolist())
-    chosen = within(list(spread), [int(examples.lengths[index]) for index in spread], prepared.limits)[0]
+    chosen = within(list(spread), [int(examples.lengths[index]) for index in spread], prepared.limit)[0]
     device = next(prepared.model.parameters()).device
     batch = collate([examples[index] for index in chosen])
     return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in batch.items()}

@@ -16,7 +16,6 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from unpad.errors import RecipeError
 from unpad.hf.loader import IGNORED
 from unpad.nn.autograd import apply
 from unpad.nn.linear import computing_copy
@@ -123,13 +122,11 @@ class TargetHead:
         mode: "chunks", the head is a matrix product and its loss is computed by us; "targets", the model's own head and
             loss on the hidden states of targets; "all", logits of all tokens, since the others give another loss.
         active: whether the model is called for its loss alone. Elsewhere all logits are computed.
-        verifies: whether a loss in chunks asks that the head itself, as it is called, still is the matrix product.
     """
 
     def __init__(self, model: nn.Module, inner: PreTrainedModel, backbone: nn.Module | None) -> None:
         self.mode: Mode = "all"
         self.active = False
-        self.verifies = False
         self.inner = inner
         self.hidden: Tensor | None = None  # of all tokens, kept in the trial
         self.amplify = 1.0
@@ -137,7 +134,6 @@ class TargetHead:
         self.places: Tensor | None = None  # cells of the batch with a target, (num_targets,) int64
         self.targets: Tensor | None = None  # their target tokens, (num_targets,) int64
         self.total: Tensor | None = None  # sum of their losses
-        self.first: Tensor | None = None  # product of the first hidden state and the head's weights, if verified
         self.scored: Scored | None = None  # what SFTTrainer logs of them besides
         self.fused = False  # whether the forward pass at hand is one of the head that TRL adds
         self.original: Callable[..., Tensor] = inner.loss_function
@@ -170,7 +166,7 @@ class TargetHead:
 
     def _forget(self) -> None:
         """Keep nothing of a batch: a model with tensors of a graph could not be copied."""
-        self.places = self.targets = self.total = self.first = self.scored = None
+        self.places = self.targets = self.total = self.scored = None
 
     def _find_targets(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -211,7 +207,6 @@ class TargetHead:
                 else:
                     self.total = cross_entropy(hidden, weight, self.targets)[0]
                 hidden = hidden[:1].detach()
-                self.first = F.linear(hidden, weight.detach()) if self.verifies else None
             hidden = hidden[None]
         return None if hidden is given else _with_hidden(out, hidden)
 
@@ -234,11 +229,6 @@ class TargetHead:
     ) -> Tensor:
         """The loss function of the model: of the targets that the hooks kept, or as it was."""
         if self.total is not None and self.targets is not None:
-            if self.first is not None and not _close(logits[0].detach(), self.first):
-                raise RecipeError(
-                    "the head computes other logits than its weights do, by a hook that came after unpad.hf.attach",
-                    fix="call unpad.hf.attach again, which then computes the loss behind the head",
-                )
             count = len(self.targets) if num_items_in_batch is None else num_items_in_batch
             return self.total / (count.to(self.total.device) if isinstance(count, Tensor) else count)
         if self.targets is not None:
@@ -246,14 +236,14 @@ class TargetHead:
         return self.original(logits, labels, *args, num_items_in_batch=num_items_in_batch, **kwargs)
 
 
-def add_target_head(model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any], trl: str | None) -> TargetHead:
+def add_target_head(model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any], *, fused: bool) -> TargetHead:
     """Add the hooks in the first mode that gives the loss and gradients of all positions.
 
     Args:
         batch: of a few sequences with targets, on the model's device.
-        trl: the loss of TRL's SFTTrainer, which adds a head to the model and calls it; None for other trainers.
+        fused: whether the trainer is TRL's SFTTrainer, which adds a head to the model and calls it.
     """
-    batch = {**batch, **({} if trl is None else {"fused_lm_head": True})}
+    batch = {**batch, **({"fused_lm_head": True} if fused else {})}
     with untouched(model), no_router_loss(model):
         model.eval()
         backbone = _backbone(model, inner, batch)
@@ -261,7 +251,7 @@ def add_target_head(model: nn.Module, inner: PreTrainedModel, batch: Mapping[str
     try:
         with untouched(model), no_router_loss(model):
             model.eval()
-            head.mode = "all" if backbone is None else _first_exact(head, model, inner, batch, trl)
+            head.mode = "all" if backbone is None else _first_exact(head, model, inner, batch)
     except BaseException:
         head.remove()
         raise
@@ -321,17 +311,14 @@ def _with_hidden(out: Any, hidden: Tensor) -> Any:
     return out
 
 
-def _first_exact(
-    head: TargetHead, model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any], trl: str | None
-) -> Mode:
+def _first_exact(head: TargetHead, model: nn.Module, inner: PreTrainedModel, batch: Mapping[str, Any]) -> Mode:
     """The first mode that gives the loss and gradients of all positions."""
     try:
         wanted = _loss_and_gradients(head, model, inner, batch)
     except Exception as error:  # no loss, or none that can be followed: it is the trainer's own
         raise_memory(error)
         return "all"
-    # The chunks have the gradient of the sum of log-likelihoods, and TRL's other loss is none.
-    modes: tuple[Mode, ...] = ("chunks", "targets") if trl in (None, "nll") else ("targets",)
+    modes: tuple[Mode, ...] = ("chunks", "targets")
     for mode in modes:
         if mode == "chunks" and not _is_product(head, model, inner, batch):
             continue

@@ -1,7 +1,6 @@
 """Flat batches of tokenized examples by our plan: every token once, none of padding."""
 
 import hashlib
-import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -90,7 +89,6 @@ class Examples(Dataset[dict[str, Tensor]]):
         data: rows of `input_ids`; `labels` of the same length, -100 where there is no loss, by default all tokens;
             `attention_mask`, whose zeros are padding that is left out; and `seq_lengths` of rows that are packed, which
             are taken apart again. A list, a map-style dataset of torch, or a dataset of the package datasets.
-        columns: further columns with an entry for every token.
 
     Attributes:
         lengths: tokens of each example, (num_examples,) int64.
@@ -100,11 +98,11 @@ class Examples(Dataset[dict[str, Tensor]]):
         SourceError: data without length or rows, or rows without `input_ids` or with labels of another length.
     """
 
-    def __init__(self, data: Rows, columns: Sequence[str] = ()) -> None:
+    def __init__(self, data: Rows) -> None:
         if hasattr(data, "select_columns") and hasattr(data, "column_names"):  # of the package datasets
             data = data.select_columns([name for name in COLUMNS if name in data.column_names])
         refuse_streams(data)
-        self.data, self.columns = data, tuple(columns)
+        self.data = data
         self.places: list[tuple[int, int, slice]] = []  # row, which of the sequences in it, and its tokens
         sizes: list[tuple[int, int]] = []
         for number in range(len(data)):
@@ -121,7 +119,7 @@ class Examples(Dataset[dict[str, Tensor]]):
         return len(self.places)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`input_ids`, `labels` and `columns` of an example, each (length,); the first label is never a target.
+        """`input_ids` and `labels` of an example, each (length,); the first label is never a target.
 
         Example -1 - i is example i without a target, for a rank that has nothing else to compute.
 
@@ -154,13 +152,12 @@ class Examples(Dataset[dict[str, Tensor]]):
                 where=f"row {number}",
                 fix="give one label per token, -100 where there is no loss",
             )
-        own = {name: torch.as_tensor(row[name])[span] for name in self.columns}
-        own |= {"input_ids": ids[span], "labels": labels[span]}
+        ids, labels = ids[span], labels[span]
         if "attention_mask" in row:
             real = torch.as_tensor(row["attention_mask"])[span].bool()
-            own = {name: value[real] for name, value in own.items()}
-        own["labels"][:1] = IGNORED
-        return {**own, PLACE: torch.tensor([number, part])}
+            ids, labels = ids[real], labels[real]
+        labels[:1] = IGNORED
+        return {"input_ids": ids, "labels": labels, PLACE: torch.tensor([number, part])}
 
     def digest(self) -> str:
         """The same for examples of the same lengths and targets in the same order."""
@@ -216,7 +213,7 @@ class PlannedBatches(Sampler[list[int]]):
 
     The trainers of transformers count the steps of an epoch once, and their ranks wait for each other in every
     micro-batch. Where the plan of an epoch has fewer micro-batches than that of another, or no multiple of the number
-    of ranks, its largest ones are cut in two.
+    of ranks, some without targets are added.
 
     Args:
         tokens: most tokens of a micro-batch, unless a single example has more.
@@ -250,7 +247,7 @@ class PlannedBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch = self.plan(self.epoch)
         micros = [micro.seq_ids.tolist() for index in range(epoch.num_steps) for micro in epoch.step(index)]
-        yield from self.ranks.own(halved(micros, self.examples.lengths, self.num), self.examples.lengths)
+        yield from self.ranks.own(filled(micros, self.examples.lengths, self.num), self.examples.lengths)
 
 
 def refuse_other_plan(kept: dict[str, Any] | None, now: dict[str, Any]) -> None:
@@ -278,41 +275,19 @@ def rounded_up(num: int, multiple: int) -> int:
     return -(-num // multiple) * multiple
 
 
-def halved(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[int]]:
-    """Cut the largest micro-batches in two until there are `num`; the halves stay neighbours.
-
-    Where all are single sequences, the rest are the shortest one without targets, which changes no sum.
+def filled(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[int]]:
+    """Add micro-batches until there are `num`: of the shortest sequence without targets, which changes no sum.
 
     Args:
         micros: indices of sequences.
         lengths: tokens per sequence, (num_sequences,) int64.
     """
-    parts: dict[tuple[int, ...], list[int]] = {(index,): micro for index, micro in enumerate(micros)}
-    largest: list[tuple[int, tuple[int, ...]]] = [
-        (-int(lengths[micro].sum()), key) for key, micro in parts.items() if len(micro) > 1
-    ]
-    heapq.heapify(largest)
-    while largest and len(parts) < num:
-        _, key = heapq.heappop(largest)
-        micro = parts.pop(key)
-        tokens = np.cumsum(lengths[micro])
-        middle = int(np.clip(np.searchsorted(tokens, tokens[-1] / 2) + 1, 1, len(micro) - 1))
-        for half, part in enumerate((micro[:middle], micro[middle:])):
-            parts[(*key, half)] = part
-            if len(part) > 1:
-                heapq.heappush(largest, (-int(lengths[part].sum()), (*key, half)))
-    cut = [parts[key] for key in sorted(parts)]
-    if len(cut) < num:
-        shortest = min((index for micro in micros for index in micro), key=lambda index: int(lengths[index]))
-        cut += [[~shortest]] * (num - len(cut))
-    return cut
+    shortest = min((index for micro in micros for index in micro), key=lambda index: int(lengths[index]))
+    return micros + [[~shortest]] * (num - len(micros))
 
 
-def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]], columns: Sequence[str] = ()) -> dict[str, Any]:
+def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]]) -> dict[str, Any]:
     """Rows of `input_ids` and, if not all tokens are targets, `labels`, end to end as one row without padding.
-
-    Args:
-        columns: further columns, with an entry for every token, that the batch gets too.
 
     Returns:
         `input_ids`, `labels`, `position_ids`, (1, total_tokens) int64; `cu_seq_lens_q` and `cu_seq_lens_k`,
@@ -326,7 +301,6 @@ def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]], columns: Seque
     lengths = [len(own) for own in ids]
     bounds = torch.tensor([0, *np.cumsum(lengths).tolist()], dtype=torch.int32)
     return {
-        **{name: torch.cat([torch.as_tensor(row[name]) for row in rows])[None] for name in columns},
         "input_ids": torch.cat(ids)[None],
         "labels": torch.cat(labels)[None],
         "position_ids": torch.cat([torch.arange(length) for length in lengths])[None],
@@ -383,5 +357,5 @@ def steps(
         micros = [micro.seq_ids.tolist() for micro in epoch_plan.step(index)]
         num_targets = int(sum(examples.targets[micro].sum() for micro in micros))
         num = rounded_up(len(micros), world_size)
-        own = Ranks(rank, world_size, num // world_size).own(halved(micros, examples.lengths, num), examples.lengths)
+        own = Ranks(rank, world_size, num // world_size).own(filled(micros, examples.lengths, num), examples.lengths)
         yield Step([collate([examples[one] for one in micro]) for micro in own], torch.tensor(num_targets))

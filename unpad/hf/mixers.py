@@ -1,4 +1,4 @@
-"""Isolation of layers that mix tokens but are no attention of ours: convolutions, recurrences, attention of own code.
+"""Isolation of layers that mix tokens but are no attention of ours: convolutions and recurrences.
 
 Such a layer reads a flat run as a few rectangles of sequences of like length, padded on the right. Whatever is causal
 then begins anew with every sequence, by whatever kernel it has. The layers are found by trial and not by name.
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from unpad.batching.layout import Layout, LengthGroup
 from unpad.hf.attention import BOUNDARIES, find_sequences, noted
-from unpad.proof.foreign.lengths import refuse_lengths
+from unpad.proof.foreign.lengths import RowLimit, refuse_long
 from unpad.proof.foreign.model import untouched
 
 LENGTH = 13  # tokens of the trial; a prime, so that no width of a model is mistaken for it
@@ -30,11 +30,11 @@ class Boundaries:
 
     Args:
         takes_cache: whether the model has a parameter `use_cache`.
-        limits: lengths of sequences that may not share a batch with others, see `refuse_lengths`.
+        limit: of a batch of several sequences, see `refuse_long`.
     """
 
-    def __init__(self, takes_cache: bool, limits: dict[str, int]) -> None:
-        self.takes_cache, self.limits = takes_cache, limits
+    def __init__(self, takes_cache: bool, limit: RowLimit | None) -> None:
+        self.takes_cache, self.limit = takes_cache, limit
         self.isolated: tuple[str, ...] = ()
         self.layout: Layout | None = None
         self.shape = (0, 0)  # (batch, seq) of the rectangle that holds the run
@@ -52,8 +52,7 @@ class Boundaries:
         layout = find_sequences(batch, seq, None, kwargs).layout
         if layout.num_seqs <= batch:
             return None
-        if self.limits:
-            refuse_lengths(self.limits, layout.lengths().cpu().numpy(), seq)
+        refuse_long(self.limit, seq)
         self.layout, self.shape = layout, (batch, seq)
         bounds, longest = layout.cu_seqlens, layout.max_seqlen
         changed = {**kwargs, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
@@ -110,7 +109,7 @@ class _Cells:
     seq: int
 
     def take(self, value: Any) -> Any:
-        """A layer's argument for these tokens: what has an entry for every token, or for every pair, is gathered."""
+        """A layer's argument for these tokens: what has an entry for every token is gathered."""
         if isinstance(value, tuple | list):
             return type(value)(self.take(one) for one in value)
         if not isinstance(value, Tensor):
@@ -119,17 +118,6 @@ class _Cells:
         if value.dim() >= 2 and value.shape[0] in (1, self.batch) and value.shape[1] == self.seq:  # (batch, seq, ...)
             flat = value.expand(self.batch, *value.shape[1:]).flatten(0, 1)
             return flat.index_select(0, self.index.flatten()).unflatten(0, (num_seqs, longest))
-        if self.batch > 1 or value.dim() < 3 or value.shape[-1] != self.seq:
-            return value
-        if value.dim() == 4 and value.shape[-2] == self.seq:  # (1, heads or 1, seq, seq), a mask
-            pairs: Tensor = value[0][:, self.index[:, :, None], self.index[:, None, :]].transpose(0, 1)
-            # Cells past the end of a sequence repeat its last token, which must not see itself again. How a mask hides
-            # a key is its model's own affair: as it hides the last token of the run from the first.
-            later = torch.ones(longest, longest, dtype=torch.bool, device=value.device).triu(1)
-            return torch.where(later, value[0, :, 0, -1, None, None], pairs)
-        if value.dim() == 3 and value.shape[1] == 1:  # (heads, 1, seq), a bias by distance
-            own = value[:, :, self.index].permute(2, 0, 1, 3)  # (num_seqs, heads, 1, longest)
-            return own.flatten(0, 1)
         return value
 
 

@@ -1,16 +1,12 @@
-"""Models of transformers, made ready for flat batches, with NEFTune's noise where a trainer adds it.
-
-Jain et al. (2023), "NEFTune: Noisy Embeddings Improve Instruction Finetuning".
-"""
+"""Models of transformers, made ready for flat batches."""
 
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
@@ -19,7 +15,7 @@ from unpad.hf.attention import NAME
 from unpad.hf.loader import collate
 from unpad.hf.mixers import Boundaries, isolate_mixers, join_mixers
 from unpad.proof.foreign.collators import Batch, Collator
-from unpad.proof.foreign.lengths import thresholds
+from unpad.proof.foreign.lengths import RowLimit, row_limit
 from unpad.proof.foreign.model import base_of, untouched
 
 TRIAL = (5, 3, 6)  # lengths of the sequences of a first flat batch
@@ -34,7 +30,7 @@ class Prepared:
         inner: the model of transformers.
         attention: name of the attention that its layers use: "unpad", or another where they cannot use that.
         mixers: names of the layers that are isolated.
-        limits: of `thresholds`.
+        limit: of `row_limit`.
         before: the attention that the model had; empty if it was ready before.
     """
 
@@ -42,7 +38,7 @@ class Prepared:
     inner: PreTrainedModel
     attention: str
     mixers: tuple[str, ...]
-    limits: dict[str, int]
+    limit: RowLimit | None
     before: str = ""
 
 
@@ -72,7 +68,7 @@ def preparing(model: nn.Module) -> Iterator[Prepared]:
         )
     for hook in model._forward_pre_hooks.values():
         if isinstance(hook, Boundaries):
-            yield Prepared(model, inner, _attention(inner), hook.isolated, hook.limits)
+            yield Prepared(model, inner, _attention(inner), hook.isolated, hook.limit)
             return
     before = _attention(inner)
     prepared = _prepare(model, inner, before)
@@ -101,13 +97,13 @@ def _prepare(model: nn.Module, inner: PreTrainedModel, before: str) -> Prepared:
     for attention in dict.fromkeys((NAME, before if before != NAME else "sdpa", "eager")):
         with suppress(ValueError):  # the family has attention of its own alone
             inner.set_attn_implementation(attention)
-        boundaries = Boundaries(_takes_cache(inner), thresholds(inner.config.get_text_config().to_dict()))
+        boundaries = Boundaries(_takes_cache(inner), row_limit(inner.config.get_text_config().to_dict()))
         handle: RemovableHandle | None = None
         try:
             boundaries.isolated = tuple(isolate_mixers(model, inner, boundaries))
             handle = model.register_forward_pre_hook(boundaries, with_kwargs=True)
             _try(model)
-            return Prepared(model, inner, _attention(inner), boundaries.isolated, boundaries.limits, before)
+            return Prepared(model, inner, _attention(inner), boundaries.isolated, boundaries.limit, before)
         except Exception as error:
             join_mixers(inner, boundaries.isolated)
             if handle is not None:
@@ -140,29 +136,6 @@ def _takes_cache(inner: PreTrainedModel) -> bool:
 
 def _attention(inner: PreTrainedModel) -> str:
     return str(inner.config._attn_implementation)
-
-
-def add_noise(prepared: Prepared, alpha: float) -> RemovableHandle:
-    """Add noise to the embeddings in training: uniform, at most alpha / sqrt(length of the sequence * width).
-
-    Returns:
-        The hook, which its owner removes.
-    """
-    boundaries = next(hook for hook in prepared.model._forward_pre_hooks.values() if isinstance(hook, Boundaries))
-
-    def noise(module: nn.Module, args: tuple[Any, ...], out: Tensor) -> Tensor | None:
-        """`out`: (batch, seq, width)."""
-        if not module.training:
-            return None
-        lengths = torch.full((1, 1, 1), out.shape[1], device=out.device)
-        if boundaries.layout is not None:
-            own = boundaries.layout.cu_seqlens.diff()
-            lengths = own.repeat_interleave(own).to(out.device).reshape(*out.shape[:2], 1)
-        most = alpha / (lengths * out.shape[2]).float().sqrt()
-        return out + torch.empty_like(out).uniform_(-1, 1) * most.to(out.dtype)
-
-    handle: RemovableHandle = prepared.inner.get_input_embeddings().register_forward_hook(noise)
-    return handle
 
 
 def _flat(sequences: Sequence[Sequence[int]]) -> Batch:

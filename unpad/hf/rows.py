@@ -1,101 +1,53 @@
-"""Rows of a dataset as a trainer's own collator gives them alone: its targets, tokens and columns, without padding."""
+"""Rows of a dataset as a trainer's own collator gives them alone: tokens and targets, without padding."""
 
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import pairwise
-from typing import Any, NamedTuple
+from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError, SourceError
 from unpad.hf.attention import BOUNDARIES
-from unpad.hf.loader import IGNORED, PACKED, collate, refuse_streams
+from unpad.hf.loader import IGNORED, PACKED, refuse_streams
 from unpad.proof.foreign.judge import describe, raise_memory
 from unpad.proof.foreign.model import untouched_generators
-from unpad.proof.foreign.update import (
-    LabelledSequence,
-    count_cut,
-    listed,
-    read_batch,
-    read_labels,
-    read_update,
-    with_hidden_ends,
-)
+from unpad.proof.foreign.update import LabelledSequence, count_cut, listed, read_batch, read_labels, read_update
 
 READ = ("input_ids", "labels", "shift_labels", "attention_mask", "position_ids", "use_cache", *BOUNDARIES)
 CHECKED = 24  # rows that a collator is tried on again and in batches
 Collator = Callable[[list[Any]], Any]
 
 
-class Alone(NamedTuple):
-    """A sequence with its targets, and the batch of it alone, without padding."""
-
-    sequence: LabelledSequence
-    batch: Mapping[str, Any]
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class CollatedRow:
-    """A row as it is in the collator's batch of it alone.
+    """The real tokens of a row in the collator's batch of it alone.
 
     Args:
-        made: that batch; `cells`: those of the real tokens in it.
-        ids, labels: (tokens,).
+        ids, labels: of each token.
         lengths: of the sequences in it.
     """
 
-    made: Mapping[str, Any]
-    cells: slice
-    ids: Tensor
-    labels: Tensor
+    ids: list[int]
+    labels: list[int]
     lengths: list[int]
 
-    def of_tokens(self, value: object) -> bool:
-        """True for what has an entry for every token of the batch."""
-        size = self.made["input_ids"].shape[1]
-        return isinstance(value, Tensor) and value.shape[:2] == (1, size)
-
-    def columns(self) -> dict[str, Tensor]:
-        """Further columns with an entry for every token, each (tokens, ...)."""
-        named = {name: value for name, value in self.made.items() if name not in READ and self.of_tokens(value)}
-        return {name: value[0, self.cells] for name, value in named.items()}
-
-    def sequences(self) -> list[Alone]:
+    def sequences(self) -> list[LabelledSequence]:
         """The sequences in the row. The first token of each has no label, as no position predicts it."""
-        spans = [slice(start, stop) for start, stop in pairwise(np.cumsum([0, *self.lengths]).tolist()) if start < stop]
-        found = [
-            LabelledSequence(self.ids[span].tolist(), [IGNORED, *self.labels[span][1:].tolist()]) for span in spans
-        ]
-        if len(found) == 1:
-            batch = {
-                name: value[:, self.cells] if self.of_tokens(value) else value for name, value in self.made.items()
-            }
-            if "labels" in batch:
-                batch["labels"] = torch.tensor([found[0].labels])
-            return [Alone(found[0], batch)]
-        columns = self.columns()
-
-        def part(one: LabelledSequence, span: slice) -> dict[str, Any]:
-            named = {name: value[span] for name, value in columns.items()}
-            return {**named, "input_ids": one.ids, "labels": one.labels}
-
-        pairs = zip(found, spans, strict=True)
-        return [Alone(one, collate([part(one, span)], tuple(columns))) for one, span in pairs]
+        spans = [slice(start, stop) for start, stop in pairwise(accumulate(self.lengths, initial=0)) if start < stop]
+        return [LabelledSequence(self.ids[span], [IGNORED, *self.labels[span][1:]]) for span in spans]
 
 
 class CollatedRows:
     """Rows of a dataset, each as the trainer's collator gives it alone.
 
-    A row has `input_ids`, `labels` and the columns with an entry for every token, each (length,), without padding; and
-    `seq_lengths`, the lengths of the sequences in it. What the trainer would remove of a row before its collator sees
-    it is removed here too.
+    A row has `input_ids` and `labels`, each (length,), without padding; and `seq_lengths`, the lengths of the sequences
+    in it. What the trainer would remove of a row before its collator sees it is removed here too.
 
     Args:
         data: rows that the collator is given.
@@ -121,10 +73,8 @@ class CollatedRows:
             kept = trainer._remove_unused_columns(data)
         except ValueError as error:
             names = ", ".join(data.column_names)
-            if "input_ids" in data.column_names:
-                raise SourceError(f"the trainer removes all columns of {names}", fix=describe(error)) from error
             raise SourceError(
-                f"a row has {names} and no input_ids, and the trainer removes all that its model does not take",
+                f"the trainer removes all columns of rows with {names}: {describe(error)}",
                 fix="tokenize the dataset first, or set remove_unused_columns=False for a transform or a collator",
             ) from error
         if PACKED in data.column_names and PACKED not in kept.column_names and not data.format["type"] == "custom":
@@ -146,9 +96,9 @@ class CollatedRows:
         """The collator as its user knows it."""
         return str(getattr(self.collator, "__qualname__", type(self.collator).__name__))
 
-    def error(self, what: str, fix: str, where: str = "") -> RecipeError:
+    def error(self, what: str, fix: str) -> RecipeError:
         """An error that begins with the collator's name."""
-        return RecipeError(f"the collator {self.name} {what}", where=where, fix=fix)
+        return RecipeError(f"the collator {self.name} {what}", fix=fix)
 
     @property
     def is_stock(self) -> bool:
@@ -193,40 +143,22 @@ class CollatedRows:
             error.where = f"row {number}"
             raise
 
-    def sequences(self, number: int) -> list[Alone]:
-        """The sequences of a row with their targets, as the collator's batch of it has them."""
-        return self.row(number).sequences()
-
-    def __getitem__(self, number: int) -> dict[str, Any]:
+    def __getitem__(self, number: int) -> dict[str, list[int]]:
         row = self.row(number)
-        columns, where = row.columns(), f"row {number}"
-        for name, value in row.made.items():
-            if name not in READ and value is not None and name not in columns:
-                raise self.error(
-                    f"gives `{name}` of shape {_shape(value)} to a row of {len(row.ids)} tokens, and a flat batch has "
-                    "no place for what is not one entry per token",
-                    f"give `{name}` an entry for every token, or leave it out",
-                    where,
-                )
-        if number and (unlike := set(columns).symmetric_difference(self.columns)):
-            what = f"gives `{min(unlike)}` to some rows and not to others"
-            raise self.error(what, "give all rows the same columns", where)
-        return {**columns, "input_ids": row.ids, "labels": row.labels, PACKED: row.lengths}
+        return {"input_ids": row.ids, "labels": row.labels, PACKED: row.lengths}
 
-    @cached_property
-    def columns(self) -> tuple[str, ...]:
-        """Columns with an entry for every token that the collator gives besides tokens and labels."""
-        return tuple(sorted(self.row(0).columns())) if len(self) else ()
+    def sequences(self) -> list[LabelledSequence]:
+        """The sequences of all rows."""
+        return [one for number in range(len(self)) for one in self.row(number).sequences()]
 
-    def _read(self, made: Mapping[str, Any], lengths: list[int] | None) -> CollatedRow:
-        """The collator's batch of one row, without what pads it."""
+    def _tensors(self, made: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
+        """Tokens and labels in the collator's batch of one row, each (tokens,) int64."""
         ids, labels = made.get("input_ids"), _labels(made)
         if ids is None:
             what = f"makes no input_ids, but {', '.join(made) or 'nothing'}; flat batches are of token ids"
             raise self.error(what, "let it give the tokens as input_ids, or train with the trainer's own batches")
         if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
-            what = f"makes {_shape(ids)} input_ids of a single row"
-            raise self.error(what, "let it make a tensor of shape (1, tokens)")
+            raise self.error(f"makes {_shape(ids)} input_ids of a single row", "let it make a tensor of (1, tokens)")
         if labels is None:
             fix = "give the data labels, or use DataCollatorForLanguageModeling(tokenizer, mlm=False)"
             raise self.error("gives no labels, so the trainer has no loss", fix)
@@ -235,57 +167,57 @@ class CollatedRows:
                 f"a row has {ids.numel()} input_ids and {labels.numel()} labels",
                 fix="give one label per token, -100 where there is no loss",
             )
-        ids, labels = ids[0], labels.reshape(-1)
+        if others := [name for name, value in made.items() if name not in READ and value is not None]:
+            what = f"gives `{others[0]}` of shape {_shape(made[others[0]])}"
+            raise self.error(f"{what}; only tokens, labels and boundaries are read", f"leave `{others[0]}` out")
+        return ids[0], labels.reshape(-1)
+
+    def _read(self, made: Mapping[str, Any], lengths: list[int] | None) -> CollatedRow:
+        """The collator's batch of one row, without what pads it.
+
+        Args:
+            lengths: of the sequences that were packed in the row; None for one sequence.
+        """
+        ids, labels = self._tensors(made)
         real = self._real(made.get("attention_mask"), labels)
         if num := int((labels[~real] != IGNORED).sum()):
-            what = f"labels {num} tokens of padding, which attention_mask hides"
-            raise self.error(what, "set their labels to -100")
+            raise self.error(f"labels {num} tokens that attention_mask hides", "set their labels to -100, or show them")
         if num := int(((labels != IGNORED) & (labels != ids)).sum()):
             what = f"gives {num} labels that are not the next token; are they shifted twice?"
             raise self.error(what, "give each token its own id as label, or -100; the model shifts them")
-        start = int(real.nonzero()[0]) if bool(real.any()) else 0
-        stop = start + int(real.sum())
-        parts = self._parts(made, slice(start, stop)) if lengths is None else lengths
-        size = sum(parts)
-        if size < stop - start and bool((labels[start + size : stop] == IGNORED).all()):
-            stop = start + size  # what a packed row is filled up with
-        if size != stop - start:
-            what = f"makes {stop - start} tokens of a packed row of {size}"
+        ids, labels = ids[real], labels[real]
+        if lengths is None:
+            lengths = [self._size(made.get("position_ids"), real)]
+        if (size := sum(lengths)) > len(ids) or bool((labels[size:] != IGNORED).any()):
+            what = f"makes {len(ids)} tokens of a row whose sequences have {size}"
             raise self.error(what, "use a collator that keeps the tokens of packed rows")
-        return CollatedRow(made, slice(start, stop), ids[start:stop], labels[start:stop], parts)
+        return CollatedRow(ids[:size].tolist(), labels[:size].tolist(), lengths)
 
     def _real(self, mask: object, labels: Tensor) -> Tensor:
-        """True where a token is no padding, (size,) bool, of the labels of a row."""
+        """True where a token is no padding, (tokens,) bool, of the labels of a row."""
         if mask is None:
             return torch.ones_like(labels, dtype=torch.bool)
         if not isinstance(mask, Tensor) or mask.numel() != labels.numel() or bool((mask.long() != mask.bool()).any()):
             what = f"gives an attention_mask of shape {_shape(mask)} or with other values than 0 and 1"
             raise self.error(f"{what}, whose meaning flat batches would lose", "give one 0 or 1 per token")
-        real = with_hidden_ends(mask.reshape(1, -1).bool(), F.pad(labels[None, 1:], (0, 1), value=IGNORED))[0]
-        places = real.nonzero().flatten()
-        if len(places) and int(places[-1] - places[0]) + 1 != len(places):
+        real = mask.reshape(-1).bool()
+        if int(real[:1].sum() + (real[1:] & ~real[:-1]).sum()) > 1:
             what = "gives an attention_mask that hides tokens in the middle of a sequence"
             raise self.error(what, "mask padding at the ends alone")
         return real
 
-    def _parts(self, made: Mapping[str, Any], cells: slice) -> list[int]:
-        """Lengths of the sequences between which positions restart."""
-        positions, bounds, num = made.get("position_ids"), made.get("cu_seq_lens_q"), cells.stop - cells.start
+    def _size(self, positions: object, real: Tensor) -> int:
+        """Number of tokens of the sequence of a row; those behind it, all of position 0, fill the row up."""
         if positions is None:
-            return [num] if bounds is None else torch.as_tensor(bounds).diff().tolist()
-        if not isinstance(positions, Tensor) or positions.shape != made["input_ids"].shape:
-            what = f"gives position_ids of shape {_shape(positions)}"
-            raise self.error(what, "give one position per token, or none")
-        places = positions[0, cells]
-        starts = [0, *((places.diff() != 1).nonzero().flatten() + 1).tolist(), num]
-        lengths = np.diff(starts).tolist() if num else []
-        while len(lengths) > 1 and lengths[-1] == 1:  # fill, each token at position 0
-            lengths.pop()
-        expected = torch.cat([torch.arange(length) for length in lengths]) if lengths else places
-        if not torch.equal(places[: len(expected)].cpu(), expected):
-            what = "gives position_ids that do not begin a sequence at 0 and count on by 1"
-            raise self.error(what, "leave position_ids out, or let each sequence begin at 0")
-        return lengths
+            return int(real.sum())
+        places = positions.reshape(-1) if isinstance(positions, Tensor) else real[:0]
+        if len(places) == len(real):
+            places = places[real]
+            size = int((places == torch.arange(len(places), device=places.device)).long().cumprod(0).sum())
+            if not bool(places[size:].any()):
+                return size
+        what = f"gives position_ids of shape {_shape(positions)} that do not count the tokens of a sequence from 0"
+        raise self.error(what, "leave position_ids out; packed rows are taken apart by seq_lengths, as TRL writes them")
 
     # ----------------------------------------------------------------------- checks of the collator
 
@@ -299,12 +231,10 @@ class CollatedRows:
         Raises:
             RecipeError: it or the data draw random numbers, or it gives a row other targets in a batch than alone.
         """
-        tried = CollatedRows(self.data, _independent(self.collate), self.collator)
-        numbers = self.spread()
+        tried, numbers = CollatedRows(self.data, _independent(self.collate), self.collator), self.spread()
         with untouched_generators():
             for number in numbers:
-                first, *again = (tried.row(number).made for _ in range(3))
-                if not all(_alike(first, one) for one in again):
+                if any(tried.row(number) != tried.row(number) for _ in range(2)):
                     raise RecipeError(
                         f"a row is drawn anew each time that it is read, by the data or by the collator {self.name}, "
                         "and a plan is of rows that stay",
@@ -315,9 +245,9 @@ class CollatedRows:
                 tried._check_batch(numbers[start : start + batch_size])
 
     def _check_batch(self, numbers: Sequence[int]) -> None:
-        alone = [one.sequence for number in numbers for one in self.sequences(number)]
+        rows = [self.data[number] for number in numbers]
         try:
-            update = read_update([read_batch(self.batch([self.data[number] for number in numbers]))], alone)
+            update = read_update([read_batch(self.batch(rows))], self.like(rows).sequences())
         except ProofError as error:
             raise self.error(f"makes a batch: {error.what}", error.fix) from error
         labels, cut = read_labels(update), count_cut(update)[0]
@@ -336,50 +266,47 @@ class CollatedRows:
             rows = [(self.data[number], tried.row(number)) for number in self.spread()]
         rows = [(given, row) for given, row in rows if len(row.ids) > 2]
         ends = [end for given, row in rows if (end := _lost_end(given, row)) is not None]
-        found = list[str]()
+        doubts = list[str]()
         if len(ends) > 1 and len(set(ends)) == 1:
-            found.append(
+            doubts.append(
                 f"the collator {self.name} takes the last token, {ends[0]}, of {len(ends)} of {len(rows)} rows for "
                 "padding: it is no target, and the model does not learn where to end. Pad with another token"
             )
         runs = [run for _, row in rows if (run := _shown_padding(row)) is not None]
         if len({len(row.ids) for _, row in rows}) == len(set(runs)) == 1 and 2 * len(runs) > len(rows) > 1:
-            found.append(
+            doubts.append(
                 f"{len(runs)} of {len(rows)} rows, all of one length, have a run of token {runs[0]} at an end that "
                 "attention_mask does not hide: is it padding?"
             )
-        return found
+        return doubts
 
 
 def _lost_end(given: Any, row: CollatedRow) -> int | None:
-    """The last token of a row if it alone is no target, and the data do not say so; else None."""
+    """The last token of a row of the data if it alone is no target, and the data do not say so; else None."""
     if not isinstance(given, Mapping):
         return None
     ids, mask, labels = (_numbers(given.get(name)) for name in ("input_ids", "attention_mask", "labels"))
     last = max((at for at, shown in enumerate(mask) if shown), default=0) if len(mask) == len(ids) else len(ids) - 1
-    if row.made["input_ids"][0, : last + 1].tolist() != ids[: last + 1] or labels[last : last + 1] == [IGNORED]:
+    hidden = ids[: last + 1] == [*row.ids, *ids[last : last + 1]]
+    if labels[last : last + 1] == [IGNORED] or not (hidden or ids[: last + 1] == row.ids):
         return None
-    taken = _labels(row.made)
-    assert taken is not None
-    before, end = taken.flatten()[last - 1 : last + 1].tolist() if last else (IGNORED, IGNORED)
+    before, end = (row.labels[-1], IGNORED) if hidden else row.labels[-2:]
     return int(ids[last]) if end == IGNORED != before else None
 
 
 def _shown_padding(row: CollatedRow) -> int | None:
     """A token that stands twice where a row begins, or twice where it ends and is a target."""
-    ids = row.ids.tolist()
-    if ids[0] == ids[1]:
-        return int(ids[0])
-    return int(ids[-1]) if ids[-1] == ids[-2] and int(row.labels[-1]) != IGNORED else None
+    if row.ids[0] == row.ids[1]:
+        return row.ids[0]
+    return row.ids[-1] if row.ids[-1] == row.ids[-2] and row.labels[-1] != IGNORED else None
 
 
 def _copied(row: object) -> object:
-    """A row with lists, arrays and tensors that a collator may change."""
-    if isinstance(row, Mapping):
-        return {name: _copied(value) for name, value in row.items()}
-    if isinstance(row, list):
-        return [_copied(one) for one in row] if row and isinstance(row[0], list | dict) else list(row)
-    return row.clone() if isinstance(row, Tensor) else copy.copy(row)
+    """A row that a collator may change."""
+    if not isinstance(row, Mapping):
+        return copy.deepcopy(row)
+    plain = {name: list(value) for name, value in row.items() if isinstance(value, list)}
+    return {**plain, **{name: copy.deepcopy(value) for name, value in row.items() if name not in plain}}
 
 
 def _independent(collate: Collator) -> Collator:
@@ -410,14 +337,6 @@ def _labels(made: Mapping[str, Any]) -> Tensor | None:
         return torch.cat([shifted.new_full((1,), IGNORED), shifted.reshape(-1)[:-1]])
     labels = made.get("labels")
     return labels if isinstance(labels, Tensor) else None
-
-
-def _alike(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    def same(name: str) -> bool:
-        a, b = one[name], other[name]
-        return torch.equal(a, b) if isinstance(a, Tensor) and isinstance(b, Tensor) else bool(a == b)
-
-    return one.keys() == other.keys() and all(map(same, one))
 
 
 def _shape(value: object) -> str:

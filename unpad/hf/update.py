@@ -1,12 +1,10 @@
 """An update of a trainer, on its own batches or on ours, compared with its sequences one at a time."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -16,49 +14,30 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
-from unpad.hf.checks import COUNT_TARGETS, is_another_loss, loss_of_logits, loss_of_ones_own, own_counts, refuse_methods
-from unpad.hf.loader import IGNORED, PLACE, Examples, collate
-from unpad.hf.rows import Alone, CollatedRows, Collator
-from unpad.proof.foreign.certificate import MEAN, TAKEN, ForeignCertificate
-from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, ComparedUpdate, Precision, judge, refused
+from unpad.hf.checks import COUNT_TARGETS, is_sft, loss_of_ones_own, own_counts, refuse_losses, refuse_methods
+from unpad.hf.loader import PLACE, Examples, collate
+from unpad.hf.rows import CollatedRows, Collator
+from unpad.proof.foreign.certificate import ForeignCertificate
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS, ComparedUpdate, Precision, judge
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
-from unpad.proof.foreign.lengths import within
+from unpad.proof.foreign.lengths import RowLimit, within
 from unpad.proof.foreign.measure import (
-    FollowedLoss,
+    OTHER_LOSS,
     UpdateResults,
+    error_of_loss,
     logits_in_batches,
-    objective_of,
+    not_below_fp32,
     one_at_a_time,
     take_gradient,
 )
-from unpad.proof.foreign.model import called, no_router_loss, untouched, untouched_generators
-from unpad.proof.foreign.targets import taken_by
+from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.undisturbed import undisturbed, without_dropout
-from unpad.proof.foreign.update import (
-    LABELS,
-    LabelledSequence,
-    Update,
-    converted,
-    labelled,
-    read_batch,
-    read_update,
-    refuse_missing,
-)
+from unpad.proof.foreign.update import LabelledSequence, converted, labelled, read_batch, read_update, refuse_missing
 
 LEAST_ROWS = 3  # of an update that is proved, so that mixing sequences up, or their weights, shows
 ADDED_ROWS = 7  # of the data, where an update has fewer
 MOST_ROWS, MOST_TOKENS = 24, 8192
-BEGUN = ("state", "is_in_train")  # attributes of a trainer that `_begin` gives
-OF_TOKENS = (  # inputs of a model that say which tokens there are, and where sequences begin
-    *("input_ids", "attention_mask", "position_ids", "use_cache", "seq_idx"),
-    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
-)
-OF_LOSS = (*LABELS, "fused_lm_head", "num_items_in_batch", "return_dict")  # inputs that belong to the loss of a model
 OWN_BATCHES = "train with the trainer's own batches; unpad.prove_trainer(trainer) says whether these are right"
-FLAT = (
-    f"hand the model all of the batch, sum over the labels that are not {IGNORED}, divide by num_items_in_batch, and "
-    "read no attention_mask, attention weights or rows, which a flat batch does not have"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +48,8 @@ class TrainerUpdate:
         model: the trainer's, without what accelerate puts around it.
         batches, num_items: as `get_batch_samples` gives them.
         sequences: with the targets that they have alone.
-        alone: batch of each sequence alone; empty if nobody knows them.
-        truths: loss and gradient of the sequences one at a time, by whether they are in fp64: those that were measured,
-            or of an earlier update of the same sequences.
+        complete: False if there may be more of them than the batches hold.
+        truth: loss and gradient of the sequences one at a time by an earlier model; None for this one.
         doubts: as of `ComparedUpdate`.
     """
 
@@ -80,142 +58,57 @@ class TrainerUpdate:
     batches: Sequence[Mapping[str, Any]]
     num_items: Tensor | int | None
     sequences: Sequence[LabelledSequence]
-    alone: Sequence[Mapping[str, Any]] = ()
-    truths: dict[bool, UpdateResults] = field(default_factory=dict)
+    complete: bool = True
+    truth: UpdateResults | None = None
     doubts: tuple[str, ...] = ()
 
     @classmethod
     def of(
-        cls, trainer: Trainer, model: nn.Module, batches: Sequence[Mapping[str, Any]], sequences: Sequence[Alone]
-    ) -> TrainerUpdate:
+        cls,
+        trainer: Trainer,
+        model: nn.Module,
+        batches: Sequence[Mapping[str, Any]],
+        sequences: Sequence[LabelledSequence],
+        truth: UpdateResults,
+    ) -> "TrainerUpdate":
         """An update of batches that a collator made."""
-        made = _on_device(trainer, batches)
+        made = [send_to_device(dict(batch), trainer.args.device) for batch in batches]
         taken, num_items = trainer.get_batch_samples(iter(made), len(made), trainer.args.device)
-        return cls(trainer, model, taken, num_items, []).of_rows(sequences)
-
-    def of_rows(self, sequences: Sequence[Alone], doubts: Sequence[str] = ()) -> TrainerUpdate:
-        """The update as one of sequences that are known as the collator makes them."""
-        alone = _on_device(self.trainer, [one.batch for one in sequences])
-        return replace(self, sequences=[one.sequence for one in sequences], alone=alone, doubts=tuple(doubts))
+        return cls(trainer, model, taken, num_items, sequences, truth=truth)
 
     def certificate(self, precision: Precision, notes: Sequence[str]) -> ForeignCertificate:
         return judge(self.model, precision, self._compare, notes)
 
     def _compare(self, exact: bool) -> ComparedUpdate:
         """The update where weights are in their precision already; `exact` for fp64."""
-        if not exact:
-            return self._comparison(exact)
         # In fp64 too: attention reads a mask of another precision than its own wrongly.
-        batches, alone = (converted(list(made), floats=torch.float64) for made in (self.batches, self.alone))
-        return replace(self, batches=batches, alone=alone)._comparison(exact)
-
-    def _comparison(self, exact: bool) -> ComparedUpdate:
-        try:
-            step = self._step(self.batches, self.num_items)
-        except Exception as error:
-            raise refused(error) from error
-        update = self._update(step.inputs)
-        forward = partial(called, self.trainer.model)
-        steps = [step]
-
-        def together() -> UpdateResults:
-            step = steps.pop() if steps else self._step(self.batches, self.num_items)
-            return UpdateResults(logits_in_batches(forward, update), step.loss, step.gradient)
-
-        comparison = ComparedUpdate(
-            update,
-            lambda: one_at_a_time(self.model, update, FollowedLoss(returned=False, own=False)),
-            together,
-            forward,
-            self.truths.get(exact),
-            doubts=self.doubts,
-        )
-        own = loss_of_ones_own(self.trainer)
-        if not own and not is_another_loss(self.trainer) and not objective_of(self.model, update).own:
-            self.truths.setdefault(exact, comparison.alone())
-            return replace(comparison, truth=self.truths[exact])
-        if not self.alone:
-            raise ProofError("the loss is one of rows as the collator makes them", fix="leave sequences= out")
-        if exact not in self.truths:
-            self.truths[exact] = self._truth(update)
-        return replace(
-            comparison,
-            truth=self.truths[exact],
-            own=own,
-            notes=(OWN_LOSS,),
-            taken=taken_by(self.sequences, self._loss_of),
-        )
-
-    def _update(self, inputs: Sequence[Mapping[str, Any]]) -> Update:
-        """The sequences in the model's inputs, with what the model gets of each besides its tokens."""
-        labels = [{name: batch[name] for name in LABELS if name in batch} for batch in self.batches]
-        batches = [read_batch({**one, **label}) for one, label in zip(inputs, labels, strict=True)]
-        update = read_update(batches, self.sequences, complete=bool(self.alone))
+        batches = converted(list(self.batches), floats=torch.float64) if exact else self.batches
+        update = read_update([read_batch(batch) for batch in batches], self.sequences, complete=self.complete)
         refuse_missing(update)
-        names = {name for batch in batches for name, value in batch.inputs.items() if value is not None} - {*OF_TOKENS}
-        given = [{name: batch[name] for name in names if name in batch} for batch in self.alone]
-        return replace(update, given=dict(enumerate(given)))
+        sequences, forward = update.one_at_a_time(), partial(self._forward, self.trainer.model)
+        own = loss_of_ones_own(self.trainer)
+        if not own and (error_of_loss(self.model, sequences) or 0) > OTHER_LOSS:
+            own = f"the loss of {type(self.model).__name__}"
+        return ComparedUpdate(
+            update,
+            lambda: one_at_a_time(self.model, sequences),
+            lambda: UpdateResults(logits_in_batches(forward, update), *self._step(batches)),
+            forward,
+            self.truth,
+            own,
+            self.doubts,
+        )
 
-    def _truth(self, update: Update) -> UpdateResults:
-        """The trainer's own loss of every sequence as an update of its own, weighted by targets."""
-        counts = {at: sum(label != IGNORED for label in one.labels) for at, one in enumerate(self.sequences)}
-        counts, total = {at: count for at, count in counts.items() if count}, sum(counts.values())
-        gradient, means = dict[str, Tensor](), dict[int, float]()
-        for number, count in counts.items():
-            step = self._step_alone(self.alone[number])
-            means[number] = step.loss
-            for name, value in step.gradient.items():
-                part = count / total * value
-                gradient[name] = gradient[name] + part if name in gradient else part
-        return UpdateResults([], sum(means[at] * count / total for at, count in counts.items()), gradient, means)
+    def _forward(self, model: nn.Module, inputs: Mapping[str, object]) -> Any:
+        return model(**{**inputs, **({"use_cache": False} if is_sft(self.trainer) else {})})  # as it calls it
 
-    def _loss_of(self, number: int, ids: list[int], labels: list[int]) -> float:
-        """The trainer's loss of a sequence with other tokens and labels."""
-        batch = dict(self.alone[number])
-        given = {"input_ids": ids, "labels": labels, "shift_labels": [*labels[1:], IGNORED]}
-        like = batch["input_ids"]
-        return self._step_alone(
-            {**batch, **{name: like.new_tensor([given[name]]) for name in given if name in batch}}
-        ).loss
-
-    def _step_alone(self, batch: Mapping[str, Any]) -> TrainerStep:
-        batches, num_items = self.trainer.get_batch_samples(iter([dict(batch)]), 1, self.trainer.args.device)
-        return self._step(batches, num_items)
-
-    def _step(self, batches: Sequence[Mapping[str, Any]], num_items: Tensor | int | None) -> TrainerStep:
-        """`training_step` over micro-batches, and the inputs that the model gets."""
-        calls: list[dict[str, Any]] = []
-
-        def note(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            if torch.is_grad_enabled() and not args:
-                calls.append(dict(kwargs))
-
-        trainer = self.trainer
+    def _step(self, batches: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, Tensor]]:
+        """Loss and gradient of an update by `training_step` over its micro-batches."""
+        trainer, loss = self.trainer, 0.0
         trainer.current_gradient_accumulation_steps = len(batches)  # as `train` does; there is none before
-        loss, inputs = 0.0, []
-        hook = trainer.model.register_forward_pre_hook(note, with_kwargs=True, prepend=True)
-        try:
-            for batch in batches:
-                calls.clear()
-                loss += float(trainer.training_step(trainer.model, dict(batch), num_items))
-                given = next((call for call in calls if "input_ids" in call), dict(batch))
-                inputs.append({name: value for name, value in given.items() if name not in OF_LOSS})
-        finally:
-            hook.remove()
-        return TrainerStep(loss, take_gradient(trainer.model), inputs)
-
-
-@dataclass(frozen=True, eq=False)
-class TrainerStep:
-    """Loss and gradient of an update by `training_step`, and the inputs that the model got."""
-
-    loss: float
-    gradient: dict[str, Tensor]
-    inputs: list[dict[str, Any]]
-
-
-def _on_device(trainer: Trainer, batches: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    return [send_to_device(dict(batch), trainer.args.device) for batch in batches]
+        for batch in batches:
+            loss += float(trainer.training_step(trainer.model, dict(batch), self.num_items))
+        return loss, take_gradient(trainer.model)
 
 
 @contextmanager
@@ -248,16 +141,6 @@ def proving(trainer: Trainer) -> Iterator[tuple[nn.Module, list[str]]]:
 
 def _itself(value: Any, *args: Any, **kwargs: Any) -> Any:
     return value
-
-
-def _begin(trainer: Any, loader: object) -> None:
-    """Give a trainer the state that `train` begins with, which a loss may read."""
-    try:
-        num_epochs, steps_per_epoch, *_, max_steps = trainer.set_initial_training_values(trainer.args, loader)
-    except ValueError:  # neither max_steps nor a length: `train` raises it too
-        return
-    trainer._init_training_state(max_steps, steps_per_epoch, num_epochs, None, None)
-    vars(trainer)["is_in_train"] = True
 
 
 # --------------------------------------------------------------------------- the first update of a loader
@@ -298,20 +181,23 @@ def prove_trainer(
     if reason := no_trainer_of_tokens(trainer):
         raise ProofError(reason.what, fix=reason.fix)
     refuse_methods(trainer, COUNT_TARGETS)
+    refuse_losses(trainer)
     with proving(trainer) as (model, notes):
         batches, num_items, examples, collator = _first(trainer)
-        update = TrainerUpdate(trainer, model, batches, num_items, labelled(sequences or [[0]], loss_masks))
-        if sequences is None:
-            update = update.of_rows(*_alone(trainer, examples, collator))
+        alone, doubts = _alone(trainer, examples, collator) if sequences is None else ([], [])
+        given = alone if sequences is None else labelled(sequences, loss_masks)
+        update = TrainerUpdate(
+            trainer, model, batches, num_items, given, complete=sequences is None, doubts=tuple(doubts)
+        )
         return update.certificate(precision, notes)
 
 
-def _alone(trainer: Trainer, examples: Sequence[Any], collator: Collator) -> tuple[list[Alone], list[str]]:
+def _alone(trainer: Trainer, examples: Sequence[Any], collator: Collator) -> tuple[list[LabelledSequence], list[str]]:
     """The sequences of the rows that a collator was given, and what may not be meant."""
     attachment = vars(trainer).get("attachment")
     if attachment is not None:
         places = [tuple(example[PLACE].tolist()) for example in examples]
-        return [attachment.rows.sequences(number)[part] for number, part in places], []
+        return [attachment.rows.row(number).sequences()[part] for number, part in places], []
     settings = trainer.args.to_dict()
     if settings.get("packing") and settings["packing_strategy"] == "wrapped":
         raise ProofError(
@@ -320,7 +206,7 @@ def _alone(trainer: Trainer, examples: Sequence[Any], collator: Collator) -> tup
         )
     rows = CollatedRows(examples, collator, trainer.data_collator)
     rows.check()
-    return [one for number in range(len(rows)) for one in rows.sequences(number) if one.sequence.ids], rows.doubts()
+    return [one for one in rows.sequences() if one.ids], rows.doubts()
 
 
 def _first(trainer: Trainer) -> tuple[list[Any], Tensor | int | None, list[Any], Collator]:
@@ -330,7 +216,6 @@ def _first(trainer: Trainer) -> tuple[list[Any], Tensor | int | None, list[Any],
         ProofError: the loader is empty, or has no collator to watch.
     """
     loader = trainer.get_train_dataloader()
-    _begin(trainer, loader)
     inner: Any = getattr(loader, "base_dataloader", loader)  # accelerate has one around it
     if not hasattr(inner, "collate_fn"):
         raise ProofError("the trainer's loader has no collator to watch", fix="prove its model by unpad.prove_callable")
@@ -361,58 +246,48 @@ def _first(trainer: Trainer) -> tuple[list[Any], Tensor | int | None, list[Any],
 
 @dataclass(frozen=True, eq=False)
 class OwnUpdate:
-    """An update by the trainer's own loss and collator, before anything is replaced.
+    """An update by the trainer's own collator, before anything is replaced.
 
     Args:
         rows: what it is made of, as the collator is given it.
         sequences: of these rows; num_batches: micro-batches that they were in.
-        certificate: of the update; None if it cannot be computed, and `failure` says why.
-        begun: what the trainer's training begins with, which a loss may read, by the name of the attribute.
-        truths: as of `TrainerUpdate`; they and `begun` are empty after `prove_ours`, since they are as large as the
-            model.
-        loss: name of a loss of the user's own; empty for one that needs no logits but those of targets.
+        truth: loss and gradient of these sequences one at a time.
+        certificate: of the update.
     """
 
     rows: CollatedRows
     sequences: Sequence[LabelledSequence]
     num_batches: int
-    certificate: ForeignCertificate | None
-    failure: str
-    begun: dict[str, Any]
-    truths: dict[bool, UpdateResults]
-    loss: str
+    truth: UpdateResults
+    certificate: ForeignCertificate
 
 
 def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpdate:
     """Compute an update of rows of the data by the trainer itself, and judge it.
 
     Raises:
-        RecipeError: the user's own loss is not the mean over the targets of its sequences one at a time.
+        RecipeError: it cannot be computed, or is by another loss than the mean over the targets of its sequences.
     """
-    loss, args = loss_of_logits(trainer), trainer.args
+    args = trainer.args
     with proving(trainer) as (model, notes):
-        _begin(trainer, trainer.get_train_dataloader())
-        micros = args.gradient_accumulation_steps * trainer.accelerator.num_processes
-        most = min(len(rows), args.per_device_train_batch_size * micros)
-        numbers = _chosen(examples, most)
-        small = rows.like([rows.data[number] for number in numbers])
-        sequences = [one for number in range(len(small)) for one in small.sequences(number) if one.sequence.ids]
+        most = args.gradient_accumulation_steps * trainer.accelerator.num_processes * args.per_device_train_batch_size
+        most = min(len(rows), most)
+        small = rows.like([rows.data[number] for number in _chosen(examples, most)])
+        sequences = [one for one in small.sequences() if one.ids]
         size = -(-len(small) // -(-most // args.per_device_train_batch_size))  # as many micro-batches as of all rows
-        certificate, failure, truths = None, "", dict[bool, UpdateResults]()
         parts = [small.data[start : start + size] for start in range(0, len(small), size)]
-        try:
-            update = TrainerUpdate.of(trainer, model, [small.batch(part) for part in parts], sequences)
-        except RecipeError as error:
-            failure = error.summary
-        else:
-            update = replace(update, truths=truths)
-            certificate = update.certificate("fp32", notes)
-            failure = certificate.refused or ""
-        begun = {name: vars(trainer)[name] for name in BEGUN if name in vars(trainer)}
-    known = [one.sequence for one in sequences]
-    own = OwnUpdate(small, known, len(parts), certificate, failure, begun, truths, loss)
-    _refuse_own(own)
-    return own
+        batches = [small.batch(part) for part in parts]
+        with not_below_fp32(model):
+            truth = one_at_a_time(model, sequences)
+        certificate = TrainerUpdate.of(trainer, model, batches, sequences, truth).certificate("fp32", notes)
+    if certificate.refused is not None:
+        raise RecipeError(
+            f"the trainer cannot compute its own first update: {certificate.refused}",
+            fix="mend that first; attach compares the update on its batches with the trainer's own",
+        )
+    if is_of_another_loss(certificate):
+        raise RecipeError(f"the trainer's first update is {_reasons(certificate)}", fix=OWN_BATCHES)
+    return OwnUpdate(small, sequences, len(parts), truth, certificate)
 
 
 def _chosen(examples: Examples, most: int) -> list[int]:
@@ -431,69 +306,44 @@ def _chosen(examples: Examples, most: int) -> list[int]:
     return chosen
 
 
-def _refuse_own(own: OwnUpdate) -> None:
-    """Refuse what shows in the trainer's own update, and cannot be kept or mended.
-
-    Raises:
-        RecipeError: it cannot be computed, or the user's own loss is wrong or no mean over targets.
-    """
-    if own.failure:
-        if own.loss or not own.rows.is_stock:
-            raise RecipeError(
-                f"the trainer cannot compute its own first update, so nothing can be compared with it: {own.failure}",
-                fix="mend that first; attach compares the update on its batches with the trainer's own",
-            )
-        return
-    assert own.certificate is not None
-    taken = [one.advice for one in own.certificate.failed if any(text in one.advice for text in TAKEN.values())]
-    if taken:
-        raise RecipeError(f"{own.loss or 'the loss'}: {taken[0]}", fix="compare logits[:, :-1] with labels[:, 1:]")
-    if own.loss and not own.certificate.passed:
-        raise RecipeError(
-            f"the trainer's first update is not that of its sequences one at a time, and its loss is your own "
-            f"({own.loss}): {_reasons(own.certificate)}",
-            fix=f"{MEAN}, or train with the trainer's own batches",
-        )
+def is_of_another_loss(certificate: ForeignCertificate) -> bool:
+    """True if the loss is not the mean cross-entropy over targets, and none that is accused."""
+    loss = certificate.finding("loss")
+    return loss is not None and loss.passed is None
 
 
 def _reasons(certificate: ForeignCertificate) -> str:
     failed = [f"{one.claim} ({one.measured:.2g}): {one.advice}" for one in certificate.failed]
     gaps = [one.gap for one in certificate.findings if one.passed is None and one.applies]
-    return f"{certificate.verdict}; " + "; ".join(failed or dict.fromkeys(gaps))
+    return f"{certificate.verdict}: " + "; ".join(failed or dict.fromkeys(gaps))
 
 
-def prove_ours(trainer: Trainer, own: OwnUpdate, limits: dict[str, int]) -> ForeignCertificate:
+def prove_ours(trainer: Trainer, own: OwnUpdate, limit: RowLimit | None) -> ForeignCertificate:
     """Compute the update of the same rows on our batches, by the trainer with them, and compare.
 
     In fp32, as our kernels of attention are those of training there.
 
     Args:
-        limits: of `thresholds`.
+        limit: of `row_limit`.
 
     Raises:
         ProofError: it has other targets, another loss or another gradient than the rows have one at a time.
     """
     with proving(trainer) as (model, notes):
-        vars(trainer).update(own.begun)
-        examples = Examples(own.rows, own.rows.columns)
+        examples = Examples(own.rows)
         numbers, sequences = [index for index in range(len(examples)) if examples.lengths[index]], [*own.sequences]
         if len(numbers) == 1:  # twice, which changes no mean, but shows whether the model keeps them apart
             numbers, sequences = numbers * 2, sequences * 2
         parts = unequal(numbers, max(1, min(own.num_batches, len(numbers) // 2)))
-        parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limits)]
-        joined = partial(collate, columns=own.rows.columns)
-        alone = [Alone(one, joined([examples[at]])) for at, one in zip(numbers, sequences, strict=True)]
-        made = [joined([examples[index] for index in part]) for part in parts]
-        update = replace(TrainerUpdate.of(trainer, model, made, alone), truths=dict(own.truths))
-        certificate = update.certificate("fp32", notes)
-    own.truths.clear()
-    own.begun.clear()
-    if certificate.passed is False or (own.loss and not certificate.passed):
-        reason = f"refused: {certificate.refused}" if certificate.refused else _reasons(certificate)
-        loss = own.loss or f"the loss of {type(trainer).__name__}"
+        parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limit)]
+        made = [collate([examples[index] for index in part]) for part in parts]
+        certificate = TrainerUpdate.of(trainer, model, made, sequences, own.truth).certificate("fp32", notes)
+    if certificate.passed is False or is_of_another_loss(certificate):
+        loss = loss_of_ones_own(trainer) or f"the loss of {type(trainer).__name__}"
         raise ProofError(
-            f"the update on flat batches is not that of its sequences one at a time, with {loss}: {reason}",
-            fix=f"{FLAT}, or {OWN_BATCHES}" if own.loss else OWN_BATCHES,
+            f"the update on flat batches is not that of its sequences one at a time, with {loss}: "
+            f"{certificate.refused or _reasons(certificate)}",
+            fix=OWN_BATCHES,
         )
     return certificate
 
@@ -508,13 +358,11 @@ def unequal(items: Sequence[Any], num: int) -> list[list[Any]]:
 
 def doubts_of_own(own: OwnUpdate, ours: ForeignCertificate) -> list[str]:
     """What was wrong in the trainer's own update and is right on our batches, and what is not compared."""
-    found = list[str]()
-    if own.failure:
-        found.append(f"the trainer could not compute its own first update, to compare ours with: {own.failure}")
-    elif own.certificate is not None and own.certificate.passed is False:
+    doubts = list[str]()
+    if own.certificate.passed is False:
         text = f"the trainer's own first update was not right, and is on flat batches: {_reasons(own.certificate)}"
-        found.append(f"{text}. predict and compute_metrics still read the trainer's own batches")
+        doubts.append(f"{text}. predict and compute_metrics still read the trainer's own batches")
     if NO_ROUTER_LOSS in ours.notes:
         text = "the router's auxiliary loss is one of each micro-batch, and flat ones have other sequences"
-        found.append(f"{text}: it is another, and was not compared")
-    return found
+        doubts.append(f"{text}: it is another, and was not compared")
+    return doubts

@@ -12,20 +12,20 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.pictures.album import seen_pictures
+from unpad.data.sources.bad_rows import MAX_SHOWN
 from unpad.data.sources.chat import messages_of, refuse_order
 from unpad.data.sources.example import BadRow, place_of
 from unpad.data.sources.faults import FIXES, RowFault, missing
 from unpad.data.sources.files import FORMATS, SourceFile
 from unpad.data.sources.images import ImageExample
-from unpad.data.sources.json_rows import read_lines
 from unpad.data.sources.reader import read, reading
 from unpad.data.sources.row import Row
 from unpad.data.sources.vqa import asked
@@ -34,7 +34,7 @@ from unpad.data.vqa import question_about_all
 from unpad.errors import Interrupted, RecipeError, RunInUseError, SourceError
 from unpad.inference.engine import Collected, Engine, Request, check, token_lists
 from unpad.inference.generate import PIECE, ROWS, Continuing
-from unpad.inference.images import check_asks, examine_image, greedy
+from unpad.inference.images import check_asks, examine_image, fault_text, greedy
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.inference.prompts import Prompt, Reply, check_system, lost_of, reads_chat
 from unpad.nn.precision import Precision
@@ -53,43 +53,73 @@ PROMPT_FIELDS = ("prompt", "system", "messages", "id")
 
 Report = Callable[[Collected], dict[str, Any]]  # fields of an answer
 Ask = Callable[[], tuple[Request, Report]]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class BulkRow:
+class BulkRow(Generic[T]):
     """A row of a file.
 
     Args:
-        given: fields that its answer repeats, by which the answer is known again.
-        ask: the request to the engine, and what reports its answer; or RowFault, written in the place of an answer.
-        fault: what is wrong with a row that cannot be asked.
+        where: its place; given: fields that its answer repeats, by which the answer is known again.
+        ask: what it asks, such as the request to the engine and what reports its answer; or RowFault, written in the
+            place of an answer.
+        fault: what is wrong with a row that cannot be asked, its code first and its remedy last; or "".
     """
 
-    line: int
+    where: str
     given: dict[str, Any]
-    ask: Ask
-    fault: RowFault | None = None
+    ask: Callable[[], T]
+    fault: str = ""
 
     @staticmethod
-    def bad(line: int, given: dict[str, Any], fault: RowFault, example: str) -> BulkRow:
+    def bad(where: str, given: dict[str, Any], fault: RowFault, example: str) -> BulkRow[T]:
         """A row that cannot be asked; its remedy is an example where it would be a setting of a recipe's sources."""
         is_setting = fault.fix == FIXES["E_MISSING"] or "set format:" in fault.fix
         fault = RowFault(fault.code, fault.what, example if is_setting else fault.fix)
 
-        def ask() -> tuple[Request, Report]:
+        def ask() -> T:
             raise fault
 
-        return BulkRow(line, given | {FAULT: _text(fault)}, ask, fault)
+        return BulkRow(where, given | {FAULT: fault_text(fault)}, ask, fault_text(fault))
 
-    def error(self, path: Path) -> SourceError:
-        """The fault as the error of a file."""
-        assert self.fault is not None, "a row that cannot be asked"
-        return SourceError(f"{self.fault.code}: {self.fault.what}", where=f"{path}:{self.line}", fix=self.fault.fix)
+    @property
+    def line(self) -> int:
+        """Its line in a table."""
+        line = place_of(self.where).line
+        assert line is not None, "rows of lines"
+        return line
+
+    def checked(self) -> BulkRow[T]:
+        """The row, with the fault that asking it meets."""
+        try:
+            self.ask()
+        except RowFault as fault:
+            return replace(self, fault=fault_text(fault))
+        return self
 
 
-def _text(fault: RowFault) -> str:
-    """A fault as a line of answers has it."""
-    return f"{fault.code} {fault.what}; {fault.fix}"
+def refuse_faults(faults: Sequence[tuple[str, str]], num_rows: int, stops: bool) -> None:
+    """Refuse data with rows that cannot be used, or without any other rows.
+
+    Args:
+        faults: place and fault of each; stops: whether one is enough.
+
+    Raises:
+        SourceError: names the first.
+    """
+    if not faults or (len(faults) < num_rows and not stops):
+        return
+    (where, fault), *others = faults
+    what, _, fix = fault.rpartition("; ")
+    details = [f"  {place}: {other}" for place, other in others[: MAX_SHOWN - 1]]
+    if more := len(others) - len(details):
+        details.append(f"  ... and {more:,} more of {num_rows:,}")
+    fix += "; data.on_bad_row=quarantine goes on without it" if len(faults) < num_rows else ""
+    raise SourceError(what, where=where, fix=fix, details=details)
+
+
+AskedRow = BulkRow[tuple[Request, Report]]
 
 
 @dataclass(frozen=True)
@@ -100,15 +130,17 @@ class Bulk:
         unit: what its rows are, plural; example: advice on a file without any.
         rows: reads the rows, in order.
         made_by: digest of all that an answer depends on besides its row.
+        stops: whether a row that cannot be asked refuses the file; else its fault stands in the place of an answer.
         most_tokens: of prompts in the engine at once; None for as many as it has rows for.
     """
 
     path: Path
     unit: str
     example: str
-    rows: Callable[[], Iterator[BulkRow]]
+    rows: Callable[[], Iterator[AskedRow]]
     engine: Engine
     made_by: str
+    stops: bool
     most_tokens: int | None = None
 
 
@@ -127,7 +159,8 @@ class Written:
 
 
 def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = False) -> Written:
-    """Answer all prompts of a file of JSON lines, each with `prompt`, or `messages` up to a user's.
+    """Answer all prompts of a file: JSON lines or CSV, each row with `prompt`, or `messages` up to a user's; or plain
+    text, a prompt per line.
 
     Every prompt draws with the next seed, as with `unpad generate`.
 
@@ -136,42 +169,59 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
         same_seed: whether all draw with the seed of the settings.
 
     Raises:
-        SourceError: a row is no prompt; nothing was written.
+        SourceError: a row is no prompt, and the run's recipe does not quarantine it; nothing was written.
         UnpadError: as `answer_rows`.
     """
     settings, where = run.recipe.generate, "generate.beams"
     if settings.beams > 1:
         raise RecipeError("a file is answered without beams", where=where, fix="give beams=1")
     example, precision = 'write JSON lines such as {"prompt": "..."}', generation_precision(settings)
+    table = table_file(path)
 
     def ask(number: int, row: Row) -> tuple[dict[str, Any], Ask]:
         try:
-            prompt = _prompt(run, row)
+            prompt = _prompt(run, row, strictly=table.format == "jsonl")
             check(run.generator, [prompt.ids], settings)
         except RecipeError as error:
-            raise SourceError(error.what, where=row.where, fix=error.fix) from None
+            raise RowFault("E_CONTEXT", error.what, error.fix) from None
         seed = settings.seed + (0 if same_seed else number)
         return {"prompt": prompt.text}, partial(_ask_prompt, run, prompt, settings.model_copy(update={"seed": seed}))
 
-    def prompts() -> Iterator[BulkRow]:
-        for row in _rows(path, read_lines(path), example, ("id",), ask):
-            if row.fault is not None:
-                raise row.error(path)
-            yield row
+    def prompts() -> Iterator[AskedRow]:
+        lines = run.recipe.data.model_copy(update={"separator": "\n"})
+        return rows_of(path, read(table, lines, ("prompt", "messages"), ("system", "id")), example, ("id",), ask)
 
     engine = Engine(run.generator, precision=precision, piece=PIECE, rows=ROWS)
     made_by = digest_of(run, settings, precision, same_seed)
-    return answer_rows(Bulk(path, "prompts", example, prompts, engine, made_by), out)
+    return answer_rows(Bulk(path, "prompts", example, prompts, engine, made_by, stops(run)), out)
 
 
-def _prompt(run: LoadedRun, row: Row) -> Prompt:
+def stops(run: LoadedRun) -> bool:
+    """True if a row that cannot be used refuses its file."""
+    return run.recipe.data.on_bad_row == "stop"
+
+
+def table_file(path: Path) -> SourceFile:
+    """A file of rows in the format of its name; JSON lines under the name of a text are such."""
+    named = FORMATS.get(path.suffix.lower())
+    with reading(path), path.open("rb") as file:
+        is_text = named == "text" and not file.read(1024).lstrip().startswith(b"{")
+    return SourceFile(path, "csv" if named == "csv" else "text" if is_text else "jsonl", None, 1.0, 0)
+
+
+def _prompt(run: LoadedRun, row: Row, strictly: bool) -> Prompt:
     """The prompt of a row.
+
+    Args:
+        strictly: whether other fields are refused.
 
     Raises:
         RowFault: the row has none.
         RecipeError: the run has no place for a system text.
     """
-    if unknown := [name for name in row.names if name not in PROMPT_FIELDS]:
+    if type(row.value) is str:
+        return run.prompt(row.value)
+    if unknown := [name for name in row.names if strictly and name not in PROMPT_FIELDS]:
         fix = f"leave it out; a row has {', '.join(PROMPT_FIELDS)}, and settings are of the command"
         raise RowFault("E_TYPE", f"unknown field {json.dumps(unknown[0], ensure_ascii=False)}", fix)
     if "messages" in row and ("prompt" in row or "system" in row):
@@ -201,14 +251,14 @@ def _ask_prompt(run: LoadedRun, prompt: Prompt, settings: GenerateSettings) -> t
     return Continuing.of(run.generator, run.tokenizer, settings).request(prompt.ids), report
 
 
-def answer_questions(run: LoadedRun, path: Path, out: Path) -> Written:
+def answer_questions(run: LoadedRun, path: Path, out: Path, *, stops: bool = False) -> Written:
     """Answer all questions of a table, JSON lines or CSV, as `ask` does each: greedily and in fp32.
 
-    A row has `image`, `question` and perhaps `id`, as `data.vqa` reads them; other fields are left alone. One that
-    cannot be answered is written with its fault, and the others go on.
+    A row has `image`, `question` and perhaps `id`, as `data.vqa` reads them; other fields are left alone.
 
     Args:
         out: gets a JSON line for each row; one that such a command began is continued.
+        stops: whether a row that cannot be answered refuses the table; else it is written with its fault.
 
     Raises:
         RecipeError: the run answers no questions about images.
@@ -217,26 +267,36 @@ def answer_questions(run: LoadedRun, path: Path, out: Path) -> Written:
     """
     check_asks(run)
     example = 'write rows such as {"image": "cat.png", "question": "Which animal?"}, or a CSV with these columns'
-    is_csv = FORMATS.get(path.suffix.lower()) == "csv"
-    table = SourceFile(path, "csv" if is_csv else "jsonl", None, 1.0, 0)
 
     def ask(number: int, row: Row) -> tuple[dict[str, Any], Ask]:
         paths, question = asked(path.parent, row)
-        return {"question": question}, partial(_ask_question, run, path.parent, paths, question)
+        return {"question": question}, partial(ask_question, run, paths, question, path.parent)
 
-    def questions() -> Iterator[BulkRow]:
-        rows = read(table, run.recipe.data, ("image",), ("question", "caption", "id"))
-        return _rows(path, rows, example, ("id", "image"), ask)
+    def questions() -> Iterator[AskedRow]:
+        rows = read(table_file(path), run.recipe.data, ("image",), ("question", "caption", "id"))
+        return rows_of(path, rows, example, ("id", "image"), ask)
 
+    return answer_rows(questions_to(run, path, example, questions, stops), out)
+
+
+def questions_to(run: LoadedRun, path: Path, example: str, rows: Callable[[], Iterator[AskedRow]], stops: bool) -> Bulk:
+    """Rows of questions about images, to be answered greedily and in fp32."""
     engine = Engine(run.generator, piece=PIECE, rows=ROWS, keeps=False)
     made_by, most_tokens = digest_of(run, greedy(run), "fp32"), run.recipe.plan.tokens_per_micro
-    return answer_rows(Bulk(path, "questions", example, questions, engine, made_by, most_tokens), out)
+    return Bulk(path, "questions", example, rows, engine, made_by, stops, most_tokens)
 
 
-def _ask_question(run: LoadedRun, folder: Path, paths: Sequence[Path], question: str) -> tuple[Request, Report]:
-    """Look at the images of a question in a folder, which must contain them."""
+def ask_question(
+    run: LoadedRun, paths: Sequence[Path], question: str, folder: Path | None = None
+) -> tuple[Request, Report]:
+    """Look at the images of a question; a folder must contain them.
+
+    Raises:
+        RowFault: an image cannot be used, or the question is too long.
+    """
     images: list[ImageExample] = []
-    for image in (examine_image(run, path, root=os.path.realpath(folder)) for path in paths):
+    root = None if folder is None else os.path.realpath(folder)
+    for image in (examine_image(run, path, root=root) for path in paths):
         if isinstance(image, BadRow):
             raise RowFault(image.code, image.what, image.fix)
         images.append(image)
@@ -267,13 +327,13 @@ def _ask_question(run: LoadedRun, folder: Path, paths: Sequence[Path], question:
 # --------------------------------------------------------------------------- rows of files
 
 
-def _rows(
+def rows_of(
     path: Path,
     rows: Iterable[Row | BadRow],
     example: str,
     repeated: Sequence[str],
-    ask: Callable[[int, Row], tuple[dict[str, Any], Ask]],
-) -> Iterator[BulkRow]:
+    ask: Callable[[int, Row], tuple[dict[str, Any], Callable[[], T]]],
+) -> Iterator[BulkRow[T]]:
     """Yield the rows of a file.
 
     Args:
@@ -283,23 +343,16 @@ def _rows(
     """
     with reading(path):
         for number, row in enumerate(rows):
-            line = _line(row.where)
             if isinstance(row, BadRow):
-                yield BulkRow.bad(line, {}, RowFault(row.code, row.what, row.fix), example)
+                yield BulkRow.bad(row.where, {}, RowFault(row.code, row.what, row.fix), example)
                 continue
             given = {name: row[name] for name in repeated if row.get(name) is not None}
             try:
                 more, request = ask(number, row)
             except RowFault as fault:
-                yield BulkRow.bad(line, given, fault, example)
+                yield BulkRow.bad(row.where, given, fault, example)
             else:
-                yield BulkRow(line, given | more, request)
-
-
-def _line(where: str) -> int:
-    line = place_of(where).line
-    assert line is not None, "rows of lines"
-    return line
+                yield BulkRow(row.where, given | more, request)
 
 
 # --------------------------------------------------------------------------- answers
@@ -329,7 +382,7 @@ def answer_rows(bulk: Bulk, out: Path) -> Written:
         try:
             with progress(f"answering {bulk.path.name}", num_rows, bulk.unit) as bar:
                 bar.begin_at(done)
-                for answer in _answers(bulk, left):
+                for answer in answers_of(bulk, left):
                     log.append(answer | {"made_by": bulk.made_by})
                     done, faults = done + 1, faults + bool(answer.get(FAULT))
                     bar.advance()
@@ -346,15 +399,15 @@ def answer_rows(bulk: Bulk, out: Path) -> Written:
 
 
 def _checked(bulk: Bulk) -> int:
-    """The number of rows. Raises SourceError if none of them can be asked."""
-    num_rows, first, usable = 0, None, False
+    """The number of rows. Raises SourceError if none of them can be asked, or one cannot and stops the file."""
+    num_rows, faults = 0, list[tuple[str, str]]()
     with progress(f"checking {bulk.path.name}"):
         for row in bulk.rows():
-            num_rows, first, usable = num_rows + 1, first or row, usable or row.fault is None
-    if first is None:
+            fault = row.checked().fault if bulk.stops else row.fault
+            num_rows, faults = num_rows + 1, [*faults, (row.where, fault)] if fault else faults
+    if not num_rows:
         raise SourceError(f"there are no {bulk.unit} in it", where=str(bulk.path), fix=bulk.example)
-    if not usable and first.fault is not None:
-        raise first.error(bulk.path)
+    refuse_faults(faults, num_rows, bulk.stops)
     return num_rows
 
 
@@ -376,7 +429,7 @@ def _alone(out: Path) -> Iterator[None]:
         yield
 
 
-def _answered(out: Path, bulk: Bulk, left: Iterator[BulkRow]) -> tuple[int, int]:
+def _answered(out: Path, bulk: Bulk, left: Iterator[AskedRow]) -> tuple[int, int]:
     """Take the rows that a file has lines of; the number of them, and of those without an answer.
 
     Raises:
@@ -400,7 +453,7 @@ def _answered(out: Path, bulk: Bulk, left: Iterator[BulkRow]) -> tuple[int, int]
 class _Open:
     """A row that was asked, or cannot be; `fault`: why."""
 
-    row: BulkRow
+    row: AskedRow
     num_tokens: int = 0
     fault: str = ""
     answer: Collected = field(default_factory=Collected)
@@ -415,7 +468,7 @@ class _Open:
         return {"line": self.row.line, **self.row.given, **reported}
 
 
-def _answers(bulk: Bulk, left: Iterator[BulkRow]) -> Iterator[dict[str, Any]]:
+def answers_of(bulk: Bulk, left: Iterator[AskedRow]) -> Iterator[dict[str, Any]]:
     """Yield answers in the order of the rows."""
     asked: deque[_Open] = deque()
     row = next(left, None)
@@ -432,11 +485,11 @@ def _has_room(bulk: Bulk, asked: Iterable[_Open]) -> bool:
     return bulk.most_tokens is None or sum(one.num_tokens for one in asked if not one.is_done) < bulk.most_tokens
 
 
-def _asked(row: BulkRow, engine: Engine) -> _Open:
+def _asked(row: AskedRow, engine: Engine) -> _Open:
     try:
         request, report = row.ask()
     except RowFault as fault:
-        return _Open(row, fault=_text(fault))
+        return _Open(row, fault=fault_text(fault))
     prompt = request.prompt
     num_tokens = prompt.total_tokens if isinstance(prompt, RaggedBatch) else len(prompt)
     opened = _Open(row, num_tokens, report=report)

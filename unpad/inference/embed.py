@@ -11,7 +11,7 @@ import torch
 
 from unpad.data.family import open_data
 from unpad.data.measuring import Measuring, once_each
-from unpad.data.patient_marks import ledger, mark_patients, mark_sets, refuse_unknown
+from unpad.data.patient_marks import Marks, ledger, mark_patients, mark_sets, refuse_unknown
 from unpad.data.patients import EventData
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import DiskError, RecipeError, SourceError
@@ -60,30 +60,21 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
         RecipeError: the run does not read patients, or files are missing at `path`.
         SourceError: the data cannot be used, or no code of a table is known to the run.
     """
-    if not isinstance(run.model, PredictsSets):
-        fix = "use a run of `unpad train events`"
-        raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
+    refuse_other_runs(run)
+    if out.suffix.lower() in (".csv", ".jsonl"):
+        fix = f"name it {out.stem}.parquet; risks as a table: unpad predict RUN DATA --out {out.name}"
+        raise RecipeError("vectors are written as parquet", where=str(out), fix=fix)
     refuse_format(out, ".parquet")
-    data = cast(EventData, run.data() if path is None else open_data(moved(run.recipe, path), run.files, Wanted.NEW))
-    lines: list[str] = []
-    if path is not None:
-        refuse_unknown(data)
-        lines = ledger(data, mark_patients(data))
+    data, lines = open_patients(run, path)
     vectors = embed(run, data, level)
-    name = _id_name(run.recipe)
-    columns = {name: pa.array(data.ids[vectors.patient])}
-    if data.landmarks is not None:
-        columns["landmark"] = pa.array(data.landmarks[vectors.patient])
-    if vectors.set_index is not None:
+    if vectors.set_index is None:
+        columns, remarks = patient_columns(run, data, is_new=path is not None)
+    else:
+        columns = _names(run, data, vectors.patient)
         columns["set_index"] = pa.array(vectors.set_index)
         columns["days_from_landmark"] = pa.array(vectors.days_from_landmark, from_pandas=True)
-    else:
-        columns |= predicted(run, data, known=path is None)
-    if path is not None:
-        columns |= (mark_patients(data) if level == "patient" else mark_sets(data)).columns()
-        is_trained, remark = trained(run, data)
-        columns["trained"] = is_trained.take(pa.array(vectors.patient))
-        lines.append(remark)
+        compared, remarks = _compared(run, data, mark_sets(data), vectors.patient) if path is not None else ({}, [])
+        columns |= compared
     flat = pa.array(vectors.embedding.reshape(-1))
     columns["embedding"] = pa.FixedSizeListArray.from_arrays(flat, vectors.embedding.shape[1])
     write_parquet(out, columns, private=True)
@@ -91,11 +82,57 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     sets = "" if level == "patient" else f"{number_of(len(vectors.patient), 'sets')} of "
     patients = number_of(len(np.unique(data.table.group[with_sets])), "patients")
     rows = patients if data.landmarks is None else f"{number_of(len(with_sets), 'examples')} of {patients}"
-    lines.append(f"{sets}{rows}, {number_of(size, 'numbers')} each: {out}")
+    lines += [*remarks, f"{sets}{rows}, {number_of(size, 'numbers')} each: {out}"]
     without = len(data.table.positions) - len(with_sets)
     if path is None and data.table.num_test:
         lines.append(f"without {number_of(data.table.num_test, data.unit)} of the test part; --data reads any patients")
     return lines + ([f"no row for {number_of(without, f'other {data.unit}')} without a set"] if without else [])
+
+
+def refuse_other_runs(run: LoadedRun) -> None:
+    """Refuse a run that does not read patients.
+
+    Raises:
+        RecipeError: says which do.
+    """
+    if not isinstance(run.model, PredictsSets):
+        fix = "use a run of `unpad train events`"
+        raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
+
+
+def open_patients(run: LoadedRun, path: Path | None) -> tuple[EventData, list[str]]:
+    """Patients at a path as the run reads them, and lines on what it does not know of them; or the run's own.
+
+    Raises:
+        RecipeError: files are missing at `path`.
+        SourceError: the data cannot be used, or no code of a table is known to the run.
+    """
+    if path is None:
+        return cast(EventData, run.data()), []
+    data = cast(EventData, open_data(moved(run.recipe, path), run.files, Wanted.NEW))
+    refuse_unknown(data)
+    return data, ledger(data, mark_patients(data))
+
+
+def patient_columns(run: LoadedRun, data: EventData, is_new: bool) -> tuple[dict[str, pa.Array], list[str]]:
+    """Columns of every patient, id and `predicted` first, with marks and `trained` of new ones; and lines on them."""
+    ids = np.arange(len(data.table))
+    columns = _names(run, data, ids) | predicted(run, data, known=not is_new)
+    compared, remarks = _compared(run, data, mark_patients(data), ids) if is_new else ({}, [])
+    return columns | compared, remarks
+
+
+def _names(run: LoadedRun, data: EventData, patient: np.ndarray) -> dict[str, pa.Array]:
+    """Columns by which rows are known: the id as in the data, and the landmark where a patient may have several."""
+    columns = {_id_name(run.recipe): pa.array(data.ids[patient])}
+    return columns if data.landmarks is None else columns | {"landmark": pa.array(data.landmarks[patient])}
+
+
+def _compared(
+    run: LoadedRun, data: EventData, marks: Marks, patient: np.ndarray
+) -> tuple[dict[str, pa.Array], list[str]]:
+    is_trained, remark = trained(run, data)
+    return marks.columns() | {"trained": is_trained.take(pa.array(patient))}, [remark]
 
 
 def predicted(run: LoadedRun, data: EventData, known: bool) -> dict[str, pa.Array]:
@@ -163,34 +200,33 @@ def _id_name(recipe: Recipe) -> str:
     return "id" if name == "auto" else name
 
 
-def moved(recipe: Recipe, path: Path) -> Recipe:
-    """The recipe with the paths of other patients, without labels and without a split.
+def moved(recipe: Recipe, path: Path, *, labelled: bool = False) -> Recipe:
+    """The recipe with the paths of other patients, without a split.
 
     Args:
         path: replaces the recipe's single table or folder, or is a folder with all its files under their names.
+        labelled: whether their outcomes are read; else labels are read for a column of landmarks alone.
 
     Raises:
         RecipeError: a file is missing.
     """
-    data = recipe.data
-    events = recipe.events
-    places = {source.path: path / Path(source.path).name for source in data.events}
-    if len(places) == 1 and not all(place.exists() for place in places.values()):
-        places = dict.fromkeys(places, path)
-    labels = events.labels
-    if labels is not None and isinstance(events.landmark, str):  # a column of the table of labels
-        places[labels.path] = path / Path(labels.path).name
-        labels = labels.model_copy(
-            update={"path": str(places[labels.path].resolve()), "censored": "keep", "missing": "keep"}
-        )
-    else:
-        labels = None
+    labels = recipe.events.labels
+    if not labelled and labels is not None:
+        keep = {"censored": "keep", "missing": "keep"}
+        labels = labels.model_copy(update=keep) if isinstance(recipe.events.landmark, str) else None
+    names = {source.path for source in recipe.data.events} | ({labels.path} if labels is not None else set())
+    places = {name: path / Path(name).name for name in names}
+    if len(names) == 1 and path.exists() and not all(place.exists() for place in places.values()):
+        places = dict.fromkeys(names, path)
     for name, place in places.items():
         if not place.exists():
-            fix = "name a folder that holds files of the names in the recipe: " + ", ".join(sorted(places))
+            fix = "name a folder with files of the names in the recipe: " + ", ".join(
+                sorted(Path(n).name for n in names)
+            )
             raise RecipeError(f"there is nothing in the place of {name}", where=str(place), fix=fix)
-    sources = [source.model_copy(update={"path": str(places[source.path].resolve())}) for source in data.events]
-    return with_tables(recipe, sources, labels)
+    resolved = {name: {"path": str(place.resolve())} for name, place in places.items()}
+    sources = [source.model_copy(update=resolved[source.path]) for source in recipe.data.events]
+    return with_tables(recipe, sources, labels and labels.model_copy(update=resolved[labels.path]))
 
 
 def with_tables(recipe: Recipe, sources: Sequence[EventSource], labels: EventLabels | None) -> Recipe:

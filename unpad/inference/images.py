@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from unpad.data.pixels.formats import NOTES, ImageError
 from unpad.data.pixels.patches import Grid, detail, grid_of, prepare
 from unpad.data.rows import read_classes
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.faults import RowFault
 from unpad.data.sources.files import natural_key, refuse_names
 from unpad.data.sources.images import SUFFIXES, ImageExample, ImageRow, examine, file_bytes
 from unpad.data.vqa import VqaData, questions_about
@@ -75,9 +77,11 @@ class Answer:
         result: dict[str, Any] = {"top": top} if self.text is None else {"answer": self.text}
         if self.unknown_characters is not None:
             result["unknown_characters"] = self.unknown_characters
-        return {
-            "image": str(self.path), **result, "fault": self.fault, "notes": list(self.notes), "mark": self.mark
-        }  # fmt: skip
+        return {"image": str(self.path), **result, **self.remarks()}
+
+    def remarks(self) -> dict[str, Any]:
+        """What is wrong or doubtful about the image."""
+        return {"fault": self.fault, "notes": list(self.notes), "mark": self.mark}
 
 
 def list_images(paths: Sequence[Path]) -> list[Path]:
@@ -102,26 +106,35 @@ def list_images(paths: Sequence[Path]) -> list[Path]:
 
 
 def classify(run: LoadedRun, paths: Sequence[Path], top: int = 5) -> list[Answer]:
-    """Classify image files, in batches of the run's size; results do not depend on the batch.
+    """Classify image files, as `classify_each` does."""
+    return classify_each(run, [(path, partial(file_bytes, path)) for path in paths], top)
+
+
+def classify_each(run: LoadedRun, images: Sequence[tuple[Path, Callable[[], bytes]]], top: int) -> list[Answer]:
+    """Classify images, in batches of the run's size; results do not depend on the batch.
 
     Args:
+        images: the name of each, and what reads it or raises ImageError, RowFault or OSError.
         top: most classes per image.
 
     Raises:
         RecipeError: the run does not classify images.
     """
     check_classifies(run)
-    faults: dict[Path, Answer] = {}
+    answers: list[Answer | None] = []
 
     def usable() -> Iterator[ReadImage]:
-        for path in counted(paths, "classifying", len(paths), "images"):
+        for path, content in counted(images, "classifying", len(images), "images"):
             try:
-                yield read_image(run, file_bytes(path), path)
-            except (ImageError, OSError) as error:
-                faults[path] = Answer(path, fault=_fault(error))
+                image = read_image(run, content(), path)
+            except (ImageError, RowFault, OSError) as error:
+                answers.append(Answer(path, fault=fault_text(error)))
+            else:
+                answers.append(None)
+                yield image
 
-    answers = {answer.path: answer for answer in classify_read(run, usable(), top)}
-    return [faults[path] if path in faults else answers[path] for path in paths]
+    classified = iter(list(classify_read(run, usable(), top)))
+    return [next(classified) if answer is None else answer for answer in answers]
 
 
 def classify_read(run: LoadedRun, images: Iterable[ReadImage], top: int) -> Iterator[Answer]:
@@ -148,7 +161,9 @@ def check_classifies(run: LoadedRun) -> None:
     """
     if not is_of_images(run):
         asks = isinstance(run.model, VisionLanguage)
-        fix = "ask it something with --question" if asks else "use a run of `unpad train images`"
+        fix = (
+            "ask it something with --question" if asks else f"unpad predict {run.folder} DATA reads what it learnt from"
+        )
         raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
 
 
@@ -220,7 +235,7 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
     }
     for path, image in looked.items():
         if not isinstance(image, ImageExample):
-            answers[path] = Answer(path, fault=f"{image.code} {image.what}; {image.fix}")
+            answers[path] = Answer(path, fault=fault_text(image))
     return _marked(run, [answers[path] for path in paths])
 
 
@@ -350,10 +365,11 @@ def classify_images(run: LoadedRun, images: Sequence[ReadImage], top: int) -> li
     )
 
 
-def _fault(error: ImageError | OSError) -> str:
-    if isinstance(error, ImageError):
-        return f"{error.code} {error.what}; {error.fix}"
-    return f"E_READ {error.strerror or error}"
+def fault_text(error: ImageError | RowFault | BadRow | OSError) -> str:
+    """A fault in one line, its code first and its remedy last."""
+    if isinstance(error, OSError):
+        return f"E_READ {error.strerror or error}"
+    return f"{error.code} {error.what}; {error.fix}"
 
 
 # --------------------------------------------------------------------------- answers in batches

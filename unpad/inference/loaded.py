@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from unpad.run.folder import find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.quantized import Quantized, hold_quantized, read_quantized
 from unpad.run.report.history import read_log
+from unpad.storage.paths import user_path
 from unpad.terminal.table import number_of
 
 
@@ -116,6 +118,50 @@ class LoadedRun:
             Reply(prompt, one.text, len(one.ids), one.finished, seed)
             for prompt, one, seed in zip(prompts, made, seeds, strict=True)
         ]
+
+    def classify(self, images: Any) -> list[dict[str, Any]]:
+        """Classify images, each as alone.
+
+        Args:
+            images: paths, bytes of files, or pictures of Pillow; several, or one.
+
+        Returns:
+            A row for each: `image`, `class`, `probability`, `fault` (why it has none, or ""), `notes`, `mark` (what
+            training did not have, or ""), and `top`, the probability of every class, likeliest first.
+
+        Raises:
+            RecipeError: the run classifies no images.
+        """
+        rows: list[dict[str, Any]] = self._predicts.classify_images(self, images)
+        return rows
+
+    def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Answer questions about images, each as alone.
+
+        Args:
+            rows: with `question`, and `image`, a path, a list of them, or None.
+
+        Returns:
+            The rows with `answer`, `fault`, `notes` and `mark`.
+
+        Raises:
+            RecipeError: the run answers no questions about images.
+        """
+        answers: list[dict[str, Any]] = self._predicts.ask_rows(self, rows)
+        return answers
+
+    def predict(self, data: str | Path | None = None) -> list[dict[str, Any]]:
+        """The rows of `unpad predict RUN DATA`, for any run.
+
+        Raises:
+            UnpadError: as `inference.predict.predict`.
+        """
+        rows: list[dict[str, Any]] = self._predicts.predict(self, None if data is None else user_path(data)).rows
+        return rows
+
+    @property
+    def _predicts(self) -> Any:
+        return import_module("unpad.inference.predict")
 
     def prompt(self, text: str, system: str = "") -> Prompt:
         """Encode one prompt exactly as training encoded its kind.

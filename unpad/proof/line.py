@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from unpad.data.family import Claim
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import OutOfMemoryError, is_memory_error
 from unpad.terminal.progress import progress
@@ -16,6 +17,7 @@ from unpad.terminal.table import columns, number_of, wrapped
 NAME_CELLS, INDENT = 50, 8
 SAME_IDS = "the same text has the same ids twice"
 TORCH = Path(torch.__file__).parent
+MOST_WRONG = 3  # of a claim that are named
 MOST_NOTE = 400  # characters of an exception's message
 T = TypeVar("T")
 
@@ -55,6 +57,13 @@ def ids_line(tokenizer: Tokenizer, sequences: Iterable[Sequence[int]]) -> Line:
     differ = sum(one != other for one, other in zip(first, again, strict=True))
     note = f"{differ} of {number_of(len(texts), 'texts')} have other ids" if differ else ""
     return Line(SAME_IDS, "", float(differ), 0.0, not differ, note).unless("" if texts else "the sample has no text")
+
+
+def meaning_line(claim: Claim) -> Line:
+    """The line of a claim that sequences are what the rows of the data say."""
+    note = "; ".join([*claim.wrong[:MOST_WRONG], *filter(None, [claim.beside])])
+    line = Line(claim.name, "", float(len(claim.wrong)), 0.0, not claim.wrong, note)
+    return line.unless("" if claim.tried else "there is no such row")
 
 
 def not_applicable(name: str, reason: str) -> Line:

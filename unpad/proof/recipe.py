@@ -15,7 +15,7 @@ from unpad.nn.block import Attention
 from unpad.nn.kernel import choose_kernels
 from unpad.nn.precision import DTYPES
 from unpad.proof.certificate import certify
-from unpad.proof.line import SAME_IDS, Certificate, Lines, ids_line
+from unpad.proof.line import SAME_IDS, Certificate, Lines, ids_line, meaning_line
 from unpad.proof.measure import Variant
 from unpad.proof.sample import (
     ProofSample,
@@ -53,6 +53,7 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
     if tokenizer := getattr(setup.data, "tokenizer", None):
         read = [one.input_ids.tolist() for one in truth if one.input_ids is not None]
         lines.add(SAME_IDS, lambda: ids_line(tokenizer, read))
+    lines.add("rows and their sequences say the same", lambda: [meaning_line(claim) for claim in setup.data.claims()])
     many = lines.value(READ, lambda: many_of(setup, sample, candidates)) or []
     names = ("pack", *(name for name in strategy_names() if name != "pack"))
     made = {

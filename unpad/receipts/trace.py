@@ -1,6 +1,5 @@
 """`unpad trace`: the steps that trained on a row of the data files, from plans alone, or why none did."""
 
-from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -11,9 +10,9 @@ import numpy as np
 
 from unpad.batching.plan import Plan
 from unpad.data.family import Data, FoundRow, RowSpan, family_of, open_data
-from unpad.data.sources.example import Place, file_test, place_of
+from unpad.data.find import find, no_such_row
+from unpad.data.sources.example import place_of
 from unpad.data.sources.split import PARTS, Split, Wanted
-from unpad.errors import RecipeError, nearest
 from unpad.models import model_config
 from unpad.receipts import starts
 from unpad.recipes.recipe import Recipe, stages_of
@@ -24,64 +23,6 @@ from unpad.terminal.table import text_table, wrapped
 from unpad.training.progress import refuse_changed_data
 from unpad.training.setup import resolved
 from unpad.training.stage import StageSetup, epoch_plan, make_stage, plan_inputs
-
-LINE_EACH = (".jsonl", ".parquet")  # files with one row per line; in others a row may span several
-
-
-def find(data: Data, given: str) -> FoundRow | None:
-    """Find a row of the data files, or a patient.
-
-    Args:
-        given: FILE:LINE, FILE[ELEMENT], the file of a picture, or a patient's id.
-
-    Returns:
-        The row; None if there is none at this place.
-    """
-    place = place_of(given)
-    is_it = file_test(place.file)
-    rows: dict[str, FoundRow] = {}
-    for where, part in data.placed():
-        one = place_of(where)
-        if is_it(one.file):
-            patient = one.rest if one.rest.startswith(" (") else ""
-            rows.setdefault(one.item, FoundRow(f"{one.file}{one.item}{patient}", [])).parts.append(part)
-    if place.item in rows:
-        return rows[place.item]
-    for bad in data.bad_rows:
-        one = place_of(bad.where)
-        if one.item == place.item and is_it(one.file):
-            return FoundRow(bad.where, [], f"the row cannot be used and was left out: {bad.code} {bad.what}")
-    return data.find_otherwise(given) or _around(place, rows)
-
-
-def _around(place: Place, rows: dict[str, FoundRow]) -> FoundRow | None:
-    """The row of several lines that contains the line of a place."""
-    if place.line is None or Path(place.file).suffix.lower() in LINE_EACH:
-        return None
-    lines = sorted(line for item in rows if (line := Place("", item).line) is not None)
-    before = bisect_right(lines, place.line)
-    if before == 0:
-        return None
-    begins = lines[before - 1]
-    return replace(rows[f":{begins}"], remark=f"the row that begins there is the one with line {place.line}")
-
-
-def no_such_row(data: Data, given: str) -> RecipeError:
-    """The error for a place without a row. For patients it does not repeat the place, which may be an id."""
-    if data.private:
-        what, fix = "the run's data has no such patient, row or file", "name FILE:LINE of an event, or a patient's id"
-        return RecipeError(what, where="data.events", fix=fix)
-    place = place_of(given)
-    is_it = file_test(place.file)
-    files = list(dict.fromkeys(place_of(where).file for where, _ in data.placed()))
-    items = [place_of(where).item for where, _ in data.placed() if is_it(place_of(where).file)]
-    if not items:
-        fix = nearest(place.file, files) if len(files) < 1000 else "name a file of the recipe's data"
-        return RecipeError(f"the run's data has no rows of the file {place.file}", where=given, fix=fix)
-    shown = f"{items[0]} to {items[-1]}" if items[0] else "none, as it is one itself"
-    fix = f"its rows are {shown}; a row of several lines is named by its first"
-    return RecipeError("no row begins there", where=given, fix=fix)
-
 
 MOST_STEPS = 40  # that are printed
 

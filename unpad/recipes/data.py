@@ -92,6 +92,10 @@ def _sound_format(layout: str) -> str:
 TimeFormat = Annotated[str, AfterValidator(_sound_format)]
 
 
+Decimal = Literal[".", ","]
+Limits = Literal["error", "bound", "half"]
+
+
 def as_word(value: object) -> str:
     """A value of a recipe or of a column as they are compared: stripped, in lower case, and 2.0 as 2, as programs that
     know no missing whole number write it."""
@@ -142,9 +146,17 @@ class EventSource(Section):
     """Column of the value; null: events without a value, such as diagnoses."""
     set: str | None = "auto"
     """Column of the event's set number; auto: set_index, if present."""
+    value_unit: str | None = "auto"
+    """Column of the unit of the value, which becomes a part of the code, as in glucose [mmol/l]; auto: where a column
+    such as unit or valueuom has two units for a code, they are named; null: they are not."""
     words: Literal["error", "code", "skip"] = "error"
     """Texts such as NEG in the column of values, or in text_value of meds; code: the event's code becomes code=text;
     skip: the event has no value."""
+    decimal: Decimal | None = None
+    """Sign before the decimals of numbers in texts, the other one being between thousands: "," reads 1.250,5; null:
+    a point, and commas are refused."""
+    limits: Limits = "error"
+    """Values such as <5 and >100; bound: 5 and 100; half: 2.5 and 100."""
     static: list[str] = Field([])
     """Columns of a table with one row per patient; they become the patient's first set."""
     unit: Literal["auto", "minutes", "hours", "days", "timestamp"] = "auto"
@@ -197,6 +209,8 @@ class EventLabels(Section):
     """Column of the time at which observation ended, on the clock of the events."""
     format: TimeFormat | None = None
     """Layout of dates in texts, in the letters of strptime, such as "%d.%m.%Y %H:%M"; null: as 2024-01-31 12:30:00."""
+    decimal: Decimal | None = None
+    """Sign before the decimals of its times, as in `data.events`."""
     horizon: float | None = Field(None, gt=0)
     """Time from the landmark within which the outcome makes the label 1."""
     censored: Literal["auto", "exclude", "keep"] = "auto"
@@ -374,8 +388,9 @@ class DataSettings(Section):
     """Texts, conversations and pictures that are alike; report: count and name those of valid and test that are like
     training ones; together: keep them in one part, unless rows declare theirs; refuse: end if some are in training and
     in another part. Patients are not compared."""
-    split_version: Literal[1, 2] = 2
-    """Rule of the split; 1: that of runs of earlier versions, about the share, without groups."""
+    split_version: Literal[1, 2, 3] = 3
+    """Rule of the split, for runs of earlier versions; 1: about the share, without groups; 2: a book as any other text;
+    3: the end of a book, one plain text of many short paragraphs, is held out."""
     separator: str = "auto"
     """End of a document in plain text; auto: <|endoftext|> if it occurs, else a blank line."""
     template: Template = Template()

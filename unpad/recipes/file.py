@@ -12,6 +12,7 @@ import yaml
 from pydantic import ValidationError
 
 from unpad.errors import RecipeError, nearest
+from unpad.recipes.data import KINDS
 from unpad.recipes.lines import YAML_FAULTS, LineLoader, Lines, TwoReadingsError
 from unpad.recipes.overrides import apply_override, as_long_as_asked, refuse_shadowed, refuse_split, without_packaged
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe, stage_fields
@@ -126,6 +127,22 @@ def _read(path: Path, parse: Callable[[bytes], tuple[Any, Lines]]) -> tuple[dict
     if not isinstance(values, dict):
         raise RecipeError("a recipe is a mapping of sections", where=str(path), fix="see `unpad recipes copy`")
     return deepcopy(values), lines  # overrides change the values in place
+
+
+def load_settings(overrides: Sequence[str]) -> Recipe:
+    """The defaults with overrides, for data that is named beside them.
+
+    Raises:
+        RecipeError: as `load_recipe`, or an override names data.
+    """
+    refuse_split(overrides)
+    values: dict[str, Any] = {}
+    given = [apply_override(values, one) for one in overrides]
+    loaded = _validate(values, "command line", {}, {one.path for one in given})
+    if named := [kind for kind in KINDS if loaded.data.sources(kind)]:
+        what, fix = f"data.{named[0]} names data beside a file", "leave out the file, and name a recipe in its place"
+        raise RecipeError(what, where="command line", fix=fix)
+    return loaded
 
 
 def parse_recipe(values: dict[str, Any]) -> Recipe:

@@ -50,7 +50,8 @@ def apply_override(values: dict[str, Any], given: str) -> Override:
     except TwoReadingsError as error:
         raise RecipeError(str(error.problem), where=where, fix=error.fix) from None
     except YAML_FAULTS:
-        raise RecipeError(f'"{text[:80]}" is not a YAML value', where=where, fix="quote it") from None
+        fix = "write a value in place of each ?" if ": ?" in text else "quote it"
+        raise RecipeError(f'"{text[:80]}" is not a YAML value', where=where, fix=fix) from None
     parts: list[str | int] = []
     here: Any = values
     names = key.split(".")

@@ -379,6 +379,13 @@ class Message(Body):
         """Its images, as URLs."""
         return [part.image_url.url for part in self.content if part.image_url is not None]
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_no_tool(cls, value: Any) -> Any:
+        if type(value) is dict and value.get("role") in ("tool", "function"):
+            raise refusal(f"is {value['role']}: tools, their calls and their messages are not supported", "role")
+        return value
+
     @model_validator(mode="after")
     def _is_whole(self) -> Message:
         if self.images and self.role != "user":

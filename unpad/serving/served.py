@@ -43,6 +43,7 @@ from unpad.nn.native import library
 from unpad.nn.precision import Precision
 from unpad.proof.serving import hear, line_of
 from unpad.recipes.training import GenerateSettings
+from unpad.run.report.samples import newest_prompts
 from unpad.serving.patients import Tables, answers_of
 from unpad.serving.pictures import image_bytes, question_prompt, shows_patches
 from unpad.serving.protocol import ChatAsk, CompletionAsk, RequestError, TokensAsk, refusals
@@ -56,6 +57,7 @@ ROUTES: dict[Kind, tuple[str, ...]] = {  # that answer, the best suited first
     "chat": (CHAT, COMPLETIONS), "text": (COMPLETIONS, CHAT), "vqa": (CHAT,), "images": (CLASSIFY,),
     "patients": (PREDICT, EXPLAIN),
 }  # fmt: skip
+MOST_EXAMPLES, LONGEST_EXAMPLE = 3, 120  # questions that a page offers, and their characters
 PROOF_LENGTHS, PROOF_NEW, PROOF_SEED = (3, 40, 9, 17), 6, 5  # of the prompts of the proof, and tokens of their answers
 
 
@@ -171,6 +173,8 @@ class Served:
             settings = {name: getattr(self.settings, name) for name in names}
             facts |= {"context": self.context, "system": self.reads_system}
             facts["settings"] = {**settings, "max_tokens": self.settings.max_new_tokens}
+        if self.kind == "chat":
+            facts["examples"] = self._examples()
         if self.kind == "vqa":
             facts["kept_patches"] = shows_patches(self.run)
         if self.kind == "images":
@@ -178,6 +182,14 @@ class Served:
         if self.kind == "patients":
             facts |= {"columns": self.tables.columns, **answers_of(self.run)}
         return facts
+
+    def _examples(self) -> list[str]:
+        """Questions of one turn of the run's own data, for a page that offers them."""
+        template, prompts = self.run.recipe.data.template, newest_prompts(self.run.folder, 4 * MOST_EXAMPLES)
+        asked = [text.removeprefix(template.user).removesuffix(template.assistant) for text in prompts
+                 if text.startswith(template.user)]  # fmt: skip
+        single = [text.strip() for text in asked if template.user not in text and template.assistant not in text]
+        return [text for text in single if len(text) <= LONGEST_EXAMPLE][:MOST_EXAMPLES]
 
     @cached_property
     def routes(self) -> list[str]:

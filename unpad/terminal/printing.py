@@ -18,6 +18,7 @@ from unpad.errors import UnpadError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 # Control characters of both sets, line and paragraph separators, overrides and isolates of the direction of writing,
 # and surrogates, which stand for bytes of names that are not UTF-8.
@@ -72,6 +73,14 @@ def print_styled(console: "Console", line: str, *, wraps: bool = True, style: st
         wraps: whether the terminal breaks long lines, and not the console.
     """
     console.print(escaped(line), style=style, markup=False, highlight=False, emoji=False, soft_wrap=wraps)
+
+
+def print_wrapped(console: Console, text: Text, width: int, indent: int) -> None:
+    """Print a text whose control characters are escaped, broken at its spaces and its own line breaks."""
+    for line in text.wrap(console, width - indent):
+        line.rstrip()
+        line.pad_left(indent)
+        console.print(line, soft_wrap=True)
 
 
 def resume_run(folder: Path, *options: str) -> str:

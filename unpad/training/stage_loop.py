@@ -1,6 +1,5 @@
 """Training loop of one stage: step, log, evaluate, save, stop."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,6 +17,7 @@ from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.kept import REFERENCE
 from unpad.run.monitor import StepRecord
+from unpad.run.report.history import chance
 from unpad.run.timers import Timers
 from unpad.terminal.printing import resume_run
 from unpad.terminal.table import number_of
@@ -38,8 +38,6 @@ from unpad.training.stage import (
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
 from unpad.training.updates import LoadedUpdate, epoch_updates
 from unpad.training.watches.watch import SavedWatches, Watch
-
-CHANCE = 0.2  # nats of a held-out loss that few targets move by chance, times the root of their number
 
 
 def start_watches(stage: StageSetup, model: Model, saved: SavedWatches, timers: Timers) -> list[Watch]:
@@ -374,7 +372,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
         return False, False
     with run.timers("evaluate"), setup.parallelism.evaluating() as group:
         result = held_out(Measuring(setup.model, setup.data, ids, recipe.plan, setup.device, group))
-    least = CHANCE / math.sqrt(max(result.num_targets, 1)) if train.min_delta == "auto" else train.min_delta
+    least = chance(result.num_targets) if train.min_delta == "auto" else train.min_delta
     improved = progress.best is None or result.loss < progress.best - least
     if improved:
         progress.best, progress.best_step, progress.checks_without_progress = result.loss, progress.step, 0
@@ -382,6 +380,8 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
         progress.checks_without_progress += 1
     with run.timers("log"):
         run.monitor.evaluation(progress.step, name, result.values, result.num_targets, improved, result.refused)
+        if result.warning:
+            run.monitor.notice("warning", once="too_good", message=f"{result.warning}: unpad doctor {setup.folder}")
     if train.patience is not None and progress.checks_without_progress >= train.patience:
         message = (
             f"{name}: no progress in {number_of(train.patience, 'evaluations')}; best {progress.best:.4f} "

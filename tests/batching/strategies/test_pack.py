@@ -1,7 +1,6 @@
 """Steps are full of real tokens, and few of them differ in size."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -12,7 +11,7 @@ from unpad.batching.strategies.pack import filled_runs
 
 @settings(deadline=None, max_examples=60)
 @given(lengths=st.lists(st.integers(1, 300), max_size=200), limit=st.integers(1, 500), seed=st.integers(0, 99))
-def test_trading_keeps_every_piece_and_the_limit(lengths: list[int], limit: int, seed: int) -> None:
+def test_trading_keeps_every_piece_and_the_limit(lengths, limit, seed):
     tokens = np.array(lengths, np.int64)
     order, bounds = filled_runs(tokens, np.random.default_rng(seed).permutation(len(lengths)), limit)
     assert sorted(order.tolist()) == list(range(len(lengths)))
@@ -26,7 +25,7 @@ def lengths_like_chat(num: int) -> np.ndarray:
     return np.clip(drawn.round(), 2, 128).astype(np.int64)
 
 
-def test_most_steps_are_full_to_the_token() -> None:
+def test_most_steps_are_full_to_the_token():
     lengths = lengths_like_chat(5000)
     shuffled = np.random.default_rng(1).permutation(5000)
     order, bounds = filled_runs(lengths, shuffled, 2048)
@@ -37,7 +36,7 @@ def test_most_steps_are_full_to_the_token() -> None:
     assert len(set(before.tolist())) > 20
 
 
-def test_an_epoch_of_very_many_steps_is_cut_as_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_of_very_many_steps_is_cut_as_it_comes(monkeypatch):
     monkeypatch.setattr(pack, "MOST_STEPS", 2)
     lengths = lengths_like_chat(500)
     order, bounds = filled_runs(lengths, np.arange(500), 2048)
@@ -45,7 +44,6 @@ def test_an_epoch_of_very_many_steps_is_cut_as_it_comes(monkeypatch: pytest.Monk
     assert bounds.tolist() == runs_within(lengths, 2048).tolist()
 
 
-def test_pieces_stay_within_a_few_steps_of_where_they_were_drawn() -> None:
-    lengths = lengths_like_chat(5000)
-    order, _ = filled_runs(lengths, np.arange(5000), 2048)
+def test_pieces_stay_within_a_few_steps_of_where_they_were_drawn():
+    order, _ = filled_runs(lengths_like_chat(5000), np.arange(5000), 2048)
     assert np.abs(order - np.arange(5000)).max() <= 128 * 3 + pack.WINDOW

@@ -78,23 +78,11 @@ COLUMNS = [
         "P-12 name", written(text(["a b"]), store_schema=False).replace(b"text", b"te\xfft"), "E_UTF8", 0, bad=UNKNOWN
     ),
     Bad(
-        "P-05",
-        {"a.parquet": written(TEXTS), "b.parquet": written(pa.table({"other": [1]}))},
-        "text",
-        "E_MISSING",
-        "b.parquet",
-        100,
-        1,
-        folder=".",
+        "P-05", {"a.parquet": written(TEXTS), "b.parquet": written(pa.table({"other": [1]}))}, "text", "E_MISSING",
+        "b.parquet", 100, 1, folder=".",
     ),
     Bad(
-        "EV-09",
-        {"set/1.csv": b"minute,variable,value\n1,a,1\n", "set/2.csv": b"minute,variable,value\n"},
-        "events",
-        "E_EMPTY",
-        "set[1]",
-        1,
-        1,
-        folder="set",
+        "EV-09", {"set/1.csv": b"minute,variable,value\n1,a,1\n", "set/2.csv": b"minute,variable,value\n"}, "events",
+        "E_EMPTY", "set[1]", 1, 1, folder="set",
     ),
-]
+]  # fmt: skip

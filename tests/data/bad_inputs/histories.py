@@ -47,14 +47,9 @@ def labels(
     """The good table with a table of labels."""
     told = {"path": "l.csv", "label": "label", "missing": "keep"} | settings.pop("labels", {})
     return table(
-        kind,
-        code=code,
-        place=place,
-        used=used,
-        bad=bad,
-        settings={"labels": told, **settings},
+        kind, code=code, place=place, used=used, bad=bad, settings={"labels": told, **settings},
         tables={"l.csv": content},
-    )
+    )  # fmt: skip
 
 
 def divided(kind: str, code: str, first: str, second: str) -> Bad:
@@ -79,8 +74,7 @@ HISTORIES = [
     table("V-09", "9,1," + "a" * 200_000 + ",1\n", used=33),
     table("V-10", "9,1,=cmd|' /C calc'!A0,1\n9,2024-01-31,a,1\n", "E_UNIT", line=35, used=33),
     table(
-        "V-11",
-        rows="".join(f"{line}{',' * 5_000}\n" for line in ROWS.split()),
+        "V-11", rows="".join(f"{line}{',' * 5_000}\n" for line in ROWS.split()),
         head=HEAD + "".join(f",c{i}" for i in range(5_000)),
     ),
     table("V-12", "9,x,a,1\n", "E_TYPE", rows=ROWS.replace("\n", "\r\n", 3)),
@@ -91,8 +85,7 @@ HISTORIES = [
     table("V-14 empty", b"", "E_EMPTY", place="e.csv:1", **refused),
     table("V-14 header", rows="", code="no patient is left", place="data.events", **refused),
     table(
-        "V-14 separators",
-        head="id,time,code,value,a\x0b,b\x0c,c\u2028d\u0085",
+        "V-14 separators", head="id,time,code,value,a\x0b,b\x0c,c\u2028d\u0085",
         rows="".join(f"{line},1,2,3\n" for line in ROWS.split()),
     ),
     table("EV-01", "9,-1,a,1\n", "E_NEGATIVE", source={"negative": "error"}),
@@ -113,30 +106,16 @@ HISTORIES = [
     labels("EV-12 twice", "id,label\n1,0\n2,1\n2,0\n", "E_LABEL", "l.csv:3", used=NUM + 1, bad=2),
     labels("J-35", "id,label\n001,0\n002,1\n003,0\n", "E_LABEL", "", **refused),
     labels(
-        "EV-06",
-        "id,label,known\n1,0,3\n2,1,-5\n3,1,3\n",
-        "E_LEAK",
-        "l.csv:3",
-        used=NUM + 2,
-        labels={"time": "known"},
+        "EV-06", "id,label,known\n1,0,3\n2,1,-5\n3,1,3\n", "E_LEAK", "l.csv:3", used=NUM + 2, labels={"time": "known"},
         landmark=2.0,
     ),
     table(
-        "EV-13",
-        code="E_SET",
-        head=f"{HEAD},set_index",
-        rows="".join(f"{line},{-number}\n" for number, line in enumerate(ROWS.split())),
-        line=3,
-        used=8,
-        bad=24,
+        "EV-13", code="E_SET", head=f"{HEAD},set_index",
+        rows="".join(f"{line},{-number}\n" for number, line in enumerate(ROWS.split())), line=3, used=8, bad=24,
     ),
     table(
-        "EV-14",
-        code="E_WIDTH",
-        settings={"code_embeddings": "v.csv"},
-        tables={"v.csv": "Key,x,y\na,1,2\nb,1\n"},
-        place="v.csv:3",
-        **refused,
+        "EV-14", code="E_WIDTH", settings={"code_embeddings": "v.csv"}, tables={"v.csv": "Key,x,y\na,1,2\nb,1\n"},
+        place="v.csv:3", **refused,
     ),
     table("EV-15", "9,1,a,<0.01\n", "E_TYPE"),
     table("EV-15 comma", '9,1,a,"1,2"\n', "E_TYPE"),
@@ -145,31 +124,20 @@ HISTORIES = [
     table("EV-16 digits", "9,１,a,1\n", "E_TYPE"),
     table("EV-17", code="E_MISSING", source={"id": "patient"}, place="e.csv", **refused),
     table(
-        "EV-17 not named",
-        code="E_MISSING",
-        head="mrn,time,variable,value",
-        source={"code": "variable"},
-        place="e.csv",
+        "EV-17 not named", code="E_MISSING", head="mrn,time,variable,value", source={"code": "variable"}, place="e.csv",
         **refused,
     ),
     table("EV-17 capitals", head="ID,Time,CODE, value "),
     table("EV-18", code="E_UNIT", rows="1,31.12.2023 14:05,a,1\n", source={"unit": "auto"}, place="e.csv", **refused),
     table("EV-18 no such format", code="E_UNIT", rows="1,31.12.2023,a,1\n", source=GERMAN, line=2, used=0),
     table(
-        "EV-18 format",
-        rows="1,31.12.2023 14:05,a,1\n2,01.01.2024 00:05,b,1\n" * 2,
-        used=4,
-        source=GERMAN,
+        "EV-18 format", rows="1,31.12.2023 14:05,a,1\n2,01.01.2024 00:05,b,1\n" * 2, used=4, source=GERMAN,
         settings={"duplicates": "keep"},
     ),
     labels("EV-19", "id,label\n1,alive\n2,dead\n", "E_TYPE", "l.csv:2", NUM, 2),
     labels(
-        "EV-19 map",
-        "id,label\n1,alive\n2,lost\n3,dead\n",
-        "E_LABEL",
-        "l.csv:3",
-        NUM + 2,
+        "EV-19 map", "id,label\n1,alive\n2,lost\n3,dead\n", "E_LABEL", "l.csv:3", NUM + 2,
         labels={"map": {"Alive": 0, "dead": 1}},
     ),
     labels("EV-20", "id,label\n1,0\n2,1\n1,1\n", "E_LABEL", "l.csv:2", NUM + 1, 2),
-]
+]  # fmt: skip

@@ -11,15 +11,9 @@ def between(kind: str, middle: bytes, code: str = "", *, used: int = 2, bad: int
     """A line between two good rows; without a code it is a third row, or no row where `used` is 2."""
     content = GOOD + middle + b"\n" + GOOD
     return Bad(
-        kind,
-        {"a.jsonl": content},
-        "text",
-        code,
-        "a.jsonl:2" if code else "",
-        used,
-        bad if code else 0,
+        kind, {"a.jsonl": content}, "text", code, "a.jsonl:2" if code else "", used, bad if code else 0,
         3 if code else 0,
-    )
+    )  # fmt: skip
 
 
 def whole(

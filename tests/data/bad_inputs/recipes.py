@@ -9,13 +9,9 @@ def recipe(kind: str, text: str | bytes, what: str, line: int | None, place: str
     """A recipe that is refused before it reads data, with exit code 2."""
     place += f":{line}" if line else ""
     return Bad(
-        kind,
-        {"r.yaml": text.encode() if isinstance(text, str) else text, "a.jsonl": b""},
-        "train",
-        what,
-        place,
+        kind, {"r.yaml": text.encode() if isinstance(text, str) else text, "a.jsonl": b""}, "train", what, place,
         exit_code=2,
-    )
+    )  # fmt: skip
 
 
 def rate(kind: str, value: str, what: str) -> Bad:
@@ -35,10 +31,7 @@ RECIPES = [
     rate("K-04 null", "null", "is not a number"),
     rate("K-04 large", "1e400", "finite number"),
     recipe(
-        "K-04 blocks",
-        TOP + "model: {kind: decoder, blocks: 100000000}\n",
-        "less than or equal to 1000",
-        None,
+        "K-04 blocks", TOP + "model: {kind: decoder, blocks: 100000000}\n", "less than or equal to 1000", None,
         "model.blocks",
     ),
     recipe("K-05", TOP + "on: {}\n", 'unknown key "on"', 5),
@@ -55,4 +48,4 @@ RECIPES = [
     recipe("K-08 long", TOP.replace("a.jsonl", "a" * 5000), "more than 4,095", 1),
     recipe("K-09", TOP + "tokenizer: {kind: bpe, path: t.json}\n", "tokenizer.path needs", 5),
     recipe("K-09 bytes", TOP.encode() + b"\xff", "can't decode byte 0xff", None),
-]
+]  # fmt: skip

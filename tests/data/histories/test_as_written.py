@@ -1,5 +1,7 @@
 """Tables of hospitals as they are written: dates of any layout, outcomes in words, and ids under other names."""
 
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,151 @@ def test_times_of_labels_have_a_format_of_their_own(tmp_path: Path) -> None:
     assert (read.bad, int(read.labels.usable.sum()) if read.labels else 0) == ([], 2)
 
 
+@pytest.mark.promise("patients.long-table")
+@pytest.mark.parametrize("field", ["time", "landmark", "events"])
+@pytest.mark.parametrize(("zone", "layout"), [("Z", None), ("+02:00", None), (" +0200", "%Y-%m-%d %H:%M%z")])
+def test_times_with_a_zone_are_not_compared_with_times_without(
+    tmp_path: Path, field: str, zone: str, layout: str | None
+) -> None:
+    def cohort(zone: str) -> PatientTables:
+        rows = "".join(f"{n},2024-01-01 10:00{zone},Na,1\n" for n in range(4))
+        labels = "mrn,died,at\n" + "".join(f"{n},{n % 2},2024-01-02 10:00\n" for n in range(4))
+        named = {"time": "at"} if field == "time" else {}
+        events: dict[str, Any] = {"labels": {"path": "l.csv", "id": "mrn", "label": "died", **named}}
+        events |= {"landmark": "at"} if field == "landmark" else {}
+        path = recipe(tmp_path, rows, labels, events, unit="timestamp", format=layout if zone else None)
+        read = yaml.safe_load(path.read_text())
+        if field == "events":
+            read["data"]["events"].append({"path": "l.csv", "id": "mrn", "time": "at", "code": "died", "value": None})
+        path.write_text(yaml.safe_dump(read))
+        return read_cohort(load_recipe(str(path)))
+
+    assert not cohort("").bad
+    with pytest.raises(
+        SourceError, match=r'E_UNIT the times of "taken_at" .* have a zone, and those of "at"'
+    ) as caught:
+        cohort(zone.strip() if layout is None else zone)
+    assert caught.value.fix == "write the zone of every time, or of none"
+
+
+# --------------------------------------------------------------------------- numbers
+
+
+@pytest.mark.promise("patients.long-table")
+@pytest.mark.parametrize(
+    ("text", "what", "fixes"),
+    [
+        ("1,5", 'has a decimal comma: "1,5"', {'decimal: ","': 1.5}),
+        ("-0,25", "has a decimal comma", {'decimal: ","': -0.25}),
+        ("1.250,5", "has a decimal comma", {'decimal: ","': 1250.5}),
+        ("1,250", 'is "1,250", 1250 or 1.25', {'decimal: "."': 1250, 'decimal: ","': 1.25}),
+        ("1,250.5", "has commas between thousands", {'decimal: "."': 1250.5}),
+        ("1.250.000", "has points between thousands", {'decimal: ","': 1250000}),
+        ("12,345,678", "has commas between thousands", {'decimal: "."': 12345678}),
+        ("<5", 'is the limit "<5"', {"limits: half": 2.5, "limits: bound": 5}),
+        ("≤ 0.5", "is the limit", {"limits: half": 0.25, "limits: bound": 0.5}),
+        (">100", "is the limit", {"limits: half": 100, "limits: bound": 100}),
+    ],
+)
+@pytest.mark.parametrize("static", [False, True])
+def test_a_number_of_two_readings_is_refused_and_each_setting_reads_what_its_message_says(
+    tmp_path: Path, static: bool, text: str, what: str, fixes: dict[str, float]
+) -> None:
+    rows = f'1,01.12.2023,Na,"{text}"\n2,01.12.2023,Na,7\n'
+    source: dict[str, Any] = {"format": "%d.%m.%Y"}
+    if static:
+        source = {"static": ["result"]}
+    (worst,) = (row for row in tables(tmp_path, rows, **source).bad if row.code != "E_EMPTY")
+    assert what in worst.what
+    for setting, value in fixes.items():
+        assert setting in worst.fix
+        read = tables(tmp_path, rows, **source, **yaml.safe_load(setting))
+        assert (read.bad, read.rows.values.tolist()) == ([], [value, 7])
+        said = [number for number in (f"{value:g}", f"{value:.15g}") if number in worst.fix]
+        assert said or "limits" in setting
+
+
+@pytest.mark.parametrize(
+    ("texts", "warns"),
+    [(("950", "1.250"), True), (("950", "1.250", "0.5"), False), (("1.250", "2.125"), False), (("95", "1.250"), False)],
+)
+def test_a_point_that_may_be_between_thousands_is_named(tmp_path: Path, texts: tuple[str, ...], warns: bool) -> None:
+    rows = "".join(f"{n},01.12.2023,Na,{text}\n" for n, text in enumerate(texts))
+    notes = tables(tmp_path, rows, format="%d.%m.%Y").notes
+    assert [note.startswith('e.csv: "result" has 1.250 beside whole numbers') for note in notes] == [True] * warns
+
+
+@pytest.mark.promise("patients.long-table")
+def test_a_point_beside_decimal_commas_is_refused_unless_it_is_between_thousands(tmp_path: Path) -> None:
+    rows = "".join(f'{n},01.12.2023,Na,"{text}"\n' for n, text in enumerate(("1.5", "1.250", "2,5")))
+    read = tables(tmp_path, rows, format="%d.%m.%Y", decimal=",")
+    assert [row.what.partition(": ")[2] for row in read.bad] == ['"result" is "1.5", and decimal is ","']
+    assert read.rows.values.tolist() == [1250, 2.5]
+    limits = tables(tmp_path, '1,01.12.2023,Na,"<0,5"\n', format="%d.%m.%Y", limits="half")
+    assert 'set decimal: ","' in limits.bad[0].fix
+    words = tables(tmp_path, rows, format="%d.%m.%Y", words="code")
+    assert [row.where[-2:] for row in words.bad] == [":4"], "a number never becomes a part of a code"
+
+
+@pytest.mark.promise("patients.long-table")
+@pytest.mark.parametrize(("column", "other"), [("unit", "mg/dL"), ("ValueUOM", "mg/dL"), ("Unit of measure", "µmol/L")])
+def test_a_code_in_two_units_is_named_and_may_be_two_codes(
+    tmp_path: Path, unpad: Shell, column: str, other: str
+) -> None:
+    lines = [f"{n % 4},0{n % 9 + 1}.12.2023 14:00,{code},{n}" for n in range(40) for code in ("glucose", "Na")]
+    units = ["mmol/L", *["MMOL/L"] * 29, *[other] * 10]
+    rows = "".join(f"{line},{units[n // 2] if n % 2 == 0 else 'mmol/L'}\n" for n, line in enumerate(lines))
+    path = recipe(tmp_path, rows, format=GERMAN)
+    (tmp_path / "e.csv").write_text(HEAD.replace("\n", f",{column}\n") + rows, encoding="utf-8")
+    said = unpad("data", "check", path, code=0).out
+    assert f'warning: e.csv: "{column}" of glucose has mmol/L in 30 rows and {other} in 10 rows; convert' in said
+    (note,) = read_cohort(load_recipe(str(path))).notes
+    setting = yaml.safe_load(re.search("value_unit: .*(?= beside)", note)[0])
+    change = [f"data.events={yaml.safe_dump(TABLE | setting | {'format': GERMAN}, default_flow_style=True)}"]
+    split = read_cohort(load_recipe(str(path), change))
+    assert split.rows.names == sorted(["Na [mmol/l]", "glucose [mmol/l]", f"glucose [{other.lower()}]"])
+    assert not split.notes
+
+
+@pytest.mark.promise("patients.long-table")
+@pytest.mark.parametrize(
+    ("header", "row", "says"),
+    [
+        ("Patient No;Taken at;Test;Result", "P{n};01.03.2024;Na;13{n},5", 'format: "%d.%m.%Y", decimal: ","}'),
+        ("Patient No;Taken at;Test;Result", "P{n};01.03.2024;Na;1,25{n}", 'format: "%d.%m.%Y"}'),
+        ("Patient No;Admission;Status", "P{n};01.03.2024;Nursing home {m}", "id: Patient No, label: Status}"),
+        ("id;Date;stars", "P{n};01.03.2024;{m}", ""),
+        ("Patient No;Date;Note", "P{n};01.03.2024;note {n} of many words", 'if "Note" is the text'),
+    ],
+)
+def test_a_table_of_a_hospital_says_what_it_may_be(
+    tmp_path: Path, unpad: Shell, header: str, row: str, says: str
+) -> None:
+    lines = [row.format(n=n, m=n % 3) for n in range(9)]
+    (tmp_path / "t.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
+    said = unpad("data", "check", "t.csv", code=3).err
+    assert says in said
+    assert ("of patients" in said) == says.endswith("}")
+
+
+@pytest.mark.promise("patients.long-table")
+def test_a_table_with_a_column_for_each_measurement_says_how_to_make_it_long(
+    tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pandas")
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"{n},0{n}.12.2023,{n + 60},37.{n},{n or ''}\n" for n in range(1, 6))
+    Path("it's wide.csv").write_text("mrn,Date,hr,temp,lactate\n" + rows + "6,07.12.2023,,,\n", encoding="utf-8")
+    said = unpad("data", "check", "it's wide.csv", code=3).err
+    assert "a column for each measurement (hr, temp, lactate)? events have a row for each: python -c" in said
+    command = shlex.split(said[said.index("python -c") :])[2]
+    exec(command)
+    long = Path("long.csv").read_text(encoding="utf-8").splitlines()
+    assert (long[:2], len(long)) == (["mrn,Date,code,value", "1,01.12.2023,hr,61.0"], 16)
+    Path("two.csv").write_text("mrn,Date,hr,temp\n1,01.12.2023,60,37\n", encoding="utf-8")
+    assert "python -c" not in unpad("data", "check", "two.csv", code=3).err
+
+
 # --------------------------------------------------------------------------- outcomes in words
 
 
@@ -95,16 +242,15 @@ def test_times_of_labels_have_a_format_of_their_own(tmp_path: Path) -> None:
 def test_outcomes_in_words_are_labels_by_a_map(tmp_path: Path, unpad: Shell) -> None:
     words = "mrn,state\n0,alive\n1,Dead\n2, alive\n3,lost\n"
     labels = {"path": "l.csv", "id": "mrn", "label": "state", "missing": "keep"}
-    refused = unpad(
-        "data",
-        "check",
-        recipe(tmp_path, labels=words.replace(",lost", ",dead"), events={"labels": labels}, format=GERMAN),
-    )
-    change = "events.labels.map={alive: 0, dead: 1}"
-    assert f"'{change}'" in refused.out
     mine = recipe(tmp_path, labels=words.replace(",lost", ",dead"), events={"labels": labels}, format=GERMAN)
+    refused = unpad("data", "check", mine)
+    change = "events.labels.map={alive: ?, dead: ?}"
+    assert f"of alive (2), dead (2), say which is 0 and which 1, in place of each ?: '{change}'" in refused.out
+    assert "in place of each ?" in unpad("data", "check", mine, change, code=2).err
+    change = change.replace("?", "0", 1).replace("?", "1")
     assert unpad("data", "check", mine, change).code == 0
-    assert "none is named" in unpad("data", "check", tmp_path / "l.csv", change).err
+    beside = unpad("data", "check", tmp_path / "l.csv", change)
+    assert "must be given\n  at: command line: events.labels.path" in beside.err
     told = {"labels": {**labels, "map": {"ALIVE": 0, "dead": 1, "lost": None}}}
     read = tables(tmp_path, labels=words, events=told, format=GERMAN)
     assert not read.bad
@@ -113,6 +259,21 @@ def test_outcomes_in_words_are_labels_by_a_map(tmp_path: Path, unpad: Shell) -> 
     (worst,) = tables(tmp_path, labels=words, events=told, format=GERMAN).bad
     assert (worst.code, worst.where.rpartition(":")[2]) == ("E_LABEL", "5")
     assert "lost" not in worst.what
+
+
+@pytest.mark.promise("patients.long-table")
+def test_all_words_of_an_outcome_are_listed_with_their_rows(tmp_path: Path) -> None:
+    counts = {"Died": 3, "Home": 4, "Nursing home": 2, "Lost (week 2)": 2, "Miller": 1, "": 1}
+    words = [word for word, rows in counts.items() for _ in range(rows)]
+    labels = {"path": "l.csv", "id": "mrn", "label": "state", "missing": "keep"}
+    text = "mrn,state\n" + "".join(f"{n},{word}\n" for n, word in enumerate(words))
+    bad = tables(tmp_path, labels=text, events={"labels": labels}, format=GERMAN).bad
+    assert len(bad) == 12
+    (fix,) = {row.fix for row in bad}
+    assert fix.startswith("of home (4), died (3), nursing home (2), lost (week 2) (2) and 1 other, say which")
+    classes = fix.partition("'events.labels.classes=")[2].strip("'")
+    assert yaml.safe_load(classes) == ["home", "died", "nursing home", "lost (week 2)"]
+    assert "miller" not in str(bad).lower()
 
 
 @pytest.mark.promise("patients.long-table")
@@ -164,14 +325,17 @@ def test_a_mistyped_column_is_named_by_the_field_that_has_it(tmp_path: Path, fie
 
 
 @pytest.mark.promise("patients.long-table")
-def test_an_id_among_the_facts_is_warned_of(tmp_path: Path, unpad: Shell) -> None:
-    facts = "mrn,nhs,sex\n" + "".join(f"{n},X{n},{'mf'[n % 2]}\n" for n in range(30))
+def test_facts_that_are_ids_or_numbers_beside_words_are_warned_of(tmp_path: Path, unpad: Shell) -> None:
+    columns = (f"{n},X{n},{'mf'[n % 2]},{n + 40 if n else 'unknown'},{n % 4 if n > 3 else 'x'}" for n in range(30))
+    facts = "mrn,nhs,sex,age,stage\n" + "\n".join(columns) + "\n"
     path = recipe(tmp_path, labels=facts, format=GERMAN)
     told = yaml.safe_load(path.read_text())
-    told["data"]["events"].append({"path": "l.csv", "id": "mrn", "static": ["mrn", "nhs", "sex"]})
+    told["data"]["events"].append({"path": "l.csv", "id": "mrn", "static": ["mrn", "nhs", "sex", "age", "stage"]})
     path.write_text(yaml.safe_dump(told))
     outcome = unpad("data", "check", path, code=0)
     assert 'warning: l.csv: "mrn" is the id of the patient, and also one of the facts' in outcome.out
     assert '"nhs" has a word of its own for nearly every patient' in outcome.out
+    assert 'warning: l.csv: "age" has words in 1 row, so that its numbers are read as words too; empty' in outcome.out
     assert '"sex"' not in outcome.out
-    assert sum(note.startswith("warning") for note in check(path).notes) == 2
+    assert '"stage"' not in outcome.out
+    assert sum(note.startswith("warning") for note in check(path).notes) == 3

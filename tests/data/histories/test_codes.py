@@ -26,9 +26,7 @@ def events(code: list[int], value: list[float]) -> Events:
     ),
     st.integers(1, 3),
 )
-def test_counts_and_scales_equal_those_of_each_code_by_itself(
-    drawn: list[tuple[int, bool, float | None]], min_count: int
-) -> None:
+def test_counts_and_scales_equal_those_of_each_code_by_itself(drawn, min_count):
     names = ["zebra", UNKNOWN, "apple", "mouse", "bee"]
     value = [np.nan if one is None else one for _, _, one in drawn]
     in_training = np.array([mine for _, mine, _ in drawn], np.bool_)

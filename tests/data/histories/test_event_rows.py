@@ -189,7 +189,7 @@ def test_the_unit_of_time_is_told_or_asked_for(tmp_path: Path) -> None:
         read(put(tmp_path / "b.parquet", table(ROWS)))
     assert "this item of data.events, as {path: a/events.csv, unit: hours}" in caught.value.fix
     dates = tmp_path / "c.csv"
-    texts = ("1970-01-02", "1970-01-02 12:00", "1970-01-03T06:00:00.000Z", "1970-02-30")
+    texts = ("1970-01-02", "1970-01-02 12:00", "1970-01-03T06:00:00.000", "1970-02-30")
     dates.write_text("id,time,code,value\n" + "".join(f"{A},{text},x,1\n" for text in texts), encoding="utf-8")
     part = read(dates)
     assert (part.unit, part.days.tolist()) == ("timestamp", [1.0, 1.5, 2.25])

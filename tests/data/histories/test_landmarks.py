@@ -51,7 +51,7 @@ def hours_of(data: EventData, seq: int) -> list[float]:
     return [round(float(time), 3) for time in times]
 
 
-def test_a_patient_is_an_example_at_every_landmark_until_observation_ends(tmp_path: Path) -> None:
+def test_a_patient_is_an_example_at_every_landmark_until_observation_ends(tmp_path):
     data = study(tmp_path, TIMES)
     assert examples_of(data) == [(A, 24), (A, 48), (A, 72), (B, 24), (B, 48), (C, 24), (C, 48)]
     assert data.cohort.left_out == {"whose observation ended before the landmark": 1 + 1 + 3}
@@ -69,12 +69,12 @@ def test_a_patient_is_an_example_at_every_landmark_until_observation_ends(tmp_pa
     }  # fmt: skip
 
 
-def test_a_patient_without_a_label_is_one_fault_at_however_many_landmarks(tmp_path: Path) -> None:
+def test_a_patient_without_a_label_is_one_fault_at_however_many_landmarks(tmp_path):
     with pytest.raises(SourceError, match=r"1 of \d+ rows cannot be used"):
         study(tmp_path, TIMES, [*ROWS, (FIRST_ID + 4, 1.0, "pulse", 1.0)])
 
 
-def test_an_example_reads_events_up_to_its_own_landmark_and_is_followed_from_it(tmp_path: Path) -> None:
+def test_an_example_reads_events_up_to_its_own_landmark_and_is_followed_from_it(tmp_path):
     data = study(tmp_path, TIMES)
     for seq, (patient, landmark) in enumerate(examples_of(data)):
         until = [hour - landmark for one, hour, _, _ in ROWS if one == patient and hour <= landmark]
@@ -89,7 +89,7 @@ def test_an_example_reads_events_up_to_its_own_landmark_and_is_followed_from_it(
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_events": 2}, {"window": 24}, {"max_events": 2, "keep": "earliest"}])
-def test_an_example_is_that_of_a_recipe_with_its_landmark_alone(tmp_path: Path, settings: dict[str, Any]) -> None:
+def test_an_example_is_that_of_a_recipe_with_its_landmark_alone(tmp_path, settings):
     several = study(tmp_path, TIMES, events=settings)
     for landmark in TIMES:
         alone = study(tmp_path, landmark, kept=several.files, events=settings)
@@ -115,7 +115,7 @@ def assert_equal(a: RaggedBatch, b: RaggedBatch) -> None:
         assert torch.equal(getattr(one, layout).cu_seqlens, getattr(other, layout).cu_seqlens)
 
 
-def test_codes_and_scales_count_each_event_of_training_once(tmp_path: Path) -> None:
+def test_codes_and_scales_count_each_event_of_training_once(tmp_path):
     data = study(tmp_path, TIMES, events={"scale": "rank"})
     read = {row for row in ROWS if row[0] in (A, B, C) and row[1] <= {A: 72, B: 48, C: 48}[row[0]]}
     assert dict(zip(data.known.names, data.known.counts.tolist(), strict=True)) == {
@@ -137,11 +137,8 @@ def many(num: int) -> tuple[list[Row], dict[str, list[Any]]]:
 def big(folder: Path, **sections: Any) -> EventData:
     rows, ends = many(60)
     labels = {
-        "path": str(put(folder / "ends.parquet", pa.table(ends))),
-        "event": "died",
-        "duration": "end",
-        "horizon": 720,
-    }
+        "path": str(put(folder / "ends.parquet", pa.table(ends))), "event": "died", "duration": "end", "horizon": 720,
+    }  # fmt: skip
     source = {"path": str(put(folder / "many.parquet", table(rows))), "unit": "hours"}
     events = {"landmark": TIMES, "labels": labels, "censored": "keep", **sections.pop("events", {})}
     events["labels"]["censored"] = events.pop("censored")
@@ -149,7 +146,7 @@ def big(folder: Path, **sections: Any) -> EventData:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_all_examples_of_a_patient_are_in_one_part_and_it_counts_once(tmp_path: Path, version: int) -> None:
+def test_all_examples_of_a_patient_are_in_one_part_and_it_counts_once(tmp_path, version):
     for seed in range(3):
         data = big(tmp_path, data={"holdout": 0.3, "split_version": version}, train={"seed": seed})
         sides = {patient: set(data.table.split[data.ids == patient].tolist()) for patient in data.ids.tolist()}
@@ -161,7 +158,7 @@ def test_all_examples_of_a_patient_are_in_one_part_and_it_counts_once(tmp_path: 
         assert len(groups) == 60 == len({group for _, group in groups}), "intervals are taken over patients"
 
 
-def test_declared_parts_hold_for_all_examples_and_those_of_the_test_part_are_counted(tmp_path: Path) -> None:
+def test_declared_parts_hold_for_all_examples_and_those_of_the_test_part_are_counted(tmp_path):
     sides = [("train", "valid", "test")[n % 3] for n in range(60)]
     parts = pa.table({"id": [FIRST_ID + n for n in range(60)], "split": sides})
     data = big(tmp_path, events={"split": str(put(tmp_path / "parts.parquet", parts))})
@@ -184,7 +181,7 @@ def own(folder: Path, columns: dict[str, list[Any]], suffix: str = "parquet", **
     return opened(source, **{"data": {"holdout": 0}, "events": events, **sections})
 
 
-def test_every_row_of_labels_is_an_example_with_its_own_label_and_landmark(tmp_path: Path) -> None:
+def test_every_row_of_labels_is_an_example_with_its_own_label_and_landmark(tmp_path):
     rows = [(C, 40, 1), (A, 71, 1), (A, 24, 0), (B, 23, 0), (A, 48, 1), (B, 60, 1), (D, 6, 0)]
     columns = dict(zip(("id", "at", "worse"), map(list, zip(*rows, strict=True)), strict=True))
     for suffix in ("parquet", "csv"):
@@ -200,14 +197,14 @@ def test_every_row_of_labels_is_an_example_with_its_own_label_and_landmark(tmp_p
         assert backwards.fingerprint() == data.fingerprint(), "the order of the rows does not count"
 
 
-def test_a_row_of_labels_without_a_landmark_is_a_fault(tmp_path: Path) -> None:
+def test_a_row_of_labels_without_a_landmark_is_a_fault(tmp_path):
     with pytest.raises(SourceError) as caught:
         own(tmp_path, {"id": [A, B], "at": [24.0, None], "worse": [0, 1]})
     assert "own.parquet:2" in str(caught.value)
     assert 'there is no "at"' in str(caught.value)
 
 
-def test_rows_with_an_end_of_their_own_are_followed_from_their_landmark(tmp_path: Path) -> None:
+def test_rows_with_an_end_of_their_own_are_followed_from_their_landmark(tmp_path):
     columns = {"id": [A, A, B], "at": [24, 48, 23], "worse": [0, 1, 1], "end": [60, 70, 40]}
     data = own(tmp_path, columns, labels={"label": None, "event": "worse", "duration": "end", "horizon": 20})
     assert (data.cohort.duration * 24).round(3).tolist() == [36, 22, 17]

@@ -2,7 +2,6 @@
 
 import json
 from itertools import pairwise
-from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
@@ -44,12 +43,12 @@ def normal_score(values: list[float], value: float) -> float:
 @settings(deadline=None, max_examples=60)
 @example([-3.0] * 29 + [0.5] + [7.0] * 30)  # a rank between two knots
 @given(st.lists(st.sampled_from([-3.0, 0.0, 0.5, 2.0, 7.0, 1e5]), min_size=1, max_size=60))
-def test_ranks_are_normal_scores_with_equal_values_in_the_middle(values: list[float]) -> None:
+def test_ranks_are_normal_scores_with_equal_values_in_the_middle(values):
     codes = codes_of("rank", x=values)
     assert scaled(codes, "x", values) == pytest.approx([normal_score(values, one) for one in values], abs=1e-9)
 
 
-def test_many_values_have_few_knots_and_nearly_their_scores() -> None:
+def test_many_values_have_few_knots_and_nearly_their_scores():
     values = np.exp(np.random.default_rng(0).normal(size=20_000)).tolist()
     codes = codes_of("rank", x=values)
     assert isinstance(codes.scale, RankScale)
@@ -59,7 +58,7 @@ def test_many_values_have_few_knots_and_nearly_their_scores() -> None:
     assert scaled(codes, "x", ordered[[0, 10, 500, 10_000, 19_900, 19_999]].tolist()) == pytest.approx(wanted, abs=0.03)
 
 
-def test_a_new_value_between_knots_is_between_and_one_beyond_is_held() -> None:
+def test_a_new_value_between_knots_is_between_and_one_beyond_is_held():
     codes = codes_of("rank", x=[1.0, 2.0, 4.0])
     low, middle, high = scaled(codes, "x", [1.0, 2.0, 4.0])
     assert scaled(codes, "x", [-1e9, 1.5, 3.0, 1e9]) == pytest.approx(
@@ -67,7 +66,7 @@ def test_a_new_value_between_knots_is_between_and_one_beyond_is_held() -> None:
     )
 
 
-def test_a_logarithm_is_standardised_and_codes_with_zeros_have_none() -> None:
+def test_a_logarithm_is_standardised_and_codes_with_zeros_have_none():
     codes = codes_of("log", x=[1.0, 10.0, 100.0], y=[0.0, 1.0, 2.0])
     spread = float(np.std(np.log([1.0, 10.0, 100.0])))
     wanted = [-np.log(10) / spread, 0.0, np.log(10) / spread]
@@ -78,7 +77,7 @@ def test_a_logarithm_is_standardised_and_codes_with_zeros_have_none() -> None:
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(KINDS), st.lists(NUMBERS, min_size=1, max_size=30), st.lists(NUMBERS, min_size=2, max_size=20))
-def test_scales_never_fall_and_survive_the_run(kind: Kind, values: list[float], asked: list[float]) -> None:
+def test_scales_never_fall_and_survive_the_run(kind, values, asked):
     codes = codes_of(kind, x=values)
     found = scaled(codes, "x", sorted(asked))
     assert all(a <= b + 1e-12 for a, b in pairwise(found)), "but for rounding"
@@ -89,7 +88,7 @@ def test_scales_never_fall_and_survive_the_run(kind: Kind, values: list[float], 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_value_stays_none_and_a_code_without_values_has_no_scale(kind: Kind) -> None:
+def test_no_value_stays_none_and_a_code_without_values_has_no_scale(kind):
     codes = codes_of(kind, x=[1.0, 2.0, 5.0], bare=[np.nan, np.nan])
     assert np.isnan(scaled(codes, "x", [np.nan])).all()
     assert np.isnan(scaled(codes, "bare", [3.0, np.nan])).all()
@@ -97,28 +96,22 @@ def test_no_value_stays_none_and_a_code_without_values_has_no_scale(kind: Kind) 
 
 @pytest.mark.promise("patients.values")
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_training_patients_count(kind: Kind) -> None:
+def test_only_training_patients_count(kind):
     zeros = np.zeros(4, np.int64)
-    values = np.array([1.0, 2.0, 3.0, 1e9])
-    events = Events(zeros, zeros * 1.0, zeros, zeros, values, zeros)
-    mine = np.array([True, True, True, False])
-    codes = learn_codes(events, ["x"], mine, EventSettings(scale=kind))
+    events = Events(zeros, zeros * 1.0, zeros, zeros, np.array([1.0, 2.0, 3.0, 1e9]), zeros)
+    codes = learn_codes(events, ["x"], np.array([True, True, True, False]), EventSettings(scale=kind))
     assert codes.to_bytes() == codes_of(kind, x=[1.0, 2.0, 3.0]).to_bytes()
 
 
-def test_the_scale_of_standard_deviations_is_kept_as_before() -> None:
+def test_the_scale_of_standard_deviations_is_kept_as_before():
     assert set(json.loads(codes_of("standard", x=[1.0, 2.0]).to_bytes())) == {
-        "codes",
-        "counts",
-        "mean",
-        "std",
-        "quantiles",
-    }
+        "codes", "counts", "mean", "std", "quantiles",
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("part", ["values", "scores"])
 @pytest.mark.parametrize("damage", [[[], [3.0, 2.0]], [[], [1.0]], [[]], [[], []]])
-def test_damaged_ranks_are_refused(part: str, damage: list[list[float]], tmp_path: Path) -> None:
+def test_damaged_ranks_are_refused(part, damage, tmp_path):
     content = json.loads(codes_of("rank", x=[1.0, 2.0]).to_bytes())
     content["rank"][part] = damage
     with pytest.raises(CheckpointError, match="rank"):

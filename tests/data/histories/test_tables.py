@@ -95,9 +95,10 @@ def test_times_with_a_zone_are_the_same_moment(tmp_path: Path) -> None:
     assert first == second
     assert third == pytest.approx(first + 0.5 / DAY)
     assert faults(table) == [("5", "E_UNIT")]
-    mixed = read(csv_of(tmp_path, f"{A},2024-01-31 12:30+08:00,a,1", f"{A},2024-01-31 12:30,a,1"))
-    assert faults(mixed) == [("3", "E_UNIT")]
-    assert "no zone" in mixed.bad[0].what
+    for zone in ("+08:00", "Z"):
+        mixed = read(csv_of(tmp_path, f"{A},2024-01-31 12:30{zone},a,1", f"{A},2024-01-31 12:30,a,1"))
+        assert faults(mixed) == [("3", "E_UNIT")]
+        assert "no zone" in mixed.bad[0].what
 
 
 def test_labels_may_be_true_and_false(tmp_path: Path) -> None:

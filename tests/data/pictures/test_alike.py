@@ -131,8 +131,7 @@ def sparse(kind: str, number: int) -> Image.Image:
     """White discs and crosses on transparent ground, thin drawings, and patches of a smooth photograph."""
     rng = np.random.default_rng(number)
     if kind == "patch":
-        whole = scene(99, (640, 640))
-        return whole.crop((x := 64 * (number % 10), y := 64 * (number // 10), x + 64, y + 64))
+        return scene(99, (640, 640)).crop((x := 64 * (number % 10), y := 64 * (number // 10), x + 64, y + 64))
     picture = Image.new("RGBA", (64, 64), (255, 255, 255, 0 if kind == "white" else 255))
     draw, (x, y) = ImageDraw.Draw(picture), rng.integers(4, 40, 2).tolist()
     if kind == "drawing":
@@ -158,8 +157,7 @@ def test_sparse_transparent_and_smooth_pictures_are_alike_only_as_copies(tmp_pat
             picture.resize((128, 128), Image.Resampling.BICUBIC).save(tmp_path / f"copy{number}.png")
             rows.append({**rows[-1], "image": f"copy{number}.png", "split": "valid" if part == "train" else "train"})
     (tmp_path / "images.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    data = open_data(recipe_of(tmp_path / "images.jsonl"), None)
-    lines = "\n".join(data.lines())
+    lines = "\n".join(open_data(recipe_of(tmp_path / "images.jsonl"), None).lines())
     assert "held out 22 pictures: 4 near-duplicates" in lines
     assert "set data.near_duplicates=together" in lines
 
@@ -185,8 +183,7 @@ def test_no_chain_ties_pictures_and_what_would_tie_many_is_not_advised(tmp_path:
 
 
 def test_equal_copies_are_tied_and_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    rng = np.random.default_rng(0)
-    scenes = rng.integers(10, 250, (50, SIDE, SIDE, 4))
+    scenes = np.random.default_rng(0).integers(10, 250, (50, SIDE, SIDE, 4))
     copies = np.concatenate([np.repeat(scenes[:1], 400, 0), scenes, scenes[:20] + 3]).astype(np.uint8)
     tied = alike._tied(copies)
     assert len(np.unique(tied)) == 50

@@ -1,6 +1,5 @@
 """Changed images keep their size, are what the draw says, and change nothing that is held out or proven."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,18 +22,17 @@ ALL = {"flip": 0.5, "shift": 0.2, "scale": 1.0, "zoom": 0.5, "color": 0.3, "eras
 
 
 def picture(rows: int, columns: int, patch: int = 4) -> np.ndarray:
-    rng = np.random.default_rng(0)
-    return rng.integers(0, 256, (rows * patch, columns * patch, 3)).astype(np.uint8)
+    return np.random.default_rng(0).integers(0, 256, (rows * patch, columns * patch, 3)).astype(np.uint8)
 
 
-def test_a_mirrored_image_is_its_mirror_image() -> None:
+def test_a_mirrored_image_is_its_mirror_image():
     settings = ImageSettings(flip=1.0)
     pixels = picture(2, 5)
     changed = augment(prepare(pixels, (2, 5), 4, settings), (2, 5), 4, settings, np.random.default_rng(0))
     assert np.array_equal(changed, prepare(np.ascontiguousarray(pixels[:, ::-1]), (2, 5), 4, settings))
 
 
-def test_a_shift_moves_pixels_and_repeats_the_edge() -> None:
+def test_a_shift_moves_pixels_and_repeats_the_edge():
     settings = ImageSettings(shift=0.5)
     patches = prepare(picture(3, 3), (3, 3), 4, settings)
     seen = set()
@@ -50,11 +48,10 @@ def changed(pixels: np.ndarray, seed: int, **fields: Any) -> np.ndarray:
     """A picture of one channel thrice and of whole patches of 4, changed and put together again, (3, height, width)."""
     settings, grid = ImageSettings(**fields), (pixels.shape[0] // 4, pixels.shape[1] // 4)
     patches = augment(prepare(pixels, grid, 4, settings), grid, 4, settings, np.random.default_rng(seed))
-    cut = patches.reshape(*grid, 3, 4, 4).transpose(2, 0, 3, 1, 4)
-    return cut.reshape(3, *pixels.shape[:2])
+    return patches.reshape(*grid, 3, 4, 4).transpose(2, 0, 3, 1, 4).reshape(3, *pixels.shape[:2])
 
 
-def test_a_zoom_keeps_the_middle_and_changes_the_size_of_what_is_there() -> None:
+def test_a_zoom_keeps_the_middle_and_changes_the_size_of_what_is_there():
     pixels = np.full((40, 80, 3), 255, np.uint8)
     pixels[10:30, 20:60] = 0  # half of each side
     shares = []
@@ -70,9 +67,8 @@ def test_a_zoom_keeps_the_middle_and_changes_the_size_of_what_is_there() -> None
     assert np.ptp(changed(np.full((16, 24, 3), 77, np.uint8), 3, zoom=1.0)) < 1e-5, "one colour stays one colour"
 
 
-def test_colours_change_and_greys_stay_without_colour() -> None:
-    levels = np.arange(0, 256, 17)
-    greys = np.repeat(levels, 4)[:, None, None].repeat(4, 1).repeat(3, 2).astype(np.uint8)
+def test_colours_change_and_greys_stay_without_colour():
+    greys = np.repeat(np.arange(0, 256, 17), 4)[:, None, None].repeat(4, 1).repeat(3, 2).astype(np.uint8)
     red = np.zeros((4, 4, 3), np.uint8)
     red[..., 0] = 200
     seen = []
@@ -87,7 +83,7 @@ def test_colours_change_and_greys_stay_without_colour() -> None:
     assert {0, 1, 2} == set(seen)
 
 
-def test_one_rectangle_of_one_colour_is_erased() -> None:
+def test_one_rectangle_of_one_colour_is_erased():
     plain, shares = np.full((40, 80, 3), 255, np.uint8), []
     for seed in range(60):
         hidden = (changed(plain, seed, erase=0.5) != 1).any(0)
@@ -101,25 +97,22 @@ def test_one_rectangle_of_one_colour_is_erased() -> None:
     assert 0.04 < np.mean(shares) < 0.09  # a quarter of each side
 
 
-def test_opacity_moves_with_the_colours_and_keeps_its_values() -> None:
-    rng = np.random.default_rng(3)
-    patches = rng.uniform(-1, 1, (6, 4 * 64)).astype(np.float32)
+def test_opacity_moves_with_the_colours_and_keeps_its_values():
+    patches = np.random.default_rng(3).uniform(-1, 1, (6, 4 * 64)).astype(np.float32)
     colours = np.ascontiguousarray(patches.reshape(6, 4, 64)[:, :3]).reshape(6, -1)
     settings = ImageSettings(flip=1.0, shift=0.3, zoom=0.5, color=0.5, erase=0.5)
     for seed in range(5):
         both = augment(patches, (2, 3), 8, settings, np.random.default_rng(seed)).reshape(6, 4, 64)
         alone = augment(colours, (2, 3), 8, settings, np.random.default_rng(seed)).reshape(6, 3, 64)
         np.testing.assert_array_equal(both[:, :3], alone)
-    moved = ImageSettings(flip=1.0, color=0.5)
-    both = augment(patches, (2, 3), 8, moved, np.random.default_rng(0))
+    both = augment(patches, (2, 3), 8, ImageSettings(flip=1.0, color=0.5), np.random.default_rng(0))
     mirrored = patches.reshape(2, 3, 4, 8, 8)[:, ::-1, 3, :, ::-1]
     np.testing.assert_array_equal(both.reshape(2, 3, 4, 8, 8)[:, :, 3], mirrored)
     erased = augment(np.full_like(patches, -1), (2, 3), 8, ImageSettings(erase=1.0), np.random.default_rng(1))
-    opacity = erased.reshape(6, 4, 64)[:, 3]
-    assert set(np.unique(opacity)) == {-1.0, 1.0}, "what hides is opaque"
+    assert set(np.unique(erased.reshape(6, 4, 64)[:, 3])) == {-1.0, 1.0}, "what hides is opaque"
 
 
-def test_an_epoch_draws_the_size_of_training_images_and_the_plan_knows(tmp_path: Path) -> None:
+def test_an_epoch_draws_the_size_of_training_images_and_the_plan_knows(tmp_path):
     recipe = recipe_of(write_folder(tmp_path / "pictures"), images={"scale": 1.0, "min_tokens": 2, "max_tokens": 30})
     data = images_of(recipe)
     held = data.table.split == Split.HOLDOUT
@@ -150,7 +143,7 @@ def _drawn_alone(data: ImageData, image: int, epoch_seed: tuple[int, int]) -> to
     return torch.from_numpy(prepare(pixels, (rows, columns), data.album.patch, data.album.settings))
 
 
-def test_a_recipe_that_changes_images_is_proven_all_the_same(tmp_path: Path) -> None:
+def test_a_recipe_that_changes_images_is_proven_all_the_same(tmp_path):
     name = write_recipe(tmp_path / "r.yaml", recipe_of(write_folder(tmp_path / "pictures"), images=ALL))
     certificate = prove_recipe(name, [])
     assert certificate.passed, "\n".join(certificate.text())

@@ -5,7 +5,7 @@ import numpy as np
 from unpad.data.pictures.album import PixelCache
 
 
-def test_values_are_made_once_while_they_fit() -> None:
+def test_values_are_made_once_while_they_fit():
     made: list[int] = []
 
     def values(image: int) -> np.ndarray:

@@ -54,7 +54,7 @@ FILES = {
 
 @pytest.mark.promise("llm.your-data")
 @pytest.mark.parametrize("name", FILES)
-def test_the_mode_of_a_file_is_that_of_its_pixels(name: str) -> None:
+def test_the_mode_of_a_file_is_that_of_its_pixels(name):
     data, mode = FILES[name]
     assert decode(data).mode == probe(data).mode == mode
     image = Image.open(BytesIO(data))
@@ -63,7 +63,7 @@ def test_the_mode_of_a_file_is_that_of_its_pixels(name: str) -> None:
     assert image.mode.startswith("I;16") == ("16 bits" in mode)
 
 
-def test_a_bitmap_with_a_mask_of_alpha_has_alpha() -> None:
+def test_a_bitmap_with_a_mask_of_alpha_has_alpha():
     masks = (0xFF0000, 0xFF00, 0xFF, 0xFF000000)
     header = struct.pack("<IiiHHIIiiII4I", 56, 7, 9, 1, 32, 3, 252, 0, 0, 0, 0, *masks)
     data = b"BM" + struct.pack("<IHHI", 70 + 252, 0, 0, 70) + header + COLOURS.tobytes()

@@ -13,7 +13,7 @@ def noise(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
     return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
 
 
-def test_patches_are_what_a_convolution_over_patches_multiplies() -> None:
+def test_patches_are_what_a_convolution_over_patches_multiplies():
     pixels, weight = noise(6, 9), torch.randn(5, 3, 3, 3, dtype=torch.float64)
     patches = torch.from_numpy(prepare(pixels, (2, 3), 3, IMAGENET)).double()
     scaled = (pixels / 255 - np.array(IMAGENET.mean)) / np.array(IMAGENET.std)
@@ -23,7 +23,7 @@ def test_patches_are_what_a_convolution_over_patches_multiplies() -> None:
 
 
 @pytest.mark.parametrize("settings", [ImageSettings(), IMAGENET])
-def test_an_image_of_whole_patches_comes_back_exactly(settings: ImageSettings) -> None:
+def test_an_image_of_whole_patches_comes_back_exactly(settings):
     pixels = noise(32, 48)
     patches = prepare(pixels, (2, 3), 16, settings)
     assert patches.shape == (6, 3 * 16 * 16)
@@ -32,16 +32,15 @@ def test_an_image_of_whole_patches_comes_back_exactly(settings: ImageSettings) -
     np.testing.assert_array_equal(unpatch(patches, (2, 3), 16, settings), pixels)
 
 
-def test_resizing_averages_what_a_pixel_covers() -> None:
+def test_resizing_averages_what_a_pixel_covers():
     board = np.indices((64, 64)).sum(0) % 2 * 255  # without antialiasing, some pixels of it are black or white
     pixels = np.repeat(board[:, :, None], 3, 2).astype(np.uint8)
     small = unpatch(prepare(pixels, (1, 1), 8, ImageSettings()), (1, 1), 8, ImageSettings())
     assert abs(small.astype(int) - 127).max() < 8
 
 
-def test_opacity_is_resized_on_its_own_and_goes_from_minus_one_to_one() -> None:
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (10, 12, 4), np.uint8)
+def test_opacity_is_resized_on_its_own_and_goes_from_minus_one_to_one():
+    pixels = np.random.default_rng(0).integers(0, 256, (10, 12, 4), np.uint8)
     pixels[:, :6, 3] = 0
     settings = ImageSettings(mean=(0.4, 0.5, 0.6), std=(0.2, 0.3, 0.4))
     both = prepare(pixels, (2, 3), 8, settings).reshape(6, 4, 64)
@@ -55,7 +54,7 @@ def test_opacity_is_resized_on_its_own_and_goes_from_minus_one_to_one() -> None:
 
 
 @pytest.mark.promise("images.square")
-def test_letterbox_keeps_the_aspect_and_fills_with_the_mean_colour() -> None:
+def test_letterbox_keeps_the_aspect_and_fills_with_the_mean_colour():
     settings = ImageSettings(size="letterbox", square=32, mean=(0.2, 0.4, 0.6))
     for pixels, inner in ((np.full((20, 40, 3), 250, np.uint8), np.s_[8:24, :]),
                           (np.full((120, 60, 3), 250, np.uint8), np.s_[:, 8:24])):  # fmt: skip
@@ -73,14 +72,14 @@ def test_letterbox_keeps_the_aspect_and_fills_with_the_mean_colour() -> None:
 
 
 @pytest.mark.promise("images.square")
-def test_square_fills_the_square() -> None:
+def test_square_fills_the_square():
     settings = ImageSettings(size="square", square=32)
     pixels = np.full((20, 40, 3), 250, np.uint8)
     assert (unpatch(prepare(pixels, (4, 4), 8, settings), (4, 4), 8, settings) == 250).all()
 
 
 @pytest.mark.parametrize(("long", "short", "inside"), [(10, 3, 5), (10, 2, 3), (20, 3, 2), (100, 1, 1)])
-def test_letterbox_rounds_the_short_side_to_the_nearest_pixel(long: int, short: int, inside: int) -> None:
+def test_letterbox_rounds_the_short_side_to_the_nearest_pixel(long, short, inside):
     settings = ImageSettings(size="letterbox", square=16)
     for shape in ((short, long, 3), (long, short, 3)):
         patches = prepare(np.full(shape, 255, np.uint8), (1, 1), 16, settings)

@@ -1,5 +1,4 @@
 import math
-from typing import Any
 
 import numpy as np
 import pytest
@@ -17,24 +16,23 @@ SIDES = st.integers(1, 16_384)
 
 @pytest.mark.promise("images.square")
 @pytest.mark.parametrize(("side", "num_tokens"), [(224, 256), (336, 576), (448, 1024)])
-def test_a_square_of_patches_of_14_has_the_tokens_of_clip(side: int, num_tokens: int) -> None:
+def test_a_square_of_patches_of_14_has_the_tokens_of_clip(side, num_tokens):
     for size in ("square", "letterbox", "native"):
-        settings = ImageSettings(size=size, square=side, max_tokens=1024)
-        rows, columns = grid_of(side, side, 14, settings)
+        rows, columns = grid_of(side, side, 14, ImageSettings(size=size, square=side, max_tokens=1024))
         assert (rows, columns) == (side // 14, side // 14)
         assert rows * columns == num_tokens
     assert grid_of(1000, 30, 14, ImageSettings(size="square", square=side)) == (side // 14, side // 14)
 
 
 @pytest.mark.promise("images.square")
-def test_a_square_that_no_patches_fill_is_refused() -> None:
+def test_a_square_that_no_patches_fill_is_refused():
     for size in ("square", "letterbox"):
         with pytest.raises(RecipeError, match="not a multiple of the patch") as caught:
             grid_of(64, 64, 14, ImageSettings(size=size, square=64))
         assert "56 or 70" in caught.value.fix
 
 
-def test_a_native_image_has_the_nearest_number_of_patches() -> None:
+def test_a_native_image_has_the_nearest_number_of_patches():
     settings = ImageSettings()
     assert grid_of(128, 128, 16, settings) == (8, 8)
     assert grid_of(130, 119, 16, settings) == (7, 8)
@@ -44,7 +42,7 @@ def test_a_native_image_has_the_nearest_number_of_patches() -> None:
     assert grid_of(154, 166, 10, settings) == (17, 15)  # 255 fit, though 16 x 15 would be nearer to the aspect
 
 
-def test_a_strip_stays_a_strip() -> None:
+def test_a_strip_stays_a_strip():
     assert grid_of(720, 48, 16, ImageSettings(max_tokens=64)) == (2, 30)
     assert grid_of(48, 720, 16, ImageSettings(max_tokens=64)) == (30, 2)
     assert grid_of(16_384, 1, 16, ImageSettings()) == (1, 256)
@@ -54,7 +52,7 @@ def test_a_strip_stays_a_strip() -> None:
 
 @pytest.mark.promise("images.own-size")
 @given(SIDES, SIDES, st.integers(1, 64), st.integers(1, 1024))
-def test_a_grid_fits_its_budget_and_is_never_larger_than_the_image(w: int, h: int, patch: int, most: int) -> None:
+def test_a_grid_fits_its_budget_and_is_never_larger_than_the_image(w, h, patch, most):
     rows, columns = grid_of(w, h, patch, ImageSettings(max_tokens=most))
     assert 1 <= rows <= max(1, h / patch + 0.5)
     assert 1 <= columns <= max(1, w / patch + 0.5)
@@ -63,9 +61,7 @@ def test_a_grid_fits_its_budget_and_is_never_larger_than_the_image(w: int, h: in
 
 
 @given(SIDES, SIDES, st.integers(1, 64), st.integers(1, 200), st.integers(0, 300))
-def test_a_small_image_is_enlarged_to_its_least_number_of_patches(
-    w: int, h: int, patch: int, least: int, more: int
-) -> None:
+def test_a_small_image_is_enlarged_to_its_least_number_of_patches(w, h, patch, least, more):
     own = grid_of(w, h, patch, ImageSettings(max_tokens=least + more))
     rows, columns = grid_of(w, h, patch, ImageSettings(min_tokens=least, max_tokens=least + more))
     if math.prod(own) >= least:
@@ -77,7 +73,7 @@ def test_a_small_image_is_enlarged_to_its_least_number_of_patches(
         assert rows * columns >= least
 
 
-def test_enlarging_keeps_the_aspect_ratio() -> None:
+def test_enlarging_keeps_the_aspect_ratio():
     settings = ImageSettings(min_tokens=16, max_tokens=64)
     assert [grid_of(side, side, 8, settings) for side in (1, 16, 22, 32, 48, 128)] == [
         (4, 4), (4, 4), (4, 4), (4, 4), (6, 6), (8, 8)
@@ -88,7 +84,7 @@ def test_enlarging_keeps_the_aspect_ratio() -> None:
 
 @pytest.mark.promise("images.own-size")
 @given(st.integers(200, 4_000), st.integers(200, 4_000))
-def test_scaling_down_keeps_the_aspect_ratio(width: int, height: int) -> None:
+def test_scaling_down_keeps_the_aspect_ratio(width, height):
     rows, columns = grid_of(width, height, 8, ImageSettings(max_tokens=256))
     # A patch more or less on the shorter side is what whole numbers cost.
     shorter = min(rows, columns)
@@ -98,7 +94,7 @@ def test_scaling_down_keeps_the_aspect_ratio(width: int, height: int) -> None:
 
 @pytest.mark.promise("images.own-size")
 @given(SIDES, SIDES, st.floats(0, 1), st.floats(0, 1))
-def test_adaptive_lies_between_its_bounds_and_reaches_native(w: int, h: int, low: float, high: float) -> None:
+def test_adaptive_lies_between_its_bounds_and_reaches_native(w, h, low, high):
     adaptive, native = ImageSettings(size="adaptive", min_tokens=4), ImageSettings()
     full = math.prod(grid_of(w, h, 16, native))
     for value in (low, high):
@@ -108,7 +104,7 @@ def test_adaptive_lies_between_its_bounds_and_reaches_native(w: int, h: int, low
 
 
 @pytest.mark.promise("images.own-size")
-def test_more_detail_gives_more_tokens() -> None:
+def test_more_detail_gives_more_tokens():
     settings = ImageSettings(size="adaptive", min_tokens=4)
     counts = [math.prod(grid_of(640, 480, 16, settings, value / 20)) for value in range(21)]
     assert counts == sorted(counts)
@@ -122,7 +118,7 @@ def lines(every: int) -> NDArray[np.uint8]:
     return pixels
 
 
-def test_detail_grows_from_a_plain_colour_to_noise() -> None:
+def test_detail_grows_from_a_plain_colour_to_noise():
     shading = np.repeat(np.linspace(0, 255, 64).astype(np.uint8)[None, :, None], 64, 0).repeat(3, 2)
     noise = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
     measured = [detail(pixels) for pixels in (np.full((64, 64, 3), 77, np.uint8), shading, lines(16), lines(4), noise)]
@@ -133,7 +129,7 @@ def test_detail_grows_from_a_plain_colour_to_noise() -> None:
     assert 0.8 < measured[-1] <= 1
 
 
-def test_detail_is_the_same_of_a_picture_on_its_side() -> None:
+def test_detail_is_the_same_of_a_picture_on_its_side():
     upright = lines(8)
     across = np.repeat(upright[:1], len(upright), 0)  # lines of one direction alone
     assert detail(across) > 0.1
@@ -145,6 +141,6 @@ def test_detail_is_the_same_of_a_picture_on_its_side() -> None:
     "fields",
     [{"min_tokens": 9, "max_tokens": 8}, {"std": (0.5, 0, 0.5)}, {"mean": (0.5, 127, 0.5)}, {"square": 0}, {"sise": 1}],
 )
-def test_settings_that_cannot_be_are_refused(fields: dict[str, Any]) -> None:
+def test_settings_that_cannot_be_are_refused(fields):
     with pytest.raises(ValidationError):
         ImageSettings(**fields)

@@ -76,7 +76,7 @@ CASES: list[tuple[Any, Any]] = [
     ({"instruction": "问"}, "E_MISSING"),
     ({"instruction": "问", "input": 3, "output": "答"}, "E_TYPE"),
     ({"instruction": "问", "output": "答", "history": ["问"]}, "E_TYPE"),
-    ({"messages": [{"role": U, "content": "问"}, {"role": A, "content": "答", "weight": 0}]}, "E_TYPE"),
+    ({"messages": [{"role": U, "content": "问"}, {"role": A, "content": "答", "weight": 0}]}, "E_NO_TARGET"),
     ({"messages": [{"role": U, "content": "问"}, {"role": A, "content": "答", "tool_calls": [{"id": 1}]}]}, "E_TYPE"),
     (
         {"messages": [{"role": U, "content": "问"}, {"role": A, "content": "答", "tool_calls": None}]},

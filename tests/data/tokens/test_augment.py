@@ -3,7 +3,6 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -36,12 +35,12 @@ def changed(content: str, rates: AugmentSettings, seed: int = 0, copy: int = 1) 
 
 
 @pytest.mark.promise("chinese.synonyms")
-def test_zero_rates_change_nothing() -> None:
+def test_zero_rates_change_nothing():
     assert changed(LONG, only()) == LONG
 
 
 @pytest.mark.promise("chinese.synonyms")
-def test_synonyms_at_one_replace_every_known_word() -> None:
+def test_synonyms_at_one_replace_every_known_word():
     result = changed(LONG, only(synonyms=1.0))
     assert not any(word in result for word in SYNONYMS)
     assert (
@@ -50,7 +49,7 @@ def test_synonyms_at_one_replace_every_known_word() -> None:
 
 
 @pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_synonyms_come_at_their_rate(rate: float) -> None:
+def test_synonyms_come_at_their_rate(rate):
     content = "老师喜欢。" * 2000
     replaced = sum(changed(content, only(synonyms=rate)).count(word) for word in ("教师", "喜爱"))
     assert abs(replaced / 4000 - rate) < 5 * (rate * (1 - rate) / 4000) ** 0.5
@@ -58,9 +57,8 @@ def test_synonyms_come_at_their_rate(rate: float) -> None:
 
 @pytest.mark.promise("chinese.deletion")
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.8])
-def test_words_are_deleted_at_their_rate_and_punctuation_stays(rate: float) -> None:
-    content = "老师喜欢公园，3天！" * 1000
-    result = changed(content, only(delete=rate))
+def test_words_are_deleted_at_their_rate_and_punctuation_stays(rate):
+    result = changed("老师喜欢公园，3天！" * 1000, only(delete=rate))
     left = sum(result.count(word) for word in ("老师", "喜欢", "公园", "天"))
     assert abs(left / 4000 - (1 - rate)) < 5 * (rate * (1 - rate) / 4000) ** 0.5
     assert [result.count(mark) for mark in "，！3"] == [1000, 1000, 1000]
@@ -69,7 +67,7 @@ def test_words_are_deleted_at_their_rate_and_punctuation_stays(rate: float) -> N
 @pytest.mark.promise("chinese.deletion")
 @settings(deadline=None, max_examples=300)
 @given(chinese, st.integers(0, 2**31 - 1))
-def test_deletion_never_takes_the_last_word(content: str, seed: int) -> None:
+def test_deletion_never_takes_the_last_word(content, seed):
     result = changed(content, only(delete=0.99), seed)
     assert result
     assert any(map(str.isalpha, result)) == any(map(str.isalpha, content))
@@ -77,7 +75,7 @@ def test_deletion_never_takes_the_last_word(content: str, seed: int) -> None:
 
 @pytest.mark.promise("chinese.insertion")
 @pytest.mark.parametrize("rate", [0.1, 0.6, 1.0])
-def test_function_words_are_inserted_at_word_ends_at_their_rate(rate: float) -> None:
+def test_function_words_are_inserted_at_word_ends_at_their_rate(rate):
     content = "老师喜欢公园，ok 12！" * 1000
     inserted = changed(content, AugmentSettings(multiplier=1, synonyms=0.0, insert=rate, insert_words=["呀", "嘛"]))
     assert inserted.replace("呀", "").replace("嘛", "") == content
@@ -94,19 +92,18 @@ def test_function_words_are_inserted_at_word_ends_at_their_rate(rate: float) -> 
 @pytest.mark.promise("chinese.clauses")
 @settings(deadline=None, max_examples=300)
 @given(chinese, st.integers(0, 2**31 - 1))
-def test_reordering_keeps_every_character(content: str, seed: int) -> None:
-    result = changed(content, only(reorder=1.0), seed)
-    assert Counter(result) == Counter(content)
+def test_reordering_keeps_every_character(content, seed):
+    assert Counter(changed(content, only(reorder=1.0), seed)) == Counter(content)
 
 
 @pytest.mark.promise("chinese.clauses")
 @pytest.mark.parametrize("content", ["今天天气很好。", "今天天气很好", "\n今天天气很好！\n", "，。！", "好，好。"])
-def test_a_single_clause_stays(content: str) -> None:
+def test_a_single_clause_stays(content):
     assert changed(content, only(reorder=1.0)) == content
 
 
 @pytest.mark.promise("chinese.deletion")
-def test_markers_inside_a_text_stay_in_their_places() -> None:
+def test_markers_inside_a_text_stay_in_their_places():
     content = "用户：老师喜欢公园，学生散步。助手：高兴<|endoftext|>老师"
     for seed in range(50):
         result = changed(content, AugmentSettings(multiplier=1, synonyms=1, delete=0.9, insert=1, reorder=1), seed)
@@ -118,17 +115,14 @@ def test_markers_inside_a_text_stay_in_their_places() -> None:
 
 def conversation() -> Example:
     turns = (
-        Turn("system", "你是老师，喜欢读书。"),
-        Turn("user", "老师喜欢公园，学生高兴地散步。"),
-        Turn("assistant", "老师喜欢，学生高兴。"),
-        Turn("user", "高兴，散步。"),
-        Turn("assistant", "好。"),
-    )
+        Turn("system", "你是老师，喜欢读书。"), Turn("user", "老师喜欢公园，学生高兴地散步。"),
+        Turn("assistant", "老师喜欢，学生高兴。"), Turn("user", "高兴，散步。"), Turn("assistant", "好。"),
+    )  # fmt: skip
     return Example("chat.jsonl:7", turns, split="train", group="g", keywords=("高兴",))
 
 
 @pytest.mark.promise("chinese.copies")
-def test_copies_follow_the_originals() -> None:
+def test_copies_follow_the_originals():
     examples = [text("老师喜欢，学生高兴。"), conversation()]
     result = with_copies(examples, ALL_ON, segment, SYNONYMS, 0)
     assert result[:2] == examples
@@ -138,23 +132,19 @@ def test_copies_follow_the_originals() -> None:
 
 
 @pytest.mark.promise("chinese.synonyms")
-def test_a_copy_depends_on_seed_and_number_and_content_alone() -> None:
+def test_a_copy_depends_on_seed_and_number_and_content_alone():
     one, two = text(LONG), text(LONG + "好")
     copy = partial(augment, settings=ALL_ON, words=segment, synonyms=SYNONYMS)
     assert copy(one, seed=3, copy=1) == copy(one, seed=3, copy=1)
     versions = [
-        copy(one, seed=3, copy=1),
-        copy(one, seed=4, copy=1),
-        copy(one, seed=3, copy=2),
-        copy(two, seed=3, copy=1),
-    ]
+        copy(one, seed=3, copy=1), copy(one, seed=4, copy=1), copy(one, seed=3, copy=2), copy(two, seed=3, copy=1),
+    ]  # fmt: skip
     assert len({version.turns[0].content for version in versions}) == 4
-    moved = Example("elsewhere:9", one.turns)
-    assert copy(moved, seed=3, copy=1).turns == versions[0].turns
+    assert copy(Example("elsewhere:9", one.turns), seed=3, copy=1).turns == versions[0].turns
 
 
 @pytest.mark.nightly
-def test_order_and_processes_change_no_copy() -> None:
+def test_order_and_processes_change_no_copy():
     draws = random.Random(0)
     examples = [text("".join(draws.choices(LONG, k=30))) for _ in range(40)]
     copy = partial(augment, settings=ALL_ON, words=segment, synonyms=SYNONYMS, seed=0, copy=1)
@@ -167,7 +157,7 @@ def test_order_and_processes_change_no_copy() -> None:
 
 
 @pytest.mark.promise("chinese.synonyms")
-def test_the_users_groups_win(tmp_path: Path) -> None:
+def test_the_users_groups_win(tmp_path):
     path = tmp_path / "mine.txt"
     path.write_bytes("\ufeff# mine\n\n高兴 乐呵\r\n显卡　图形处理器 GPU\nGPU 加速卡\n".encode())
     synonyms = load_synonyms(path)

@@ -53,7 +53,7 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.M
 
 @pytest.mark.parametrize("dtype", ["<u2", "<u4"])
 @pytest.mark.parametrize("num_rows", [0, 3])
-def test_a_shard_comes_back_as_written(folder: Path, dtype: str, num_rows: int) -> None:
+def test_a_shard_comes_back_as_written(folder, dtype, num_rows):
     shard = make_shard(num_rows, dtype)
     assert open_shard(folder, KEY) == (None, "")
     write_shard(folder, KEY, shard)
@@ -67,7 +67,7 @@ def test_a_shard_comes_back_as_written(folder: Path, dtype: str, num_rows: int) 
         assert array.ctypes.data % array.itemsize == 0
 
 
-def test_every_flipped_byte_is_noticed(folder: Path) -> None:
+def test_every_flipped_byte_is_noticed(folder):
     write_shard(folder, KEY, make_shard())
     path = shard_path(folder, KEY)
     whole = path.read_bytes()
@@ -80,7 +80,7 @@ def test_every_flipped_byte_is_noticed(folder: Path) -> None:
         assert reason, position
 
 
-def test_every_other_length_is_noticed(folder: Path) -> None:
+def test_every_other_length_is_noticed(folder):
     write_shard(folder, KEY, make_shard())
     path = shard_path(folder, KEY)
     whole = path.read_bytes()
@@ -91,15 +91,13 @@ def test_every_other_length_is_noticed(folder: Path) -> None:
         assert reason, len(data)
 
 
-def test_the_key_of_the_code_covers_reading_splitting_and_encoding() -> None:
+def test_the_key_of_the_code_covers_reading_splitting_and_encoding():
     assert cache.code_files() == sorted(cache.code_files()), "in any order of the folder"
     names = {f"{path.parent.name}/{path.name}" for path in cache.code_files()}
     assert {"sources/reader.py", "sources/chat.py", "sources/split.py", "tokens/encode.py", "tokens/words.py"} <= names
 
 
-def test_the_key_of_the_code_changes_with_its_files_and_with_its_libraries(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_key_of_the_code_changes_with_its_files_and_with_its_libraries(tmp_path, monkeypatch):
     file = tmp_path / "encode.py"
     monkeypatch.setattr(cache, "code_files", lambda: [file])
     keys = []
@@ -112,7 +110,7 @@ def test_the_key_of_the_code_changes_with_its_files_and_with_its_libraries(
     assert len(set(keys)) == 3
 
 
-def test_the_end_of_a_large_shard_is_checked_too(tmp_path: Path) -> None:
+def test_the_end_of_a_large_shard_is_checked_too(tmp_path):
     tokens = np.arange(3 << 19, dtype=np.uint32).astype("<u4")
     rows = {"offsets": np.array([0, 2, 5, tokens.size]), "loss_mask": np.ones(tokens.size, np.bool_)}
     large = replace(make_shard(), tokens=tokens, **rows)
@@ -128,7 +126,7 @@ def test_the_end_of_a_large_shard_is_checked_too(tmp_path: Path) -> None:
         assert open_shard(tmp_path, KEY) == (None, "sha256 mismatch")
 
 
-def test_a_shard_under_another_name_is_refused(folder: Path) -> None:
+def test_a_shard_under_another_name_is_refused(folder):
     write_shard(folder, KEY, make_shard())
     other = make_key("other")
     shard_path(folder, other).parent.mkdir(parents=True, exist_ok=True)
@@ -148,7 +146,7 @@ def run_child(work: object) -> int:
     return os.waitpid(child, 0)[1]
 
 
-def test_a_kill_at_any_operation_leaves_no_half_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_at_any_operation_leaves_no_half_shard(tmp_path, monkeypatch):
     killed = 0
     for number in range(1000):
         folder = tmp_path / str(number)
@@ -175,7 +173,7 @@ def test_a_kill_at_any_operation_leaves_no_half_shard(tmp_path: Path, monkeypatc
     assert killed >= 5
 
 
-def test_a_write_survives_the_clean_up_of_another_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_survives_the_clean_up_of_another_machine(tmp_path, monkeypatch):
     removed: list[str] = []
 
     def remove_once(name: str, path: Path) -> None:
@@ -189,7 +187,7 @@ def test_a_write_survives_the_clean_up_of_another_machine(tmp_path: Path, monkey
     assert open_shard(tmp_path, KEY)[0] is not None
 
 
-def test_two_builders_at_once_leave_one_whole_shard(tmp_path: Path) -> None:
+def test_two_builders_at_once_leave_one_whole_shard(tmp_path):
     def build() -> None:
         for _ in range(50):
             write_shard(tmp_path, KEY, make_shard())
@@ -207,14 +205,14 @@ def test_two_builders_at_once_leave_one_whole_shard(tmp_path: Path) -> None:
 
 @pytest.mark.promise("input.tokens")
 @pytest.mark.parametrize("wrong", [{"num_chars": np.zeros(2, np.int32)}, {"offsets": np.array([0, 9, 5, 9])}])
-def test_columns_that_do_not_fit_each_other_are_made_again(tmp_path: Path, wrong: dict[str, np.ndarray]) -> None:
+def test_columns_that_do_not_fit_each_other_are_made_again(tmp_path, wrong):
     write_shard(tmp_path, KEY, replace(make_shard(), **wrong))
     assert open_shard(tmp_path, KEY) == (None, "has columns that do not fit each other")
 
 
 @pytest.mark.promise("input.tokens")
 @pytest.mark.parametrize("details", [b"[", b"[]", b'{"where": []}', b'{"where": [1, 2, 3]}'])
-def test_details_of_another_program_are_refused(tmp_path: Path, details: bytes) -> None:
+def test_details_of_another_program_are_refused(tmp_path, details):
     write_shard(tmp_path, KEY, replace(make_shard(), details=np.frombuffer(details, np.uint8)))
     opened, _ = open_shard(tmp_path, KEY)
     with pytest.raises(SourceError, match="stored tokens hold no usable details"):

@@ -114,15 +114,9 @@ def test_separators_systems_and_every_reply_of_a_long_conversation(folder: Path)
         return tokenizer.encode_batch([text])[0]
 
     context = [
-        tokenizer.bos_id,
-        *ids("系统："),
-        *ids("简短"),
-        *ids("\n"),
-        *ids("用户："),
-        *ids("一"),
-        *ids("\n"),
+        tokenizer.bos_id, *ids("系统："), *ids("简短"), *ids("\n"), *ids("用户："), *ids("一"), *ids("\n"),
         *ids("助手："),
-    ]
+    ]  # fmt: skip
     first = [*ids("二"), tokenizer.eos_id]
     between = [*ids("\n"), *ids("用户："), *ids("三"), *ids("\n"), *ids("助手：")]
     second = [*ids("四"), tokenizer.eos_id]
@@ -142,8 +136,7 @@ def test_role_tags_and_special_tokens_in_a_message_are_ordinary_text(folder: Pat
     recipe = make_recipe(folder, tokenizer={"kind": kind, "vocab_size": 600})
     tokens, tokenizer, _ = prepare(recipe)
     lead, follow, answer = tokenizer.encode_batch(["用户：", "助手：", "好"])
-    row_ids = tokens.tokens(len(tokens) - 1).tolist()
-    message = row_ids[1 + len(lead) : -len(follow) - len(answer) - 1]
+    message = tokens.tokens(len(tokens) - 1).tolist()[1 + len(lead) : -len(follow) - len(answer) - 1]
     assert tokenizer.decode(message) == content
     assert not {tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id} & set(message)
     if kind == "words":
@@ -179,8 +172,7 @@ def test_one_changed_file_is_encoded_alone(folder: Path) -> None:
     recipe = make_recipe(folder)
     _, tokenizer, _ = prepare(recipe)
     before = os.stat(folder / "text" / "b.json")
-    text = (folder / "text" / "b.json").read_text()
-    (folder / "text" / "b.json").write_text(text.replace("山谷", "平原"))
+    (folder / "text" / "b.json").write_text((folder / "text" / "b.json").read_text().replace("山谷", "平原"))
     os.utime(folder / "text" / "b.json", ns=(before.st_atime_ns, before.st_mtime_ns))
     tokens, _, report = prepare(recipe, tokenizer=tokenizer)
     assert (report.cache_hits, report.cache_misses, report.encoded_documents) == (2, 1, 20)
@@ -270,8 +262,7 @@ def test_copies_of_another_split_of_the_same_files_are_not_reused(folder: Path) 
     settings = {"data": {"chat": []}, "tokenizer": tokenizer, "augment": {"multiplier": 1, "synonyms": 1.0}}
 
     def sides(holdout: float) -> tuple[set[int], set[int]]:
-        data = {"chat": [], "holdout": holdout}
-        tokens, _, _ = prepare(make_recipe(folder, **{**settings, "data": data}))
+        tokens, _, _ = prepare(make_recipe(folder, **{**settings, "data": {"chat": [], "holdout": holdout}}))
         content = np.concatenate([part.shard.content_key for part in tokens.parts])
         return set(content[tokens.copy > 0].tolist()), set(content[tokens.split == Split.HOLDOUT].tolist())
 
@@ -302,8 +293,7 @@ def test_changed_code_never_meets_old_shards(folder: Path, monkeypatch: pytest.M
 
 
 def test_the_same_file_under_another_name_is_a_hit_and_is_named_anew(folder: Path) -> None:
-    recipe = make_recipe(folder)
-    _, tokenizer, _ = prepare(recipe)
+    _, tokenizer, _ = prepare(make_recipe(folder))
     (folder / "chat.jsonl").rename(folder / "other.jsonl")
     tokens, _, report = prepare(make_recipe(folder, data={"chat": "other.jsonl"}), tokenizer=tokenizer)
     assert report.cache_misses == 0
@@ -400,8 +390,7 @@ def test_the_tokenizer_sees_the_training_part_alone(folder: Path) -> None:
     (folder / "split.jsonl").write_text(
         '{"text": "山谷的水"}\n{"text": "龘龘龘龘", "split": "holdout"}\n{"text": "水流过山谷"}\n'
     )
-    data = {"text": "split.jsonl", "chat": [], "holdout": 0.0}
-    _, tokenizer, _ = prepare(make_recipe(folder, data=data))
+    _, tokenizer, _ = prepare(make_recipe(folder, data={"text": "split.jsonl", "chat": [], "holdout": 0.0}))
     assert "水".encode() in tokenizer.pieces
     assert "龘".encode() not in tokenizer.pieces
 
@@ -600,8 +589,7 @@ def test_lost_characters_are_counted_cold_and_warm_and_named(folder: Path) -> No
     tokens, _, _ = prepare(recipe)
     assert tokens.lost_target_chars.tolist() == [2, 3]
     assert tokens.lost_target_bytes.tolist() == [6, 9]
-    joined = tokens.joined()
-    assert joined.lost_target_chars.tolist() == [5]
+    assert tokens.joined().lost_target_chars.tolist() == [5]
 
 
 @pytest.mark.promise("data.parts")

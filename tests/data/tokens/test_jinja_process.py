@@ -7,6 +7,8 @@ from unpad.data.sources.example import Turn
 from unpad.data.tokens.chat_template import MOST_SOURCE, ChatTemplate, UnusableTemplateError
 from unpad.errors import SourceError
 
+pytestmark = pytest.mark.promise("models.template-bounds")
+
 jinja_process = pytest.importorskip("unpad.data.tokens.jinja_process")
 
 TALK = [Turn("user", "hello"), Turn("assistant", "you")]
@@ -47,9 +49,8 @@ def template(source: str) -> ChatTemplate:
     return ChatTemplate(source, {"bos_token": "<s>", "eos_token": "<|im_end|>"}, ["<|im_end|>"])
 
 
-@pytest.mark.promise("models.template-bounds")
 @pytest.mark.parametrize("name", WITHOUT_END)
-def test_a_template_that_goes_on_without_end_is_stopped(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_template_that_goes_on_without_end_is_stopped(name, monkeypatch):
     monkeypatch.setattr(jinja_process, "MOST_SECONDS", 0.3)
     with pytest.raises(UnusableTemplateError, match="not usable: it") as caught:
         template(WITHOUT_END[name]).prompted(TALK)
@@ -57,16 +58,14 @@ def test_a_template_that_goes_on_without_end_is_stopped(name: str, monkeypatch: 
     assert template(CHATML).prompted(TALK).text
 
 
-@pytest.mark.promise("models.template-bounds")
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_leaves_the_sandbox_or_nests_is_refused(name: str) -> None:
+def test_what_leaves_the_sandbox_or_nests_is_refused(name):
     with pytest.raises(SourceError) as caught:
         template(REFUSED[name]).prompted(TALK)
     assert caught.value.fix
 
 
-@pytest.mark.promise("models.template-bounds")
-def test_long_conversations_and_long_messages_are_within_the_bounds() -> None:
+def test_long_conversations_and_long_messages_are_within_the_bounds():
     turns = [Turn("user", "word " * 40), Turn("assistant", "answer " * 40)] * 300
     assert len(template(CHATML).prompted([*turns, Turn("user", "?")]).replies) == 300
     assert len(template(CHATML).prompted([Turn("user", "a b " * 500_000)]).text) > 2_000_000
@@ -96,9 +95,8 @@ FEATURES = {
 }
 
 
-@pytest.mark.promise("models.template-bounds")
 @pytest.mark.parametrize("source", FEATURES)
-def test_what_templates_use_gives_what_transformers_gives(source: str) -> None:
+def test_what_templates_use_gives_what_transformers_gives(source):
     utils = pytest.importorskip("transformers.utils.chat_template_utils")
 
     messages = [{"role": turn.role, "content": turn.content} for turn in TALK]

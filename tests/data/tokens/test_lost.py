@@ -18,7 +18,5 @@ UNKNOWN = 1
         ([], [], False, "ab"),
     ],
 )
-def test_a_blank_is_lost_where_it_became_the_unknown_token(
-    ids: list[int], offsets: list[tuple[int, int]], spaces_count: bool, lost: str
-) -> None:
+def test_a_blank_is_lost_where_it_became_the_unknown_token(ids, offsets, spaces_count, lost):
     assert uncovered("a b", ids, offsets, UNKNOWN, spaces_count) == lost

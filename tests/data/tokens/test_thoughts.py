@@ -17,12 +17,9 @@ transformers = pytest.importorskip("transformers")
 THOUGHT = "<think>\nhm\n</think>\n\nyes"
 ONE = [("user", "q"), ("assistant", THOUGHT)]
 TWO = [
-    ("system", "你好"),
-    ("user", "q"),
-    ("assistant", "<think>\nfirst\n</think>\n\nno"),
-    ("user", "r"),
+    ("system", "你好"), ("user", "q"), ("assistant", "<think>\nfirst\n</think>\n\nno"), ("user", "r"),
     ("assistant", THOUGHT),
-]
+]  # fmt: skip
 PLAIN = [("user", "q"), ("assistant", "no"), ("user", "r"), ("assistant", "yes")]
 NAMES = {"bos_token": "<s>", "eos_token": "<|im_end|>"}
 
@@ -89,7 +86,7 @@ TALKS = {"one": ONE, "two": TWO, "plain": PLAIN}
 
 @pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize(("kind", "talk"), SAID)
-def test_the_loss_is_on_what_the_model_says_after_its_prompt(kind: str, talk: str) -> None:
+def test_the_loss_is_on_what_the_model_says_after_its_prompt(kind, talk):
     source, turns = FAMILIES[kind], turns_of(TALKS[talk])
     assert said(source, turns) == SAID[kind, talk]
     # Before the last reply stands the prompt that a chat with the model has, history and all.
@@ -102,7 +99,7 @@ def test_the_loss_is_on_what_the_model_says_after_its_prompt(kind: str, talk: st
 
 @pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize(("kind", "talk"), [one for one in SAID if one[0] != "dropped"])
-def test_the_ids_are_those_of_transformers(kind: str, talk: str) -> None:
+def test_the_ids_are_those_of_transformers(kind, talk):
     source = FAMILIES[kind]
     expected = theirs(source).apply_chat_template(messages_of(TALKS[talk]), return_dict=True)["input_ids"]
     ids, _ = encoded(source, turns_of(TALKS[talk]))
@@ -113,7 +110,7 @@ def test_the_ids_are_those_of_transformers(kind: str, talk: str) -> None:
 
 
 @pytest.mark.promise("models.reasoning")
-def test_thoughts_that_a_template_drops_are_learned_after_the_prompt_that_opens_them() -> None:
+def test_thoughts_that_a_template_drops_are_learned_after_the_prompt_that_opens_them():
     kept = DROPPED.replace(".split('</think>')[-1]", "")
     for content in (THOUGHT, "hm\n</think>\n\nyes", "<think>hm\n</think>\n\nyes"):
         ids, _ = encoded(DROPPED, [Turn("user", "q"), Turn("assistant", content)])
@@ -124,7 +121,7 @@ def test_thoughts_that_a_template_drops_are_learned_after_the_prompt_that_opens_
     ("kind", "content"),
     [*((kind, THOUGHT) for kind in FAMILIES), ("opened", THOUGHT[8:]), ("dropped", THOUGHT[8:])],
 )
-def test_a_chat_goes_on_as_training_did(kind: str, content: str) -> None:
+def test_a_chat_goes_on_as_training_did(kind, content):
     """What the model said after an opened prompt has no <think>; it enters the history as a row's reply does."""
     tokenizer = tokenizer_with(FAMILIES[kind])
     turns = turns_of([("user", "q"), ("assistant", content), ("user", "r")])
@@ -138,7 +135,7 @@ def test_a_chat_goes_on_as_training_did(kind: str, content: str) -> None:
 
 
 @pytest.mark.promise("models.reasoning")
-def test_a_model_that_is_told_not_to_think_has_the_empty_thoughts_in_its_prompt() -> None:
+def test_a_model_that_is_told_not_to_think_has_the_empty_thoughts_in_its_prompt():
     turns = turns_of(PLAIN)
     assert said(LATE, turns, thinking=False) == ["no<|im_end|>", "yes<|im_end|>"]
     assert said(EMPTY, turns[:2], thinking=False) == ["no<|im_end|>"]
@@ -153,7 +150,7 @@ def test_a_model_that_is_told_not_to_think_has_the_empty_thoughts_in_its_prompt(
 
 
 @pytest.mark.parametrize("kind", ["late", "opened"])
-def test_thoughts_in_a_field_are_those_in_the_text(kind: str) -> None:
+def test_thoughts_in_a_field_are_those_in_the_text(kind):
     fielded = [Turn("user", "q"), Turn("assistant", "yes", thoughts="hm")]
     assert encoded(FAMILIES[kind], fielded) == encoded(FAMILIES[kind], turns_of(ONE))
     messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "yes", "reasoning_content": "hm"}]
@@ -163,7 +160,7 @@ def test_thoughts_in_a_field_are_those_in_the_text(kind: str) -> None:
 
 @pytest.mark.promise("models.thoughts")
 @pytest.mark.parametrize("source", [CHATML, MARKED, DROPPED], ids=["chatml", "marked", "dropped"])
-def test_thoughts_in_a_field_that_the_template_does_not_read_are_refused(source: str) -> None:
+def test_thoughts_in_a_field_that_the_template_does_not_read_are_refused(source):
     with pytest.raises(SourceError, match="leaves out the thoughts of the last reply") as caught:
         encoded(source, [Turn("user", "q"), Turn("assistant", "yes", thoughts="hm")])
     assert caught.value.where == "x:1"
@@ -186,7 +183,7 @@ REFUSED = {
 
 @pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize("fault", REFUSED)
-def test_what_cannot_be_placed_is_refused_by_role_and_row(fault: str) -> None:
+def test_what_cannot_be_placed_is_refused_by_role_and_row(fault):
     source, content, message = REFUSED[fault]
     with pytest.raises(SourceError, match=message) as caught:
         encoded(source, [Turn("user", "q"), Turn("assistant", content)])
@@ -194,7 +191,7 @@ def test_what_cannot_be_placed_is_refused_by_role_and_row(fault: str) -> None:
     assert caught.value.fix
 
 
-def test_the_prompt_is_what_training_had_where_white_space_goes_to_the_word_after_it() -> None:
+def test_the_prompt_is_what_training_had_where_white_space_goes_to_the_word_after_it():
     """GPT-2's pattern leaves the last of two line breaks to what follows."""
     turns = turns_of([("user", "q"), ("assistant", "yes")])
     ids, mask = encoded(LATE, turns, thinking=False)
@@ -203,7 +200,7 @@ def test_the_prompt_is_what_training_had_where_white_space_goes_to_the_word_afte
 
 @pytest.mark.promise("models.reasoning")
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_5_think", "nemotron_3_nano"])
-def test_the_loss_is_where_training_templates_of_trl_have_it(name: str) -> None:
+def test_the_loss_is_where_training_templates_of_trl_have_it(name):
     own, marked = trl_template(name), theirs(trl_template(f"{name}_training"))
     found = marked.apply_chat_template(messages_of(ONE), return_dict=True, return_assistant_tokens_mask=True)
     ids, mask = encoded(own, turns_of(ONE))

@@ -138,8 +138,7 @@ def damage_json(value: Any, rng: random.Random, share: float = 0.05) -> bytes:
 
 def write_json(value: Any, rng: random.Random) -> bytes:
     """JSON of a value with the stand-ins of `_ODD` filled in, and at times a key twice."""
-    text = json.dumps(value, ensure_ascii=rng.random() < 0.3)
-    data = text.encode("utf-8", "surrogatepass")
+    data = json.dumps(value, ensure_ascii=rng.random() < 0.3).encode("utf-8", "surrogatepass")
     if b"@d" in data:
         depth = rng.choice((20, 200, 600, 3000, 100_000))
         opening, closing = rng.choice(((b"[", b"]"), (b'{"a":', b"}")))

@@ -92,8 +92,7 @@ def _smaller_part(parts: list[bytes], index: int, fails: Fails) -> list[bytes]:
         return parts
 
     def put(value: Any) -> list[bytes]:
-        text = json.dumps(value, ensure_ascii=True).encode()
-        return [*parts[:index], text, *parts[index + 1 :]]
+        return [*parts[:index], json.dumps(value, ensure_ascii=True).encode(), *parts[index + 1 :]]
 
     if not fails(b"\n".join(put(value))):
         return parts

@@ -240,8 +240,7 @@ def _end_limits() -> None:
 
 
 def _limit_addresses() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + ADDRESSES
+    most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + ADDRESSES
     resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 

@@ -30,7 +30,7 @@ def random(num: int, width: int) -> Tensor:
 
 
 @pytest.mark.parametrize("history", [False, True])
-def test_a_set_in_a_batch_equals_the_set_alone(history: bool) -> None:
+def test_a_set_in_a_batch_equals_the_set_alone(history):
     module, members = decoder(history=history), members_of(SIZES)
     leaves = [random(len(SIZES), LATENT), *([random(len(SIZES), WIDTH)] if history else [])]
     parameters = list(module.parameters())
@@ -58,17 +58,16 @@ def test_a_set_in_a_batch_equals_the_set_alone(history: bool) -> None:
     assert all((g == 0).all() for g in gradients(nothing.sum(), [*leaves, *parameters]))
 
 
-def test_slots_are_told_apart_whatever_their_number() -> None:
+def test_slots_are_told_apart_whatever_their_number():
     table = slot_table(2000, WIDTH)
     assert table.shape == (2000, WIDTH)
     assert table.abs().max() <= 1
     distances = torch.cdist(table, table) + 10 * torch.eye(2000, dtype=torch.float64)
     assert distances.min() > 0.05
-    made = decoder()(random(1, LATENT), members_of([5]))
-    assert torch.pdist(made.detach()).min() > 1e-3
+    assert torch.pdist(decoder()(random(1, LATENT), members_of([5])).detach()).min() > 1e-3
 
 
-def test_nothing_is_drawn_in_eval_and_noise_is_of_training() -> None:
+def test_nothing_is_drawn_in_eval_and_noise_is_of_training():
     module, latents, members = decoder(), random(2, LATENT), members_of([3, 4])
     assert torch.equal(module(latents, members), module(latents, members))
     module.train()
@@ -81,7 +80,7 @@ def test_nothing_is_drawn_in_eval_and_noise_is_of_training() -> None:
     assert torch.equal(quiet.train()(latents, members), quiet.eval()(latents, members))
 
 
-def test_events_come_out_about_as_long_as_embeddings() -> None:
+def test_events_come_out_about_as_long_as_embeddings():
     torch.manual_seed(0)
     config = BlockConfig(width=96, heads=2, hidden=192, norm="layernorm", activation="gelu", bias=True)
     module = SetDecoder(config, 64, layers=2, noise=0.0, history=False)

@@ -22,7 +22,7 @@ def beliefs(num: int = 7, dim: int = DIM, dtype: torch.dtype = F64) -> list[Tens
     return [*(x.clone().requires_grad_() for x in parts), gap]
 
 
-def test_it_is_the_product_of_the_densities() -> None:
+def test_it_is_the_product_of_the_densities():
     prior_mean, prior_log_var, mean, log_var, _ = (x.detach() for x in beliefs(1, 1))
     got_mean, got_log_var = product_of_experts(prior_mean, prior_log_var, mean, log_var, torch.full((1, 1), 2.0))
     x = torch.linspace(-30, 30, 200_001, dtype=F64)
@@ -35,7 +35,7 @@ def test_it_is_the_product_of_the_densities() -> None:
 
 
 @pytest.mark.promise("patients.product")
-def test_with_gate_one_it_is_a_step_of_the_kalman_filter() -> None:
+def test_with_gate_one_it_is_a_step_of_the_kalman_filter():
     """Of a scalar that is observed directly: gain K = P / (P + R), mean + K (z - mean), P (1 - K)."""
     state, variance, noise = 1.5, 0.8, 0.3
     observed = [2.0, 1.1, -0.4, 0.7]
@@ -50,7 +50,7 @@ def test_with_gate_one_it_is_a_step_of_the_kalman_filter() -> None:
 
 
 @pytest.mark.parametrize(("prior", "observed"), [(-200.0, 200.0), (200.0, -200.0), (-300.0, -300.0), (300.0, 300.0)])
-def test_extreme_variances_give_the_surer_of_both(prior: float, observed: float) -> None:
+def test_extreme_variances_give_the_surer_of_both(prior, observed):
     leaves = [torch.full((2, 3), x, requires_grad=True) for x in (-1.0, prior, 5.0, observed)]
     gate = torch.ones(2, 1, requires_grad=True)
     mean, log_var = product_of_experts(leaves[0], leaves[1], leaves[2], leaves[3], gate)
@@ -60,7 +60,7 @@ def test_extreme_variances_give_the_surer_of_both(prior: float, observed: float)
     assert all(g.isfinite().all() for g in torch.autograd.grad((mean + log_var).sum(), [*leaves, gate]))
 
 
-def test_a_gate_of_zero_leaves_the_prior() -> None:
+def test_a_gate_of_zero_leaves_the_prior():
     prior_mean, prior_log_var, mean, log_var, _ = beliefs()
     gate = torch.zeros(7, 1, dtype=F64, requires_grad=True)
     got = product_of_experts(prior_mean, prior_log_var, mean, log_var, gate)
@@ -69,7 +69,7 @@ def test_a_gate_of_zero_leaves_the_prior() -> None:
     assert all(g.isfinite().all() for g in grads)
 
 
-def test_the_gate_starts_as_the_plain_product_and_stays_within_its_bounds() -> None:
+def test_the_gate_starts_as_the_plain_product_and_stays_within_its_bounds():
     torch.manual_seed(0)
     inputs = beliefs(200, dtype=torch.float32)
     torch.testing.assert_close(Gate()(*inputs), torch.ones(200, 1))
@@ -82,7 +82,7 @@ def test_the_gate_starts_as_the_plain_product_and_stays_within_its_bounds() -> N
     assert got.max() - got.min() > 1
 
 
-def test_the_gate_computes_its_three_features() -> None:
+def test_the_gate_computes_its_three_features():
     gate = moved(Gate())
     prior_mean, prior_log_var, mean, log_var, gap = (x.detach() for x in beliefs())
     surprise = ((mean - prior_mean) ** 2 / (log_var.exp() + prior_log_var.exp())).mean(1)
@@ -92,7 +92,7 @@ def test_the_gate_computes_its_three_features() -> None:
 
 
 @pytest.mark.parametrize("log_var", [-300.0, 300.0])
-def test_the_gate_bears_extreme_variances(log_var: float) -> None:
+def test_the_gate_bears_extreme_variances(log_var):
     inputs = beliefs(dtype=torch.float32)
     inputs[1], inputs[3] = (torch.full((7, DIM), log_var, requires_grad=True) for _ in range(2))
     got = moved(Gate(), torch.float32)(*inputs)
@@ -100,7 +100,7 @@ def test_the_gate_bears_extreme_variances(log_var: float) -> None:
     assert all(g.isfinite().all() for g in torch.autograd.grad(got.sum(), inputs[:4]))
 
 
-def test_a_set_has_in_a_batch_the_belief_it_has_alone() -> None:
+def test_a_set_has_in_a_batch_the_belief_it_has_alone():
     gate, (*parts, gap) = moved(Gate()), beliefs()
 
     def run(leaves: list[Tensor], gap: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ def test_a_set_has_in_a_batch_the_belief_it_has_alone() -> None:
     assert all(g.shape == (0, DIM) for g in torch.autograd.grad(empty.sum(), nothing))
 
 
-def test_low_precision_gives_wide_beliefs() -> None:
+def test_low_precision_gives_wide_beliefs():
     prior_mean, prior_log_var, mean, log_var, gap = (x.detach().bfloat16() for x in beliefs())
     with torch.autocast("cpu", torch.bfloat16):
         gate = Gate()(prior_mean, prior_log_var, mean, log_var, gap)
@@ -130,7 +130,7 @@ def test_low_precision_gives_wide_beliefs() -> None:
     assert gate.dtype == belief[0].dtype == belief[1].dtype == torch.float32
 
 
-def test_a_gate_of_low_precision_costs_a_belief_no_digits() -> None:
+def test_a_gate_of_low_precision_costs_a_belief_no_digits():
     prior_mean, prior_log_var, mean, log_var, _ = beliefs()
     gates = [torch.full((7, 1), 2.0, dtype=dtype) for dtype in (torch.float32, F64)]
     low, exact = (product_of_experts(prior_mean, prior_log_var, mean, log_var, gate) for gate in gates)

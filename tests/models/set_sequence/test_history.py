@@ -23,12 +23,11 @@ def course_of(sets: list[int] = SETS, times: list[float] = TIMES) -> SetLayout:
 
 
 def random_latents(num: int = len(TIMES)) -> Latent:
-    generator = torch.Generator().manual_seed(2)
-    mean, log_var = torch.randn(2, num, LATENT, generator=generator, dtype=torch.float64)
+    mean, log_var = torch.randn(2, num, LATENT, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
     return Latent(mean, log_var, mean)
 
 
-def test_a_readout_stands_behind_the_sets_of_every_patient_at_day_0() -> None:
+def test_a_readout_stands_behind_the_sets_of_every_patient_at_day_0():
     course = course_of()
     assert course.layout.cu_seqlens.tolist() == [0, 4, 5, 7, 10]
     assert course.layout.cu_seqlens.dtype == torch.int32
@@ -47,7 +46,7 @@ def test_a_readout_stands_behind_the_sets_of_every_patient_at_day_0() -> None:
     assert (nobody.layout.num_seqs, nobody.layout.max_seqlen, len(nobody.days)) == (0, 0, 0)
 
 
-def test_the_state_before_a_set_is_that_of_the_patients_own_set_before() -> None:
+def test_the_state_before_a_set_is_that_of_the_patients_own_set_before():
     course = course_of()
     states = torch.arange(10.0)[:, None].requires_grad_()
     before = states_before(states, torch.tensor([-1.0]), course)
@@ -56,7 +55,7 @@ def test_the_state_before_a_set_is_that_of_the_patients_own_set_before() -> None
     assert states.grad[:, 0].tolist() == [1, 1, 0, 0, 0, 0, 0, 1, 0, 0]
 
 
-def test_times_are_told_apart_and_the_far_past_stays_in_range() -> None:
+def test_times_are_told_apart_and_the_far_past_stays_in_range():
     encode = moved(TimeEncoding(WIDTH))
     near, far = (encode(course_of([1], [days])) for days in (-1.0, -36_500.0))
     assert (near[0] - far[0]).norm() > 0.1
@@ -75,7 +74,7 @@ def prior_of(module: Belief, history: HistoryEncoder, latent: Latent) -> Tensor:
     return module(vague, history, course_of())[0].mean
 
 
-def test_a_prior_knows_the_sets_before_and_not_its_own() -> None:
+def test_a_prior_knows_the_sets_before_and_not_its_own():
     module, history = belief("history", "product"), moved(HistoryEncoder(CONFIG, LATENT, rotary=True))
     latent = random_latents()
     before = prior_of(module, history, latent)
@@ -88,7 +87,7 @@ def test_a_prior_knows_the_sets_before_and_not_its_own() -> None:
 
 
 @pytest.mark.parametrize("prior", ["standard", "history"])
-def test_without_an_update_the_posterior_is_what_was_seen(prior: Prior) -> None:
+def test_without_an_update_the_posterior_is_what_was_seen(prior):
     latent, history = random_latents(), moved(HistoryEncoder(CONFIG, LATENT, rotary=False))
     posterior, divergence = belief(prior, "none")(latent, history, course_of())
     assert posterior is latent
@@ -98,7 +97,7 @@ def test_without_an_update_the_posterior_is_what_was_seen(prior: Prior) -> None:
         torch.testing.assert_close(divergence, closed, rtol=1e-12, atol=1e-12)
 
 
-def test_an_updated_posterior_is_drawn_in_training_alone() -> None:
+def test_an_updated_posterior_is_drawn_in_training_alone():
     latent, history = random_latents(), moved(HistoryEncoder(CONFIG, LATENT, rotary=False))
     module = belief("history", "product")
     assert torch.equal((found := module(latent, history, course_of())[0]).z, found.mean)

@@ -56,7 +56,7 @@ def summed(path: LinearPath, batch: RaggedBatch) -> Tensor:
     return found.detach()
 
 
-def test_it_reads_the_last_value_its_change_and_the_presence_of_every_known_code() -> None:
+def test_it_reads_the_last_value_its_change_and_the_presence_of_every_known_code():
     path, batch = path_of(), random_patients(LENGTHS)
     found = summed(path, batch)[:, 0].tolist()
     for row, value in enumerate(found):
@@ -68,13 +68,13 @@ def test_it_reads_the_last_value_its_change_and_the_presence_of_every_known_code
 @pytest.mark.promise("patients.linear")
 @pytest.mark.parametrize("causes", [1, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_every_patient_has_the_bits_of_a_batch_of_its_own(dtype: torch.dtype, causes: int) -> None:
+def test_every_patient_has_the_bits_of_a_batch_of_its_own(dtype, causes):
     path, batch = path_of(dtype, causes), random_patients(LENGTHS)
     alone = torch.cat([summed(path, batch.select([row])) for row in range(len(LENGTHS))])
     assert torch.equal(summed(path, batch), alone)
 
 
-def test_at_every_set_is_the_record_that_ends_there() -> None:
+def test_at_every_set_is_the_record_that_ends_there():
     path, batch = path_of(causes=2), random_patients(LENGTHS)
     found = path.at_every_set(batch.input_ids, batch.require(EventSets)).detach()
     wanted = [
@@ -110,8 +110,7 @@ def cohort(num: int, effect: float, seed: int = 0) -> RaggedBatch:
 def model_of(**fields: object) -> SetSequence:
     torch.manual_seed(0)
     config = model_config({"kind": "set_sequence", "width": 12, "hidden": 16, "latent": 8, "blocks": 1, **fields})
-    model = build_model(config, NUM_CODES)
-    return model.eval()
+    return build_model(config, NUM_CODES).eval()
 
 
 FIELDS: dict[str, dict[str, object]] = {
@@ -122,7 +121,7 @@ FIELDS: dict[str, dict[str, object]] = {
 
 @pytest.mark.promise("patients.linear")
 @pytest.mark.parametrize("known", FIELDS)
-def test_a_model_begins_as_the_regression_on_its_patients(known: str) -> None:
+def test_a_model_begins_as_the_regression_on_its_patients(known):
     def shown(seed: int) -> RaggedBatch:
         batch = cohort(400, 1.0, seed)
         bare = replace(batch.require(EventSets), durations=None, cause=None)
@@ -149,7 +148,7 @@ def test_a_model_begins_as_the_regression_on_its_patients(known: str) -> None:
 
 @pytest.mark.promise("patients.ready-labels")
 @pytest.mark.parametrize("commonest", [0, 1, 2])
-def test_several_classes_begin_as_a_regression_of_each_against_the_commonest(commonest: int) -> None:
+def test_several_classes_begin_as_a_regression_of_each_against_the_commonest(commonest):
     """Whichever that is, and whatever its place: the others' scores beside it are those of a model of these two."""
     batch = cohort(400, 1.0)
     batch = batch.with_part(replace(batch.require(EventSets), durations=None, cause=None))
@@ -178,7 +177,7 @@ def test_several_classes_begin_as_a_regression_of_each_against_the_commonest(com
 
 
 @pytest.mark.parametrize("absent", [0, 1, 2])
-def test_a_class_without_a_training_patient_begins_as_an_unlikely_one(absent: int) -> None:
+def test_a_class_without_a_training_patient_begins_as_an_unlikely_one(absent):
     batch = cohort(60, 1.0)
     batch = batch.with_part(replace(batch.require(EventSets), durations=None, cause=None))
     others = torch.tensor([one for one in range(3) if one != absent])
@@ -191,7 +190,7 @@ def test_a_class_without_a_training_patient_begins_as_an_unlikely_one(absent: in
 
 
 @pytest.mark.parametrize("known", ["a horizon", "labels"])
-def test_a_weight_of_a_class_moves_where_a_model_begins_and_what_it_learns(known: str) -> None:
+def test_a_weight_of_a_class_moves_where_a_model_begins_and_what_it_learns(known):
     batch, shares, losses = cohort(400, 1.0), [], []
     for weight in (1.0, 5.0):
         model = model_of(last_values=True, positive_weight=weight, **FIELDS[known])
@@ -199,13 +198,12 @@ def test_a_weight_of_a_class_moves_where_a_model_begins_and_what_it_learns(known
         with torch.no_grad():
             shares.append(float(model.classify(batch).softmax(1)[:, 1].mean()))
             model.load_state_dict(model_of(last_values=True, **FIELDS[known]).state_dict())
-            terms = model.losses(batch)
-            losses.append(float(terms["hazard" if known == "a horizon" else "classification"][0]))
+            losses.append(float(model.losses(batch)["hazard" if known == "a horizon" else "classification"][0]))
     assert shares[1] > shares[0] + 0.1
     assert losses[1] > 1.5 * losses[0]
 
 
-def test_where_nothing_is_known_a_model_begins_at_random() -> None:
+def test_where_nothing_is_known_a_model_begins_at_random():
     batch = cohort(20, 1.0)
     bare = batch.with_part(replace(batch.require(EventSets), durations=None, cause=None))
     model = model_of(last_values=True, bins=BINS)
@@ -215,7 +213,7 @@ def test_where_nothing_is_known_a_model_begins_at_random() -> None:
     assert all(torch.equal(part, before[name]) for name, part in model.state_dict().items())
 
 
-def test_the_penalty_is_weak_where_there_is_much_to_learn_and_strong_where_there_is_nothing() -> None:
+def test_the_penalty_is_weak_where_there_is_much_to_learn_and_strong_where_there_is_nothing():
     known: dict[str, Tensor] = {}
     nothing: dict[str, Tensor] = {}
     for effect, found in ((1.5, known), (0.0, nothing)):
@@ -226,7 +224,7 @@ def test_the_penalty_is_weak_where_there_is_much_to_learn_and_strong_where_there
     assert nothing["weight"].abs().max() < 0.1
 
 
-def test_a_solution_has_no_gradient_left() -> None:
+def test_a_solution_has_no_gradient_left():
     batch = cohort(200, 1.0)
     label = batch.seq_labels.double()[:, None]
     last = values_of_patients(batch.input_ids, batch.require(EventSets), torch.float64)
@@ -245,7 +243,7 @@ def test_a_solution_has_no_gradient_left() -> None:
     assert weight.abs().max() > 0.5
 
 
-def test_what_the_network_adds_is_small_at_first_and_everything_learns() -> None:
+def test_what_the_network_adds_is_small_at_first_and_everything_learns():
     model, batch = model_of(last_values=True, bins=BINS, horizon=200.0), cohort(50, 1.0)
     model.begin(batch)
     with torch.no_grad():
@@ -294,7 +292,7 @@ def observed_incidence(events: EventSets, cause: int, horizon: float) -> float:
 
 
 @pytest.mark.promise("patients.competing")
-def test_the_mean_probability_is_the_observed_cumulative_incidence_and_censoring_overestimates_it() -> None:
+def test_the_mean_probability_is_the_observed_cumulative_incidence_and_censoring_overestimates_it():
     horizon, num = 200.0, 1000  # within a bin
     batch, found, weights = competing_cohort(num), {}, {}
     events = batch.require(EventSets)

@@ -40,7 +40,7 @@ for largest in map(int, sys.argv[1:]):
 
 
 @pytest.mark.promise("patients.max-events")
-def test_memory_of_a_patient_of_20000_events() -> None:
+def test_memory_of_a_patient_of_20000_events():
     """One weight of attention per pair of events would take 1,600 MiB for a single head."""
     sets = ("3", "1000")  # the most events of a set
     run = subprocess.run([sys.executable, "-c", CHILD, *sets], capture_output=True, text=True, check=False)

@@ -2,8 +2,7 @@
 say they are."""
 
 import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -93,7 +92,7 @@ def assert_same_terms(model: SetSequence, alone: list[RaggedBatch], others: list
 
 
 @pytest.mark.promise("patients.batch")
-def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone() -> None:
+def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone():
     model, batch = model_of("plain"), random_patients(LENGTHS)
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
     assert_same_terms(model, alone, [[batch]])
@@ -106,7 +105,7 @@ def test_many_patients_of_0_to_513_events_in_one_batch_equal_each_alone() -> Non
 @pytest.mark.promise("patients.flat")
 @pytest.mark.parametrize("path", [nullcontext, pytest.param(library.switched_off, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("kind", SET_SEQUENCES)
-def test_all_ways_to_batch_patients_give_the_same(kind: str, path: Callable[[], AbstractContextManager[None]]) -> None:
+def test_all_ways_to_batch_patients_give_the_same(kind, path):
     model = model_of(kind)
     batch = random_patients([0, 61, 1, 0, 17, 2], causes=model.patient.causes, classes=model.patient.num_classes)
     model.label_smoothing = 0.1
@@ -121,7 +120,7 @@ def test_all_ways_to_batch_patients_give_the_same(kind: str, path: Callable[[], 
         assert_same_terms(model, alone, [[batch], [batch.pad()], split])
 
 
-def test_training_without_noise_is_evaluation() -> None:
+def test_training_without_noise_is_evaluation():
     batch = random_patients([9, 0, 30, 1])
     model = model_of("filter", sample=False, slot_noise=0.0, dropout=0.0)
     sums, counts, grads = summed(model, [batch])
@@ -134,7 +133,7 @@ def test_training_without_noise_is_evaluation() -> None:
 
 @pytest.mark.promise("patients.sets")
 @pytest.mark.parametrize("kind", SET_SEQUENCES)
-def test_the_order_of_the_events_of_a_set_changes_nothing(kind: str) -> None:
+def test_the_order_of_the_events_of_a_set_changes_nothing(kind):
     model, batch = model_of(kind), random_patients([40, 3, 0, 21], largest=20)
     shuffled, order = permute_members(batch)
     assert not torch.equal(shuffled.input_ids, batch.input_ids)
@@ -145,7 +144,7 @@ def test_the_order_of_the_events_of_a_set_changes_nothing(kind: str) -> None:
     assert_same_terms(model, [batch], [[shuffled]])
 
 
-def test_patients_without_events_are_legal() -> None:
+def test_patients_without_events_are_legal():
     model = model_of("filter").eval()
     nobody = replace(random_patients([0, 0, 0]), seq_labels=torch.tensor([1, 0, 1]))
     logits = model.classify(nobody)
@@ -175,7 +174,7 @@ def change_events(batch: RaggedBatch, chosen: Tensor) -> RaggedBatch:
 @pytest.mark.promise("patients.causal")
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("kind", ["plain", "filter"])
-def test_a_later_set_changes_no_earlier_output(kind: str, training: bool) -> None:
+def test_a_later_set_changes_no_earlier_output(kind, training):
     """To the bit, and of no other patient either; in training for the same draws."""
     model, batch = model_of(kind, dropout=0.1).train(training), random_patients([30, 0, 60, 9])
     begin, end = events_of(batch).history.cu_seqlens[2:4].tolist()
@@ -193,7 +192,7 @@ def test_a_later_set_changes_no_earlier_output(kind: str, training: bool) -> Non
         assert (before[chosen] != after[chosen]).any(1).all()
 
 
-def test_the_course_is_what_a_patient_cut_after_each_set_would_get() -> None:
+def test_the_course_is_what_a_patient_cut_after_each_set_would_get():
     model, batch = model_of("filter"), random_patients([25])
     events = events_of(batch)
     probability, attention = model.course(batch)
@@ -209,7 +208,7 @@ def test_the_course_is_what_a_patient_cut_after_each_set_would_get() -> None:
         torch.testing.assert_close(model.classify(cut).softmax(1)[0], probability[ends - 1], rtol=1e-10, atol=1e-12)
 
 
-def test_a_readout_attends_as_the_last_block_does() -> None:
+def test_a_readout_attends_as_the_last_block_does():
     """The share of a set, measured by taking the set out of the last block's keys."""
     model, batch = model_of("plain", blocks=1), random_patients([14])
     history, reading = model.history, model._read(batch)
@@ -226,7 +225,7 @@ def test_a_readout_attends_as_the_last_block_does() -> None:
 
 
 @pytest.mark.promise("patients.next-set")
-def test_terms_are_what_they_say() -> None:
+def test_terms_are_what_they_say():
     """Every one by a loop over patients, sets and events."""
     model, batch = model_of("plain", positive_weight=3.0, free_bits=0.4), random_patients([22, 0, 9, 1, 30])
     batch = replace(batch, seq_labels=torch.tensor([1, 0, -1, 0, 1]))
@@ -291,7 +290,7 @@ def test_terms_are_what_they_say() -> None:
 
 
 @pytest.mark.promise("patients.ready-labels")
-def test_the_loss_of_several_classes_is_the_cross_entropy_of_those_that_are_known() -> None:
+def test_the_loss_of_several_classes_is_the_cross_entropy_of_those_that_are_known():
     model = tiny_patients_model(classes=3, bins=None, last_values=True)
     batch = replace(random_patients([9, 0, 30, 4, 12]), seq_labels=torch.tensor([2, 0, -1, 1, 2]))
     model.label_smoothing = 0.2
@@ -309,7 +308,7 @@ def test_the_loss_of_several_classes_is_the_cross_entropy_of_those_that_are_know
 
 
 @pytest.mark.promise("patients.ready-labels")
-def test_a_class_that_never_comes_leaves_the_probability_of_an_outcome() -> None:
+def test_a_class_that_never_comes_leaves_the_probability_of_an_outcome():
     """With tied parameters, and losses and gradients too: two classes are the special case of several."""
     models = [tiny_patients_model(bins=None, last_values=True, classes=num) for num in (None, 3)]
     two, three = (model.state_dict() for model in models)
@@ -329,7 +328,7 @@ def test_a_class_that_never_comes_leaves_the_probability_of_an_outcome() -> None
     torch.testing.assert_close(grads[1][:2], grads[0], rtol=1e-12, atol=1e-12)
 
 
-def test_several_classes_have_neither_hazards_nor_a_weight_of_one() -> None:
+def test_several_classes_have_neither_hazards_nor_a_weight_of_one():
     for field, value, said in (
         ("bins", [0, 9], "leave model.bins out"),
         ("positive_weight", 2.0, "positive_weight is"),
@@ -339,7 +338,7 @@ def test_several_classes_have_neither_hazards_nor_a_weight_of_one() -> None:
         model_config({"kind": "set_sequence", "classes": 2, field: value})
 
 
-def test_reconstruction_is_of_all_levels_and_no_gradient_reaches_its_target() -> None:
+def test_reconstruction_is_of_all_levels_and_no_gradient_reaches_its_target():
     model, batch = model_of("plain"), random_patients([22, 9, 1])
     reading = model._read(batch)
     per_level = []
@@ -350,8 +349,7 @@ def test_reconstruction_is_of_all_levels_and_no_gradient_reaches_its_target() ->
     assert float(terms["reconstruction"][0].detach()) == pytest.approx((per_level[0] + 2 * per_level[1]) / 3)
     assert float(model.reconstruct(batch).sum()) == pytest.approx(per_level[1])
     assert float(terms["made_code"][0].detach()) == pytest.approx(float(model.code_nll(batch).sum()))
-    unlabelled = model.losses(replace(batch, seq_labels=None))
-    assert float(unlabelled["nll"][0]) == pytest.approx(per_level[1])
+    assert float(model.losses(replace(batch, seq_labels=None))["nll"][0]) == pytest.approx(per_level[1])
     # With the encoder out of the way nothing is left that could move the embedding.
     for parameter in model.encoder.parameters():
         parameter.data.zero_()
@@ -361,17 +359,16 @@ def test_reconstruction_is_of_all_levels_and_no_gradient_reaches_its_target() ->
     assert all(grad is None or torch.equal(grad, torch.zeros_like(grad)) for grad in grads)
 
 
-def test_other_latents_are_decoded_where_they_are_given() -> None:
+def test_other_latents_are_decoded_where_they_are_given():
     for kind in ("plain", "filter"):
         model, batch = model_of(kind), random_patients([22, 9, 1])
         own = model.vectors(batch, "set")
         assert torch.equal(model.reconstruct(batch, own), model.reconstruct(batch))
-        others = model.reconstruct(batch, own.roll(1, 0))
-        assert (others != model.reconstruct(batch)).all()
+        assert (model.reconstruct(batch, own.roll(1, 0)) != model.reconstruct(batch)).all()
 
 
 @pytest.mark.promise("patients.sets")
-def test_nothing_is_drawn_in_eval_and_training_draws_from_torch() -> None:
+def test_nothing_is_drawn_in_eval_and_training_draws_from_torch():
     model, batch = model_of("filter"), random_patients([22, 0, 9])
     before = torch.get_rng_state()
     answers(model, batch)
@@ -385,7 +382,7 @@ def test_nothing_is_drawn_in_eval_and_training_draws_from_torch() -> None:
     assert found[0] == found[1] != found[2]
 
 
-def test_draws_have_the_mean_and_the_spread_of_the_posterior() -> None:
+def test_draws_have_the_mean_and_the_spread_of_the_posterior():
     model, batch = model_of("plain", dropout=0.0, levels=1), random_patients([3, 4])
     model.train()
     torch.manual_seed(0)
@@ -396,7 +393,7 @@ def test_draws_have_the_mean_and_the_spread_of_the_posterior() -> None:
     torch.testing.assert_close(draws.std(0), sigma, rtol=0.3, atol=0)
 
 
-def test_only_terms_with_a_weight_are_computed_in_training() -> None:
+def test_only_terms_with_a_weight_are_computed_in_training():
     model, batch = model_of("plain").train(), random_patients([22, 9])
     always = {"classification", "hazard", "nll", "kl", "raw_kl"}
     assert model.begin_step(0, 10, {"classification": 1.0}) == []
@@ -408,7 +405,7 @@ def test_only_terms_with_a_weight_are_computed_in_training() -> None:
     assert set(model.losses(batch)) == set(model.count_targets(batch)) == always | set(TERMS)
 
 
-def test_weights_start_without_divergence() -> None:
+def test_weights_start_without_divergence():
     objective = Objective.of(model_of("plain"))
     assert "kl" not in objective.at(0, 100)
     assert objective.at(500, 10_000)["kl"] == pytest.approx(objective.at(1000, 10_000)["kl"] / 2)
@@ -416,7 +413,7 @@ def test_weights_start_without_divergence() -> None:
     assert "hazard" not in Objective.of(model_of("vectors")).at(0, 1)
 
 
-def test_without_labels_durations_or_values_terms_have_no_targets() -> None:
+def test_without_labels_durations_or_values_terms_have_no_targets():
     model, batch = model_of("plain"), random_patients([30, 5])
     events = events_of(batch)
     bare = replace(events, durations=None, cause=None, has_value=torch.zeros_like(events.has_value))
@@ -430,7 +427,7 @@ def test_without_labels_durations_or_values_terms_have_no_targets() -> None:
 # --------------------------------------------------------------------------- the filter
 
 
-def test_the_prior_of_a_set_is_predicted_from_the_sets_before() -> None:
+def test_the_prior_of_a_set_is_predicted_from_the_sets_before():
     """The divergence of a first set is that from the start; a later one depends on what came before."""
     model, batch = model_of("filter", update="none"), random_patients([30])
     chosen = torch.zeros(events_of(batch).num_sets, dtype=torch.bool)
@@ -444,12 +441,12 @@ def test_the_prior_of_a_set_is_predicted_from_the_sets_before() -> None:
 # --------------------------------------------------------------------------- settings and precision
 
 
-def test_bins_without_rising_edges_are_refused() -> None:
+def test_bins_without_rising_edges_are_refused():
     with pytest.raises(RecipeError, match="rising edges"):
         build_model(model_config({"kind": "set_sequence", "bins": [0, 10, 5]}), NUM_CODES)
 
 
-def test_bf16_stays_close_to_fp64_and_answers_are_fp32() -> None:
+def test_bf16_stays_close_to_fp64_and_answers_are_fp32():
     batch = random_patients([40, 0, 9, 1])
     exact, low = model_of("filter"), model_of("filter", torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
@@ -490,7 +487,7 @@ def rising_patients(num: int, seed: int) -> RaggedBatch:
 
 
 @pytest.mark.nightly
-def test_it_learns_what_only_the_order_of_values_tells() -> None:
+def test_it_learns_what_only_the_order_of_values_tells():
     sizes = {"width": 64, "heads": 2, "hidden": 128, "latent": 32, "levels": 1, "inducing": 2, "dropout": 0.0}
     model = tiny_patients_model(torch.float32, moved=False, bins=None, **sizes)
     objective = Objective.of(model)
@@ -506,7 +503,7 @@ def test_it_learns_what_only_the_order_of_values_tells() -> None:
 
 
 @pytest.mark.promise("patients.competing")
-def test_the_loss_of_which_event_came_is_told_apart_and_is_of_those_who_had_one() -> None:
+def test_the_loss_of_which_event_came_is_told_apart_and_is_of_those_who_had_one():
     model, batch = model_of("competing"), random_patients([9, 0, 30, 1, 4, 12], causes=3)
     durations, cause = torch.tensor([50.0, math.nan, 400.0, 3000.0, 120.0, 700.0]), torch.tensor([2, 1, 3, 2, 0, 1])
     batch = batch.with_part(replace(events_of(batch), durations=durations, cause=cause))

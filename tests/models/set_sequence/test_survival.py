@@ -11,16 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from unpad.errors import RecipeError
-from unpad.models.set_sequence.heads import (
-    bin_edges,
-    bins_until,
-    class_scores,
-    cumulative_hazard,
-    hazard_nll,
-    incidence,
-    observed_bins,
-    risk,
-)
+from unpad.models.set_sequence import heads
 
 F64 = torch.float64
 EDGES = [0.0, 30.0, 100.0, 365.0, 1825.0]
@@ -61,10 +52,10 @@ DAYS = st.sampled_from([*EDGES, -3.0, 0.5, 29.5, 30.5, 200.0, 1826.0, 9e9])
 @pytest.mark.parametrize("causes", [1, 3])
 @settings(deadline=None, max_examples=60)
 @given(st.data())
-def test_the_likelihood_equals_brute_force(causes: int, data: st.DataObject) -> None:
+def test_the_likelihood_equals_brute_force(causes, data):
     outcomes = data.draw(st.lists(st.tuples(DAYS, st.integers(0, causes))))
     logits = hazards(len(outcomes), causes=causes)
-    got = hazard_nll(logits, *people(*outcomes), bin_edges(EDGES, ""))
+    got = heads.hazard_nll(logits, *people(*outcomes), heads.bin_edges(EDGES, ""))
     wanted = [brute_force(row, *outcome) for row, outcome in zip(logits.tolist(), outcomes, strict=True)]
     torch.testing.assert_close(got, torch.tensor(wanted, dtype=F64), rtol=1e-10, atol=1e-10)
 
@@ -85,11 +76,11 @@ def test_the_likelihood_equals_brute_force(causes: int, data: st.DataObject) -> 
         (5000, False, 4, None),
     ],
 )
-def test_the_convention_for_ends_of_observation(days: float, seen: bool, survived: int, died: int | None) -> None:
+def test_the_convention_for_ends_of_observation(days, seen, survived, died):
     logits = hazards(1)
     logs = torch.log(1 - logits[0, :, 0].sigmoid())
     wanted = -logs[:survived].sum() - (logits[0, died, 0].sigmoid().log() if died is not None else 0)
-    got = hazard_nll(logits, *people((days, seen)), bin_edges(EDGES, ""))
+    got = heads.hazard_nll(logits, *people((days, seen)), heads.bin_edges(EDGES, ""))
     torch.testing.assert_close(got[0], wanted, rtol=1e-12, atol=1e-12)
     grad = torch.autograd.grad(got.sum(), logits)[0][0]
     assert (grad[:, 0] != 0).tolist() == [k < survived or k == died for k in range(BINS)]
@@ -102,7 +93,9 @@ def likeliest(outcomes: list[tuple[float, int]], causes: int) -> Tensor:
 
     def closure() -> float:
         optimizer.zero_grad()
-        loss = hazard_nll(logits.expand(len(outcomes), -1, -1), *people(*outcomes), bin_edges(EDGES, "")).sum()
+        loss = heads.hazard_nll(
+            logits.expand(len(outcomes), -1, -1), *people(*outcomes), heads.bin_edges(EDGES, "")
+        ).sum()
         loss.backward()
         return loss.item()
 
@@ -123,67 +116,63 @@ def aalen_johansen(outcomes: list[tuple[float, int]], cause: int) -> list[float]
 
 
 @pytest.mark.promise("patients.competing")
-def test_minimising_it_gives_the_aalen_johansen_estimate_of_every_cause() -> None:
+def test_minimising_it_gives_the_aalen_johansen_estimate_of_every_cause():
     """Who has a competing event is told apart from who is censored: else the outcome is overestimated."""
     outcomes = [(30.0, 1)] * 2 + [(30.0, 0)] * 3 + [(30.0, 2)] * 4 + [(100.0, 1)] * 4 + [(100.0, 2), (100.0, 3)] * 3
     outcomes += [(365.0, 3)] * 2 + [(365.0, 1)] + [(1825.0, 1)] * 2 + [(1825.0, 2)] + [(1825.0, 0)] * 5
-    logits, edges = likeliest(outcomes, causes=3), bin_edges(EDGES, "")
+    logits, edges = likeliest(outcomes, causes=3), heads.bin_edges(EDGES, "")
     censored = likeliest([(days, cause if cause == 1 else 0) for days, cause in outcomes], causes=1)
     for place, end in enumerate(EDGES[1:]):
-        found = incidence(logits, bins_until(end, edges)).exp()[0]
+        found = heads.incidence(logits, heads.bins_until(end, edges)).exp()[0]
         wanted = [aalen_johansen(outcomes, cause)[place] for cause in (1, 2, 3)]
         assert found.tolist() == pytest.approx([1 - sum(wanted), *wanted], abs=1e-4)
-        scores = class_scores(logits, bins_until(end, edges)).exp()[0]
+        scores = heads.class_scores(logits, heads.bins_until(end, edges)).exp()[0]
         assert scores.tolist() == pytest.approx([1 - wanted[0], wanted[0]], abs=1e-4)
         if place:  # nobody at risk of the first bin has left before
-            assert class_scores(censored, bins_until(end, edges)).exp()[0, 1] > 1.1 * wanted[0]
+            assert heads.class_scores(censored, heads.bins_until(end, edges)).exp()[0, 1] > 1.1 * wanted[0]
 
 
 @pytest.mark.promise("patients.competing")
 @pytest.mark.parametrize("horizon", [10.0, 30.0, 65.0, 1000.0, 1825.0])
-def test_the_incidence_of_a_cause_is_that_of_constant_rates_within_every_bin(horizon: float) -> None:
+def test_the_incidence_of_a_cause_is_that_of_constant_rates_within_every_bin(horizon):
     logits = hazards(4, causes=3).detach()
-    found = incidence(logits, bins_until(horizon, bin_edges(EDGES, ""))).exp()
+    found = heads.incidence(logits, heads.bins_until(horizon, heads.bin_edges(EDGES, ""))).exp()
     for person, rows in enumerate(logits.tolist()):
         left, wanted = 1.0, [0.0, 0.0, 0.0]
         for row, (start, end) in zip(rows, pairwise(EDGES), strict=True):
             nothing, *causes = softmax(row)
-            share = min(max((horizon - start) / (end - start), 0), 1)
-            came = left * (1 - nothing**share)
+            came = left * (1 - nothing ** min(max((horizon - start) / (end - start), 0), 1))
             wanted = [one + came * cause / sum(causes) for one, cause in zip(wanted, causes, strict=True)]
             left -= came
         assert found[person].tolist() == pytest.approx([left, *wanted], abs=1e-6)
 
 
 @pytest.mark.promise("patients.competing")
-def test_beside_competing_events_probability_and_risk_order_people_alike_and_a_sure_other_event_leaves_no_risk() -> (
-    None
-):
+def test_beside_competing_events_probability_and_risk_order_people_alike_and_a_sure_other_event_leaves_no_risk():
     logits = hazards(50, causes=3).detach()
-    edges = bin_edges(EDGES, "")
-    p = class_scores(logits, bins_until(EDGES[-1], edges))[:, 1]
-    assert torch.equal(p.argsort(), risk(logits).argsort())
-    assert not torch.equal(p.argsort(), cumulative_hazard(logits)[:, -1].argsort()), "the risk of any event is another"
+    p = heads.class_scores(logits, heads.bins_until(EDGES[-1], heads.bin_edges(EDGES, "")))[:, 1]
+    assert torch.equal(p.argsort(), heads.risk(logits).argsort())
+    assert not torch.equal(p.argsort(), heads.cumulative_hazard(logits)[:, -1].argsort()), (
+        "the risk of any event is another"
+    )
     logits[:, 0, 1] = 60.0  # the first competing event comes in the first bin
-    assert risk(logits).max() < 1e-20
+    assert heads.risk(logits).max() < 1e-20
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_without_competing_events_values_and_gradients_have_the_bits_of_the_formulas_of_one_event(
-    dtype: torch.dtype,
-) -> None:
+def test_without_competing_events_values_and_gradients_have_the_bits_of_the_formulas_of_one_event(dtype):
     """So runs without them are what they were before there were any."""
-    edges = bin_edges(EDGES, "")
-    until = bins_until(200.0, edges)
+    edges = heads.bin_edges(EDGES, "")
+    until = heads.bins_until(200.0, edges)
     durations, cause = people(*[(days, cause) for days in (10.0, 30.0, 77.0, 400.0, 5000.0) for cause in (0, 1)])
     logits, alone = (3 * hazards(10, dtype).detach() for _ in range(2))
     logits.requires_grad_()
     alone = alone[..., 0].requires_grad_()
-    tried, came = observed_bins(durations, cause, edges)
+    tried, came = heads.observed_bins(durations, cause, edges)
     total = (-F.logsigmoid(-alone) * until).sum(1)
     scores = torch.stack([-total, (-torch.expm1(-total)).log()], 1)
     nll = torch.where(tried, -F.logsigmoid(torch.where(came, alone, -alone)), 0).sum(1)
-    pairs = [(hazard_nll(logits, durations, cause, edges), nll), (class_scores(logits, until), scores)]
+    pairs = [(heads.hazard_nll(logits, durations, cause, edges), nll), (heads.class_scores(logits, until), scores)]
     for found, wanted in pairs:
         assert torch.equal(found, wanted)
         [gradient], [expected] = (
@@ -192,19 +181,18 @@ def test_without_competing_events_values_and_gradients_have_the_bits_of_the_form
         assert torch.equal(gradient[..., 0], expected)
 
 
-def test_hazards_add_up_to_minus_the_logarithm_of_the_product_of_what_is_left() -> None:
+def test_hazards_add_up_to_minus_the_logarithm_of_the_product_of_what_is_left():
     logits = hazards(5)
-    got = cumulative_hazard(logits)
+    got = heads.cumulative_hazard(logits)
     torch.testing.assert_close(got, -(1 - logits[..., 0].sigmoid()).cumprod(1).log(), rtol=1e-12, atol=1e-12)
     assert (got.diff(dim=1) >= 0).all()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_certain_hazards_stay_finite(dtype: torch.dtype) -> None:
-    edges = bin_edges(EDGES, "")
+def test_certain_hazards_stay_finite(dtype):
+    edges = heads.bin_edges(EDGES, "")
     logits = torch.tensor([[[-500.0]] * BINS, [[500.0]] * BINS], dtype=dtype, requires_grad=True)
-    outcomes = people((50, True), (5000, False))
-    values = [hazard_nll(logits, *outcomes, edges), cumulative_hazard(logits)]
+    values = [heads.hazard_nll(logits, *people((50, True), (5000, False)), edges), heads.cumulative_hazard(logits)]
     for value in values:
         assert value.dtype == torch.float32
         assert value.isfinite().all()
@@ -213,48 +201,48 @@ def test_certain_hazards_stay_finite(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("causes", [1, 3])
-def test_gradients_are_those_of_the_values(causes: int) -> None:
-    outcomes, edges = people((50, 1), (50, 0), (5000, 0), (30, causes)), bin_edges(EDGES, "")
-    logits, until = hazards(4, causes=causes), bins_until(200.0, bin_edges(EDGES, ""))
-    assert torch.autograd.gradcheck(lambda x: incidence(x, until.double()), (logits,))
-    assert torch.autograd.gradcheck(lambda x: hazard_nll(x, *outcomes, edges), (logits,))
-    assert torch.autograd.gradcheck(cumulative_hazard, (logits,))
+def test_gradients_are_those_of_the_values(causes):
+    outcomes, edges = people((50, 1), (50, 0), (5000, 0), (30, causes)), heads.bin_edges(EDGES, "")
+    logits, until = hazards(4, causes=causes), heads.bins_until(200.0, heads.bin_edges(EDGES, ""))
+    assert torch.autograd.gradcheck(lambda x: heads.incidence(x, until.double()), (logits,))
+    assert torch.autograd.gradcheck(lambda x: heads.hazard_nll(x, *outcomes, edges), (logits,))
+    assert torch.autograd.gradcheck(heads.cumulative_hazard, (logits,))
 
 
-def test_a_duration_that_is_no_number_is_not_taken_for_a_long_one() -> None:
-    got = hazard_nll(hazards(2), *people((math.nan, False), (50, True)), bin_edges(EDGES, ""))
+def test_a_duration_that_is_no_number_is_not_taken_for_a_long_one():
+    got = heads.hazard_nll(hazards(2), *people((math.nan, False), (50, True)), heads.bin_edges(EDGES, ""))
     assert got.isnan().tolist() == [True, False]
 
 
-def test_thousands_of_people_and_edges_that_fp32_cannot_hold() -> None:
+def test_thousands_of_people_and_edges_that_fp32_cannot_hold():
     """An edge and a duration of the same decimal number are the same day, whatever dtype each is in."""
     num = 4000
     durations, cause = torch.full((num,), 0.1), (torch.arange(num) + 1) % 2
     logits = torch.zeros(num, 2, 1, dtype=F64)
-    got = hazard_nll(logits, durations, cause, torch.tensor([0, 0.1, 0.3], dtype=F64))
+    got = heads.hazard_nll(logits, durations, cause, torch.tensor([0, 0.1, 0.3], dtype=F64))
     assert got.tolist() == pytest.approx([math.log(2)] * num)  # the outcome in the first bin, or that bin survived
 
 
 @pytest.mark.parametrize("days", [[], [0], [0, 0], [0, 5, 3], [-1, 5], [0, math.nan], [0, math.inf]])
-def test_edges_that_make_no_bins_are_refused(days: list[float]) -> None:
+def test_edges_that_make_no_bins_are_refused(days):
     with pytest.raises(RecipeError, match="at least two rising edges") as caught:
-        bin_edges(days, "model.bins")
+        heads.bin_edges(days, "model.bins")
     assert caught.value.where == "model.bins"
     assert caught.value.fix
 
 
 @pytest.mark.promise("patients.horizon")
-def test_probability_and_risk_to_the_last_edge_order_people_alike() -> None:
+def test_probability_and_risk_to_the_last_edge_order_people_alike():
     logits = hazards(50).detach()
-    p = class_scores(logits, bins_until(EDGES[-1], bin_edges(EDGES, "")))[:, 1]
-    assert torch.equal(p.argsort(), cumulative_hazard(logits)[:, -1].argsort())
+    p = heads.class_scores(logits, heads.bins_until(EDGES[-1], heads.bin_edges(EDGES, "")))[:, 1]
+    assert torch.equal(p.argsort(), heads.cumulative_hazard(logits)[:, -1].argsort())
 
 
 @pytest.mark.parametrize("causes", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, F64])
-def test_a_horizon_of_certain_hazards_has_scores_and_gradients(dtype: torch.dtype, causes: int) -> None:
+def test_a_horizon_of_certain_hazards_has_scores_and_gradients(dtype, causes):
     logits = torch.tensor([[[-200.0] * causes] * BINS, [[200.0] * causes] * BINS], dtype=dtype, requires_grad=True)
-    scores = class_scores(logits, bins_until(100.0, bin_edges(EDGES, "")))
+    scores = heads.class_scores(logits, heads.bins_until(100.0, heads.bin_edges(EDGES, "")))
     scores.log_softmax(1).sum().backward()
     assert scores.isfinite().all()
     assert logits.grad.isfinite().all()
@@ -263,8 +251,8 @@ def test_a_horizon_of_certain_hazards_has_scores_and_gradients(dtype: torch.dtyp
 
 
 @pytest.mark.parametrize("horizon", [0.0, 1826.0])
-def test_a_horizon_outside_of_the_bins_is_refused(horizon: float) -> None:
+def test_a_horizon_outside_of_the_bins_is_refused(horizon):
     with pytest.raises(RecipeError) as error:
-        bins_until(horizon, bin_edges(EDGES, ""))
+        heads.bins_until(horizon, heads.bin_edges(EDGES, ""))
     assert f"the horizon is day {horizon:g}" in error.value.what
     assert error.value.where == "model.bins"

@@ -13,15 +13,6 @@ from torch.nn import functional as F
 from tests.helpers.samples import VISION, WIDTH, Samples, bounds_of, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
 from unpad.models.vision_language import merge
-from unpad.models.vision_language.merge import (
-    Merged,
-    PoolMerger,
-    QuestionMerger,
-    SimilarityMerger,
-    TopMerger,
-    num_merged,
-    similarity_merge,
-)
 from unpad.nn.segments import segment_top_k
 
 SLOTS = 4
@@ -31,30 +22,30 @@ KINDS = ["top", "question", "pool", "similarity"]
 def make(kind: str, dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
     if kind == "top":
-        return TopMerger(WIDTH, 8, 0.4, dropout=dropout)
+        return merge.TopMerger(WIDTH, 8, 0.4, dropout=dropout)
     if kind == "question":
-        return QuestionMerger(WIDTH, WIDTH, 8, 2, 0.4, dropout=dropout)
-    return PoolMerger(WIDTH, WIDTH, SLOTS, 8, 2, dropout) if kind == "pool" else SimilarityMerger(0.4)
+        return merge.QuestionMerger(WIDTH, WIDTH, 8, 2, 0.4, dropout=dropout)
+    return merge.PoolMerger(WIDTH, WIDTH, SLOTS, 8, 2, dropout) if kind == "pool" else merge.SimilarityMerger(0.4)
 
 
-def run(merger: nn.Module, samples: Samples) -> Merged:
+def run(merger: nn.Module, samples: Samples) -> merge.Merged:
     merged = merger(samples)
-    assert isinstance(merged, Merged)
+    assert isinstance(merged, merge.Merged)
     return merged
 
 
-def dense(merged: Merged, num_vision: int) -> Tensor:
+def dense(merged: merge.Merged, num_vision: int) -> Tensor:
     """Weights as one matrix, (total_out, num_vision)."""
     return merged.weights.average(torch.eye(num_vision, dtype=torch.float64))
 
 
-def test_slots_have_any_width_that_their_heads_divide() -> None:
-    assert PoolMerger(WIDTH, WIDTH, 2, inner=6, heads=3).attention.heads == 3
+def test_slots_have_any_width_that_their_heads_divide():
+    assert merge.PoolMerger(WIDTH, WIDTH, 2, inner=6, heads=3).attention.heads == 3
 
 
 @pytest.mark.promise("vqa.merge-simple", "vqa.merge-slots")
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_number_of_tokens_is_the_promised_one(kind: str) -> None:
+def test_the_number_of_tokens_is_the_promised_one(kind):
     merged = run(make(kind).double().eval(), make_samples())
     wanted = [SLOTS if n else 0 for n in VISION] if kind == "pool" else [2, 1, 16, 4, 0, 1, 17]
     assert merged.layout.lengths().tolist() == wanted
@@ -63,17 +54,17 @@ def test_the_number_of_tokens_is_the_promised_one(kind: str) -> None:
 
 
 @pytest.mark.promise("vqa.merge-simple")
-def test_a_ratio_gives_the_integer_it_means() -> None:
+def test_a_ratio_gives_the_integer_it_means():
     lengths = [100, 576, 1, 0, 3]
     layout = build_layout(np.array(lengths))
-    assert num_merged(layout, 0.29).tolist() == [29, 167, 1, 0, 1]
-    assert num_merged(layout, 1.0).tolist() == lengths
+    assert merge.num_merged(layout, 0.29).tolist() == [29, 167, 1, 0, 1]
+    assert merge.num_merged(layout, 1.0).tolist() == lengths
 
 
 @pytest.mark.promise("vqa.merge-simple")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("training", [False, True])
-def test_weights_are_means_of_the_samples_own_tokens(kind: str, training: bool) -> None:
+def test_weights_are_means_of_the_samples_own_tokens(kind, training):
     samples = make_samples()
     merged = run(moved(make(kind, 0.1 * training)).train(training), samples)
     weights = dense(merged, len(samples.vision))
@@ -85,7 +76,7 @@ def test_weights_are_means_of_the_samples_own_tokens(kind: str, training: bool) 
 
 @pytest.mark.promise("vqa.merge-slots")
 @pytest.mark.parametrize("kind", KINDS)
-def test_at_the_start_tokens_are_convex_means_of_raw_features(kind: str) -> None:
+def test_at_the_start_tokens_are_convex_means_of_raw_features(kind):
     """So whatever follows, frozen and trained on raw features, sees features of their size."""
     samples = make_samples()
     merged = run(make(kind).double().eval(), samples)
@@ -97,7 +88,7 @@ def test_at_the_start_tokens_are_convex_means_of_raw_features(kind: str) -> None
 
 @pytest.mark.promise("vqa.merge-question")
 @pytest.mark.parametrize("kind", ["question", "pool"])
-def test_another_samples_question_changes_nothing_and_ones_own_does(kind: str) -> None:
+def test_another_samples_question_changes_nothing_and_ones_own_does(kind):
     merger, samples = moved(make(kind)), make_samples()
     before = run(merger, samples)
     other = make_samples(seed=5)
@@ -111,7 +102,7 @@ def test_another_samples_question_changes_nothing_and_ones_own_does(kind: str) -
 
 @pytest.mark.promise("vqa.merge-question")
 @pytest.mark.parametrize("size", [3, 0.02])  # embeddings begin with a deviation of 0.02
-def test_a_different_question_chooses_different_tokens(size: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_different_question_chooses_different_tokens(size, monkeypatch):
     torch.manual_seed(0)
     merger, samples = make("question").double().eval(), make_samples([40], [6])
     chosen = []
@@ -122,15 +113,14 @@ def test_a_different_question_chooses_different_tokens(size: float, monkeypatch:
 
     monkeypatch.setattr(merge, "segment_top_k", top_k)
     for seed in range(2):
-        question = size * make_samples([40], [6], seed=seed).question.detach()
-        merger(replace(samples, question=question))
+        merger(replace(samples, question=size * make_samples([40], [6], seed=seed).question.detach()))
     assert [int(choice.sum()) for choice in chosen] == [16, 16]
     assert not torch.equal(chosen[0], chosen[1])
 
 
 @pytest.mark.promise("vqa.merge-question")
 @pytest.mark.parametrize("kind", ["question", "pool"])
-def test_without_a_question_its_layers_do_nothing(kind: str) -> None:
+def test_without_a_question_its_layers_do_nothing(kind):
     merger, samples = moved(make(kind)), make_samples([9, 5], [0, 0])
     names = [name for name, _ in merger.named_parameters() if "question" in name]
     merged = run(merger, samples)
@@ -141,7 +131,7 @@ def test_without_a_question_its_layers_do_nothing(kind: str) -> None:
 
 @pytest.mark.promise("vqa.merge-simple")
 @pytest.mark.parametrize("kind", KINDS)
-def test_eval_draws_nothing_and_training_by_torchs_generator(kind: str) -> None:
+def test_eval_draws_nothing_and_training_by_torchs_generator(kind):
     merger, samples = moved(make(kind)), make_samples()
     state = torch.get_rng_state()
     first = run(merger, samples).features
@@ -159,7 +149,7 @@ def test_eval_draws_nothing_and_training_by_torchs_generator(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_bf16_gives_means_and_finite_gradients(kind: str) -> None:
+def test_bf16_gives_means_and_finite_gradients(kind):
     """Not the same means as in fp64: other tokens may be the best."""
     merger = moved(make(kind), torch.float32)
     samples = make_samples([40, 44, 9], [4, 0, 3], torch.float32)
@@ -197,10 +187,10 @@ def merge_by_hand(x: Tensor, budget: int) -> Tensor:
 @pytest.mark.promise("vqa.methods")
 @settings(deadline=None, max_examples=40)
 @given(lengths=st.lists(st.integers(1, 30), min_size=1, max_size=5), data=st.data())
-def test_similar_tokens_merge_as_the_paper_says(lengths: list[int], data: st.DataObject) -> None:
+def test_similar_tokens_merge_as_the_paper_says(lengths, data):
     budget = [data.draw(st.integers(1, n + 2)) for n in lengths]
     samples = make_samples(lengths, [0] * len(lengths))
-    merged = similarity_merge(samples.vision, samples.vision_layout, torch.tensor(budget))
+    merged = merge.similarity_merge(samples.vision, samples.vision_layout, torch.tensor(budget))
     parts = [
         merge_by_hand(samples.vision[start:stop].detach(), most)
         for (start, stop), most in zip(bounds_of(samples.vision_layout), budget, strict=True)

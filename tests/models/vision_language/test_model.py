@@ -1,26 +1,20 @@
 """Text with images: every sequence equals itself alone, and every image reaches its own place."""
 
-import importlib.util
-import sys
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from types import ModuleType
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
 
+from tests.helpers.gradients import assert_same_update, gradients
 from tests.helpers.vision import IMAGE, LEARNED, ROWS, SAMPLES, TOWERS, VOCAB, VOCABULARY, picture, prepare, tiny
-from unpad.batching.batch import RaggedBatch, from_padded, from_sequences
+from unpad.batching.batch import from_padded, from_sequences
 from unpad.data.preprocess import preprocess
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.engine import advance
 from unpad.inference.generate import generate
 from unpad.models.contract import WEIGHTS
-from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.tower import TowerConfig
 from unpad.nn.activation import activate
 from unpad.nn.cache import CachedRow, KeyValueCache
@@ -29,50 +23,13 @@ from unpad.recipes.training import GenerateSettings
 from unpad.training.optim import freeze
 from unpad.training.step import accumulate
 
-
-@pytest.fixture(autouse=True)
-def _positions_of_grids(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stand-in for positions in images of any size where there are none."""
-    if importlib.util.find_spec("unpad.nn.positions") is not None:
-        return
-
-    class GridPositions(nn.Module):
-        def __init__(self, width: int) -> None:
-            super().__init__()
-            self.place = nn.Linear(2, width)
-
-        def forward(self, position_ids: Tensor, grid: Tensor, layout: Any) -> Tensor:
-            columns = grid[layout.seq_of_token(), 1]
-            places = torch.stack([position_ids // columns, position_ids % columns], 1)
-            return self.place(places.to(self.place.weight.dtype))
-
-    module = ModuleType("unpad.nn.positions")
-    module.GridPositions = GridPositions
-    monkeypatch.setitem(sys.modules, "unpad.nn.positions", module)
-
-
-def gradients(model: VisionLanguage, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    model.zero_grad()
-    sums, counts = accumulate(model, micros, WEIGHTS, "fp32")
-    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-    return grads, {name: float(value) / counts[name] for name, value in sums.items()}
-
-
-def assert_same(model: VisionLanguage, expected: Sequence[RaggedBatch], micros: Sequence[RaggedBatch]) -> None:
-    grads, terms = gradients(model, expected)
-    other_grads, other_terms = gradients(model, micros)
-    assert terms == pytest.approx(other_terms, abs=1e-10, rel=1e-10)
-    for name, grad in grads.items():
-        torch.testing.assert_close(other_grads[name], grad, rtol=1e-9, atol=1e-10, msg=lambda m, n=name: f"{n}: {m}")
-
-
 # --------------------------------------------------------------------------- alone = together
 
 
 @pytest.mark.promise("vqa.row-by-row", "vqa.any-images")
 @pytest.mark.parametrize("path", [nullcontext, library.switched_off], ids=["native", "torch"])
 @pytest.mark.parametrize("kind", TOWERS)
-def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind: str, path: Any) -> None:
+def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind, path):
     model, batch = tiny(**TOWERS[kind]), prepare(SAMPLES[kind]).batch
     num_seqs = batch.num_seqs
     with path():
@@ -84,14 +41,13 @@ def test_every_sequence_equals_itself_alone_in_outputs_and_gradients(kind: str, 
                 mask = padded.layout.attention_mask
                 same = from_padded(model(padded).unflatten(0, mask.shape), mask)
                 torch.testing.assert_close(same, hidden, rtol=1e-10, atol=1e-10)
-        assert_same(model, alone, [batch])
-        assert_same(model, alone, [batch.pad("left", pad_id=7), batch.select([])])
         order = np.random.default_rng(0).permutation(num_seqs).tolist()
-        assert_same(model, alone, [batch.select(order[:2]), batch.select([]), batch.select(order[2:])])
+        split = [batch.select(order[:2]), batch.select([]), batch.select(order[2:])]
+        assert_same_update(model, alone, [batch], [batch.pad("left", pad_id=7), batch.select([])], split)
 
 
 @pytest.mark.promise("vqa.eight-steps")
-def test_loss_curves_of_batches_and_of_single_samples_are_equal() -> None:
+def test_loss_curves_of_batches_and_of_single_samples_are_equal():
     batch = prepare(ROWS).batch
     curves = []
     for micros in ([batch], [batch.select([i]) for i in range(batch.num_seqs)]):
@@ -111,7 +67,7 @@ def test_loss_curves_of_batches_and_of_single_samples_are_equal() -> None:
 
 
 @pytest.mark.parametrize("positions", ["rotary", "learned", "sinusoidal"])
-def test_text_without_images_is_what_the_decoder_makes_of_it(positions: str) -> None:
+def test_text_without_images_is_what_the_decoder_makes_of_it(positions):
     model, prepared = tiny(LEARNED, {"positions": positions}), prepare(ROWS)
     batch = prepared.batch
     text_rows = [i for i, spans in enumerate(prepared.vision_spans) if not spans]
@@ -123,7 +79,7 @@ def test_text_without_images_is_what_the_decoder_makes_of_it(positions: str) -> 
         torch.testing.assert_close(torch.cat([rows[i] for i in text_rows]), expected, rtol=1e-10, atol=1e-10)
 
 
-def test_the_tower_does_not_run_for_text_alone() -> None:
+def test_the_tower_does_not_run_for_text_alone():
     model = tiny(**TOWERS["clip"])
     model.tower.register_forward_hook(lambda *_: pytest.fail("the tower ran"))
     for batch in (prepare([ROWS[2], ROWS[5]]).batch, prepare(ROWS).batch.select([2, 5])):
@@ -133,14 +89,14 @@ def test_the_tower_does_not_run_for_text_alone() -> None:
         assert model.embed.weight.grad is not None
 
 
-def test_any_id_may_stand_for_an_image() -> None:
+def test_any_id_may_stand_for_an_image():
     batch = prepare(ROWS).batch
     far = replace(batch, input_ids=torch.where(batch.input_ids == IMAGE, -200, batch.input_ids))
     with torch.no_grad():
         assert torch.equal(tiny(**TOWERS["clip"])(batch), tiny(**TOWERS["clip"], image_id=-200)(far))
 
 
-def test_embeddings_in_place_of_tokens_are_equal() -> None:
+def test_embeddings_in_place_of_tokens_are_equal():
     model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     given = replace(batch, input_ids=None, inputs_embeds=model.embed(batch.input_ids).detach().requires_grad_())
     hidden = model(given)
@@ -149,7 +105,7 @@ def test_embeddings_in_place_of_tokens_are_equal() -> None:
     assert given.inputs_embeds.grad[batch.media_index].abs().max() == 0
 
 
-def test_a_spliced_batch_holds_its_text_and_its_images_as_vectors_and_nothing_else() -> None:
+def test_a_spliced_batch_holds_its_text_and_its_images_as_vectors_and_nothing_else():
     model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     visual = model.encode(batch.media)
     spliced = model.splice(batch, visual)
@@ -163,7 +119,7 @@ def test_a_spliced_batch_holds_its_text_and_its_images_as_vectors_and_nothing_el
     torch.testing.assert_close(model.decoder(spliced.select(order)), model(batch.select(order)), rtol=1e-10, atol=1e-10)
 
 
-def test_decoding_with_a_cache_equals_the_whole_pass() -> None:
+def test_decoding_with_a_cache_equals_the_whole_pass():
     model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     # The last token of an answer is no input of the batch; in the whole pass a 3 takes its place.
     whole = prepare([(" ".join([row[0], *row[2].split()[:-1], "3"]), row[1], "1") for row in ROWS]).batch
@@ -180,7 +136,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass() -> None:
 # --------------------------------------------------------------------------- freezing and precision
 
 
-def test_a_frozen_tower_builds_no_graph_and_changes_no_other_gradient() -> None:
+def test_a_frozen_tower_builds_no_graph_and_changes_no_other_gradient():
     model, batch = tiny(**TOWERS["clip"]), prepare(ROWS).batch
     expected, _ = gradients(model, [batch])
     modes: list[bool] = []
@@ -199,7 +155,7 @@ def test_a_frozen_tower_builds_no_graph_and_changes_no_other_gradient() -> None:
     assert modes == [False, True]
 
 
-def test_autocast_leaves_the_residual_streams_in_fp32() -> None:
+def test_autocast_leaves_the_residual_streams_in_fp32():
     model, batch = tiny(**TOWERS["clip"], dtype=torch.float32), prepare(ROWS).batch
     with torch.no_grad():
         exact = model.logits(model(batch))
@@ -210,7 +166,7 @@ def test_autocast_leaves_the_residual_streams_in_fp32() -> None:
 
 
 @torch.no_grad()
-def test_visual_tokens_may_come_in_low_precision() -> None:
+def test_visual_tokens_may_come_in_low_precision():
     model, batch = tiny(**TOWERS["clip"], dtype=torch.float32), prepare(ROWS).batch
     visual = model.encode(batch.media).bfloat16()
     spliced = model.splice(batch, visual)
@@ -219,7 +175,7 @@ def test_visual_tokens_may_come_in_low_precision() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_quick_gelu_is_x_times_the_sigmoid_of_1_702_x(dtype: torch.dtype) -> None:
+def test_quick_gelu_is_x_times_the_sigmoid_of_1_702_x(dtype):
     x = torch.linspace(-6, 6, 60, dtype=torch.float64).unflatten(0, (5, 12)).to(dtype)
     expected = x.double() / (1 + torch.exp(-1.702 * x.double()))
     tolerance = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 2e-2}[dtype]
@@ -230,7 +186,7 @@ def test_quick_gelu_is_x_times_the_sigmoid_of_1_702_x(dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("layer", range(-3, 3))
-def test_features_are_taken_after_the_layer_asked_for(layer: int) -> None:
+def test_features_are_taken_after_the_layer_asked_for(layer):
     model = tiny({**LEARNED, "feature_layer": layer})
     media = prepare(ROWS).batch.media
     counted: list[int] = []
@@ -241,12 +197,12 @@ def test_features_are_taken_after_the_layer_asked_for(layer: int) -> None:
 
 
 @pytest.mark.parametrize("layer", [-4, 3])
-def test_a_layer_the_tower_does_not_have_is_refused(layer: int) -> None:
+def test_a_layer_the_tower_does_not_have_is_refused(layer):
     with pytest.raises(RecipeError, match=f"feature_layer {layer} is none of a tower with 2 blocks"):
         tiny({**LEARNED, "feature_layer": layer})
 
 
-def test_the_class_token_of_every_image_is_before_its_own_patches() -> None:
+def test_the_class_token_of_every_image_is_before_its_own_patches():
     tower = tiny(**TOWERS["clip"]).tower
     media = prepare(ROWS).batch.media
     layout = media.layout
@@ -264,7 +220,7 @@ def test_the_class_token_of_every_image_is_before_its_own_patches() -> None:
 
 
 @pytest.mark.promise("vqa.visual-tokens")
-def test_a_sequence_with_another_number_of_placeholders_is_named() -> None:
+def test_a_sequence_with_another_number_of_placeholders_is_named():
     model = tiny(**TOWERS["clip"])
     batch = prepare(ROWS, sample_ids=[10, 11, 12, 13, 14, 15]).batch
     ids = batch.input_ids.clone()
@@ -278,7 +234,7 @@ def test_a_sequence_with_another_number_of_placeholders_is_named() -> None:
 
 
 @pytest.mark.parametrize("image_id", [IMAGE, None])
-def test_fewer_places_than_visual_tokens_are_named(image_id: int | None) -> None:
+def test_fewer_places_than_visual_tokens_are_named(image_id):
     model = tiny(**TOWERS["clip"], image_id=image_id)
     batch = prepare(ROWS).batch
     with pytest.raises(SourceError, match="3 placeholders for 4 visual tokens") as caught:
@@ -287,7 +243,7 @@ def test_fewer_places_than_visual_tokens_are_named(image_id: int | None) -> None
 
 
 @pytest.mark.promise("vqa.visual-tokens")
-def test_visual_tokens_beside_their_placeholders_are_refused() -> None:
+def test_visual_tokens_beside_their_placeholders_are_refused():
     batch = prepare(ROWS).batch
     index = batch.media_index.clone()
     index[:4] += 1
@@ -298,7 +254,7 @@ def test_visual_tokens_beside_their_placeholders_are_refused() -> None:
 
 @pytest.mark.promise("vqa.visual-tokens")
 @pytest.mark.parametrize("change", ["another row", "flipped", "twice"])
-def test_places_in_another_row_or_order_are_refused_without_an_id_of_placeholders(change: str) -> None:
+def test_places_in_another_row_or_order_are_refused_without_an_id_of_placeholders(change):
     batch = prepare(ROWS).batch
     index, model = batch.media_index.clone(), tiny(**TOWERS["clip"], image_id=None)
     model(batch)
@@ -313,22 +269,21 @@ def test_places_in_another_row_or_order_are_refused_without_an_id_of_placeholder
 
 
 @pytest.mark.promise("images.square")
-def test_images_that_do_not_fit_the_tower_are_refused() -> None:
+def test_images_that_do_not_fit_the_tower_are_refused():
     model = tiny(**TOWERS["clip"])
     with pytest.raises(SourceError, match="an image has 3 x 1 patches; learned positions know 2 x 2 alone"):
         model(prepare([("1 <image>", [(3, 1)], "2")]).batch)
-    images = [[picture((2, 2), 3, 0)]]
-    batch = preprocess(VOCABULARY, images, ["1 <image>"], ["2"]).batch
+    batch = preprocess(VOCABULARY, [[picture((2, 2), 3, 0)]], ["1 <image>"], ["2"]).batch
     with pytest.raises(SourceError, match="a patch has 27 values, expected 3 x 2 x 2"):
         model(batch)
 
 
-def test_an_image_that_leads_past_the_context_is_refused() -> None:
+def test_an_image_that_leads_past_the_context_is_refused():
     with pytest.raises(RecipeError, match="position 8 is outside the model's context of 5 tokens"):
         tiny(LEARNED, {"context": 5})(prepare(ROWS[:1]).batch)
 
 
-def test_the_model_offers_what_training_and_generation_ask_for() -> None:
+def test_the_model_offers_what_training_and_generation_ask_for():
     model = tiny(LEARNED, {"causal": False})
     assert (model.config.longest, model.causal, model.head_dim) == (64, False, 4)
     model.label_smoothing = 0.1
@@ -338,7 +293,6 @@ def test_the_model_offers_what_training_and_generation_ask_for() -> None:
     assert nll.shape == (batch.num_targets,)
     torch.testing.assert_close(nll.sum(), model.losses(batch)["nll"][0].detach())
     assert TowerConfig().num_run == 1  # of two blocks
-    plain = from_sequences([[1, 2, 3]])
-    assert model.logits(model(plain)).shape == (2, VOCAB)
+    assert model.logits(model(from_sequences([[1, 2, 3]]))).shape == (2, VOCAB)
     model, settings, prompts = tiny(LEARNED), GenerateSettings(max_new_tokens=4, temperature=0), [[1, 2, 3], [4]]
     assert generate(model, prompts, settings, eos_id=-1) == generate(model.decoder, prompts, settings, eos_id=-1)

@@ -1,6 +1,5 @@
 """Visual tokens leave the language model sample by sample: as if they had never been there, and nobody else's."""
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
@@ -10,8 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.gradients import assert_same_update
 from tests.helpers.grid import pairs
-from tests.helpers.pruning import BLOCKS, EARLY, HEADS, KV_HEADS, METHODS, ROWS, WIDTH, pruned
+from tests.helpers.pruning import BLOCKS, EARLY, HEADS, KV_HEADS, METHODS, ROWS, WIDTH, pass_of, pruned
 from tests.helpers.vision import IMAGE, VOCAB, prepare
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.data.preprocess import Preprocessed
@@ -25,7 +25,6 @@ from unpad.nn.block import Stream
 from unpad.nn.native import library
 from unpad.proof.pruned import plain_pass
 from unpad.recipes.training import GenerateSettings
-from unpad.training.step import accumulate
 
 TEXT_ROWS = [2, 5]
 PATHS = {"native": nullcontext, "torch": library.switched_off}
@@ -46,13 +45,6 @@ def left_rows(model: VisionLanguage, batch: RaggedBatch) -> list[Tensor]:
     return list(hidden.split(lengths.tolist()))
 
 
-def gradients(model: VisionLanguage, micros: Sequence[RaggedBatch]) -> tuple[dict[str, Tensor], dict[str, float]]:
-    model.zero_grad()
-    sums, counts = accumulate(model, micros, dict.fromkeys(model.weights, 1.0), "fp32")
-    grads = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in model.named_parameters()}
-    return grads, {name: float(value) / counts[name] for name, value in sums.items() if counts[name]}
-
-
 # --------------------------------------------------------------------------- a reference by masks
 
 ROWS_FOR_ATTENTION = [row for row in ROWS if row[0] != "<image>"]  # that question has no token to look with
@@ -64,7 +56,7 @@ ROWS_FOR_ATTENTION = [row for row in ROWS if row[0] != "<image>"]  # that questi
     pairs(["learned", "learned, top share", "relevance", "attention"], ["rotary", "learned"], PATHS.values()),
 )
 @torch.no_grad()
-def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str, path: Any) -> None:
+def test_removal_equals_a_mask_over_what_is_removed(method, positions, path):
     model = pruned(positions=positions, **METHODS[method])
     prepared = prepare(ROWS_FOR_ATTENTION if method == "attention" else ROWS)
     batch = prepared.batch
@@ -88,7 +80,7 @@ def test_removal_equals_a_mask_over_what_is_removed(method: str, positions: str,
 @both_paths
 @pytest.mark.parametrize("method", EARLY)
 @torch.no_grad()
-def test_removal_before_the_first_block_equals_a_mask(method: str, path: Any, prepared: Preprocessed) -> None:
+def test_removal_before_the_first_block_equals_a_mask(method, path, prepared):
     model, batch = pruned(**EARLY[method]), prepared.batch
     with path():
         for sample, hidden in enumerate(left_rows(model, batch)):
@@ -103,7 +95,7 @@ def test_removal_before_the_first_block_equals_a_mask(method: str, path: Any, pr
 
 
 @torch.no_grad()
-def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Preprocessed) -> None:
+def test_text_never_sees_what_is_removed_before_the_first_block(prepared):
     """Other pixels in patches that go change nothing; after the first block the text would have seen them."""
     batch, outputs = prepared.batch.select([4]), {}
     for layer in (-1, 0):
@@ -121,7 +113,7 @@ def test_text_never_sees_what_is_removed_before_the_first_block(prepared: Prepro
 
 @pytest.mark.promise("vqa.hard-pruning")
 @torch.no_grad()
-def test_tokens_that_are_left_keep_their_positions(prepared: Preprocessed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_are_left_keep_their_positions(prepared, monkeypatch):
     """Counted anew after a removal they would give something else, and the reference would tell."""
     model, keep = pruned(), Stream.keep
     expected = torch.cat([plain_pass(model, prepared.batch.select([i]), "hard").hidden for i in range(len(ROWS))])
@@ -146,7 +138,7 @@ def test_tokens_that_are_left_keep_their_positions(prepared: Preprocessed, monke
     "settings", [{"threshold": 0.0}, *({**METHODS[name], "keep": 1.0} for name in METHODS)], ids=["threshold", *METHODS]
 )
 @torch.no_grad()
-def test_keeping_all_is_no_pruning(settings: dict[str, Any], path: Any, prepared: Preprocessed) -> None:
+def test_keeping_all_is_no_pruning(settings, path, prepared):
     model, batch = pruned(**settings), prepared.batch
     with path():
         for run in (batch, batch.pad("left", pad_id=IMAGE)):
@@ -161,7 +153,7 @@ def test_keeping_all_is_no_pruning(settings: dict[str, Any], path: Any, prepared
 
 @pytest.mark.promise("vqa.prune-layers")
 @torch.no_grad()
-def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prepared: Preprocessed) -> None:
+def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prepared):
     model, batch = pruned(threshold=0.9999), prepared.batch
     hard = left_rows(model, batch)
     expected = [int(sum(rows * columns for rows, columns in row[1])) for row in ROWS]
@@ -196,9 +188,7 @@ def test_samples_without_images_are_untouched_and_every_other_keeps_a_token(prep
         *(("hard", name, "native") for name in METHODS),
     ],
 )
-def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
-    mode: str, method: str, kernels: str, prepared: Preprocessed
-) -> None:
+def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(mode, method, kernels, prepared):
     early = method.endswith(", early")
     settings = EARLY[method.removesuffix(", early")] if early else METHODS[method]
     model, batch, path = pruned(mode, **settings), prepared.batch, PATHS[kernels]
@@ -211,13 +201,8 @@ def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
             nll = torch.cat([model.token_nll(one) for one in alone])
             for run in (batch, batch.pad("right"), batch.pad("left", pad_to=50, pad_id=IMAGE)):
                 torch.testing.assert_close(model.token_nll(run), nll, **CLOSE)
-        grads, terms = gradients(model, alone)
         shuffled = [batch.select(order[:3]), batch.select([]), batch.select(order[3:])]
-        for micros in ([batch], [batch.pad("left", pad_id=7)], shuffled):
-            found, other_terms = gradients(model, micros)
-            assert terms == pytest.approx(other_terms, abs=1e-10, rel=1e-10)
-            for name, grad in grads.items():
-                torch.testing.assert_close(found[name], grad, rtol=1e-9, atol=1e-10, msg=name)
+        grads = assert_same_update(model, alone, [batch], [batch.pad("left", pad_id=7)], shuffled)
     if mode != "hard":
         # Shares of relevance do not depend on what all logits have in common.
         common = ("to_logit.bias",) if mode == "relevance" else ()
@@ -228,13 +213,11 @@ def test_every_sample_equals_itself_alone_in_outputs_losses_and_gradients(
 
 @pytest.mark.promise("vqa.prune-heads")
 @torch.no_grad()
-def test_the_answer_has_no_say_and_the_question_has() -> None:
+def test_the_answer_has_no_say_and_the_question_has():
     model, seen = pruned("soft"), []
     for question, answers in (("7 8", ["9 10"]), ("7 8", ["33 40 2 1"]), ("7 8", None), ("30 41", ["9 10"])):
-        reading = model._read(prepare([(f"1 5 <image> {question}", [(5, 5)], "")], answers=answers).batch)
-        pruning = model._pruning(reading)
-        model.decoder(reading.batch, None, pruning)
-        seen.append(torch.stack(pruning.probabilities))
+        row = prepare([(f"1 5 <image> {question}", [(5, 5)], "")], answers=answers).batch
+        seen.append(torch.stack(pass_of(model, row).probabilities))
     torch.testing.assert_close(seen[1], seen[0], **CLOSE)
     torch.testing.assert_close(seen[2], seen[0], **CLOSE)
     assert (seen[3] - seen[0]).abs().max() > 1e-3
@@ -242,24 +225,18 @@ def test_the_answer_has_no_say_and_the_question_has() -> None:
 
 @pytest.mark.promise("vqa.prune-heads")
 @torch.no_grad()
-def test_a_head_without_the_question_chooses_by_the_image_alone() -> None:
+def test_a_head_without_the_question_chooses_by_the_image_alone():
     rows = [prepare([(f"1 5 <image> {asks}", [(5, 5)], "")], answers=["9"]).batch for asks in ("7 8", "30 41 6")]
     model, seen = pruned("soft", question=False), []
     for row in rows:
-        reading = model._read(row)
-        pruning = model._pruning(reading)
-        model.decoder(reading.batch, None, pruning)
-        seen.append(torch.stack(pruning.probabilities))
+        seen.append(torch.stack(pass_of(model, row).probabilities))
         torch.testing.assert_close(left_rows(model, row)[0], plain_pass(model, row, "soft").hidden, **CLOSE)
     torch.testing.assert_close(seen[0], seen[1], **CLOSE)
 
 
 def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
     """The visual tokens that are left at the end."""
-    reading = model._read(batch)
-    pruning = model._pruning(reading)
-    model.decoder(reading.batch, None, pruning)
-    return pruning._source.tolist()
+    return pass_of(model, batch)._source.tolist()
 
 
 # --------------------------------------------------------------------------- soft removal
@@ -267,7 +244,7 @@ def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
 
 @both_paths
 @torch.no_grad()
-def test_soft_removal_equals_its_definition(path: Any, prepared: Preprocessed) -> None:
+def test_soft_removal_equals_its_definition(path, prepared):
     model = pruned("soft")
     model.temperature.fill_(0.7)
     with path():
@@ -278,9 +255,7 @@ def test_soft_removal_equals_its_definition(path: Any, prepared: Preprocessed) -
 
 @both_paths
 @torch.no_grad()
-def test_probabilities_of_zero_and_one_are_removal(
-    path: Any, prepared: Preprocessed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_probabilities_of_zero_and_one_are_removal(path, prepared, monkeypatch):
     def judge(pruning: PrunePass, index: int, entered: Stream, left: Stream) -> Tensor:
         source = pruning._source
         kept = source % 2 == 0 if index == 0 else (source % 4 == 0) | (source == 54)
@@ -300,7 +275,7 @@ def test_probabilities_of_zero_and_one_are_removal(
 
 
 @pytest.mark.promise("vqa.prune-heads")
-def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Preprocessed) -> None:
+def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared):
     model = pruned().train()
     assert model.mode == "soft"
     torch.manual_seed(0)
@@ -312,7 +287,7 @@ def test_the_loss_of_the_task_reaches_every_parameter_of_the_heads(prepared: Pre
 
 
 @pytest.mark.promise("vqa.prune-layers")
-def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared: Preprocessed) -> None:
+def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared):
     """Which is what evaluation keeps; nothing is asked of how much that is."""
     model, batch, left = pruned(keep=0.4).train(), prepared.batch, []
     for parameter in model.pruners.parameters():
@@ -332,7 +307,7 @@ def test_beside_frozen_heads_the_rest_learns_from_what_is_left(prepared: Preproc
             assert (parameter.grad is None) == name.startswith("pruners."), name
 
 
-def test_frozen_heads_keep_their_temperature_and_stay_soft_for_a_discriminator() -> None:
+def test_frozen_heads_keep_their_temperature_and_stay_soft_for_a_discriminator():
     model = pruned(temperature={"start": 1.0, "end": 0.1, "share": 1.0}, discriminator={"inner": 8}).train()
     model.begin_step(9, 10, {"cross_entropy": 1.0})
     reached = float(model.temperature)
@@ -344,7 +319,7 @@ def test_frozen_heads_keep_their_temperature_and_stay_soft_for_a_discriminator()
     assert (float(model.temperature), model.mode) == (reached, "soft"), "it compares what is hidden by degrees"
 
 
-def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Preprocessed) -> None:
+def test_the_gradient_of_the_heads_equals_finite_differences(prepared):
     model = pruned("soft")
     weight = model.pruners["0"].to_logit.weight
     weight.grad = None
@@ -361,7 +336,7 @@ def test_the_gradient_of_the_heads_equals_finite_differences(prepared: Preproces
 
 
 @torch.no_grad()
-def test_training_draws_anew_and_evaluation_never(prepared: Preprocessed) -> None:
+def test_training_draws_anew_and_evaluation_never(prepared):
     model = pruned("soft")
     model.mode = "soft"
 
@@ -389,7 +364,7 @@ def prompts_and_whole(length: int) -> tuple[RaggedBatch, RaggedBatch]:
     ("mode", "method"), [("hard", "learned"), ("hard", "attention"), ("hard", "early"), ("soft", "learned")]
 )
 @torch.no_grad()
-def test_decoding_with_a_cache_equals_the_whole_pass(mode: str, method: str, path: Any) -> None:
+def test_decoding_with_a_cache_equals_the_whole_pass(mode, method, path):
     """Of eight samples with different numbers of tokens left, some of which end early or are copied, and of one."""
     model = pruned(mode, **(EARLY["learned"] if method == "early" else METHODS[method]))
     prompts, whole = prompts_and_whole(12)
@@ -418,7 +393,7 @@ def test_decoding_with_a_cache_equals_the_whole_pass(mode: str, method: str, pat
 
 @pytest.mark.promise("vqa.hard-pruning")
 @torch.inference_mode()
-def test_the_cache_is_smaller_by_what_was_removed() -> None:
+def test_the_cache_is_smaller_by_what_was_removed():
     model, prompts = pruned(method="uniform", keep=0.25, layers=[0]), prepare(ROWS, answers=None).batch
     cache, _ = prefill(model, prompts, most=prompts.layout.max_seqlen + 5)
     left = prompts.layout.lengths() - model.kept[0] + model.kept[-1]
@@ -439,21 +414,20 @@ def test_the_cache_is_smaller_by_what_was_removed() -> None:
 
 @both_paths
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0, "beams": 3}])
-def test_eight_prompts_are_continued_as_each_alone(settings: dict[str, Any], path: Any) -> None:
+def test_eight_prompts_are_continued_as_each_alone(settings, path):
     model, prompts = pruned(), prepare(ROWS, answers=None).batch
     asked = GenerateSettings(max_new_tokens=8, **settings)
     with path():
         together = generate(model, prompts, asked, eos_id=7)
         assert int((model.kept[0] - model.kept[-1]).sum()) > 10, "visual tokens were removed"
         for sample, ids in enumerate(together):
-            one = prompts.select([sample])
-            assert generate(model, one, asked, eos_id=7) == [ids]
+            assert generate(model, prompts.select([sample]), asked, eos_id=7) == [ids]
 
 
 # --------------------------------------------------------------------------- settings
 
 
-def test_modes_follow_training_unless_chosen() -> None:
+def test_modes_follow_training_unless_chosen():
     model = pruned()
     assert model.mode == "hard"
     assert model.train().mode == "soft"
@@ -471,7 +445,7 @@ def test_modes_follow_training_unless_chosen() -> None:
         ranking.mode = "soft"
 
 
-def test_a_model_without_pruning_has_nothing_of_it() -> None:
+def test_a_model_without_pruning_has_nothing_of_it():
     language = {"width": WIDTH, "blocks": 2, "heads": HEADS}
     model = build_model(model_config({"kind": "vision_language", "language": language}), VOCAB)
     assert model.mode == "origin"
@@ -498,7 +472,7 @@ def test_a_model_without_pruning_has_nothing_of_it() -> None:
         ({"threshold": 1.0}, "less than 1"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
         pruned(**settings)
 
@@ -507,7 +481,7 @@ def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message:
 @torch.no_grad()
 @torch.no_grad()
 @pytest.mark.parametrize("method", METHODS)
-def test_the_patches_that_enter_each_block_are_named(prepared: Preprocessed, method: str) -> None:
+def test_the_patches_that_enter_each_block_are_named(prepared, method):
     """As many as are counted, fewer and fewer, and of every sample those that it keeps alone."""
     model, batch = pruned(**METHODS[method]), prepared.batch
     model(batch)
@@ -520,14 +494,13 @@ def test_the_patches_that_enter_each_block_are_named(prepared: Preprocessed, met
     for row in range(batch.num_seqs):
         model(batch.select([row]))
         for block, alone in enumerate(model.kept_tokens):
-            mine = together[block].split(counts[block].tolist())[row]
-            assert torch.equal(mine - first[row], alone)
+            assert torch.equal(together[block].split(counts[block].tolist())[row] - first[row], alone)
     model.mode = "origin"
     model(batch)
     assert model.kept_tokens == []
 
 
-def test_random_depends_on_the_id_of_the_sample_alone(prepared: Preprocessed) -> None:
+def test_random_depends_on_the_id_of_the_sample_alone(prepared):
     model = pruned(**METHODS["random"])
     one = prepared.batch.select([4])
     other = prepare(ROWS, sample_ids=[70 + i for i in range(len(ROWS))]).batch.select([4])
@@ -537,7 +510,7 @@ def test_random_depends_on_the_id_of_the_sample_alone(prepared: Preprocessed) ->
 
 @pytest.mark.parametrize("mode", ["soft", "hard"])
 @torch.no_grad()
-def test_low_precision_is_near(mode: str, prepared: Preprocessed) -> None:
+def test_low_precision_is_near(mode, prepared):
     settings = {"keep": 0.5} if mode == "hard" else {}
     model, batch = pruned(mode, layers=[1], **settings), prepared.batch
     exact = model.token_nll(batch)
@@ -548,7 +521,7 @@ def test_low_precision_is_near(mode: str, prepared: Preprocessed) -> None:
     assert (low - exact).norm() < 0.1 * exact.norm()
 
 
-def test_a_text_batch_runs_no_head() -> None:
+def test_a_text_batch_runs_no_head():
     model = pruned().train()
     for head in model.pruners.values():
         head.register_forward_hook(lambda *_: pytest.fail("a head ran"))
@@ -556,7 +529,7 @@ def test_a_text_batch_runs_no_head() -> None:
 
 
 @torch.no_grad()
-def test_removed_cells_of_a_rectangle_become_padding(prepared: Preprocessed) -> None:
+def test_removed_cells_of_a_rectangle_become_padding(prepared):
     masks: list[Tensor] = []
     model, batch = pruned(), prepared.batch.pad("right")
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.pruning import ROWS, WIDTH, pruned
+from tests.helpers.pruning import ROWS, WIDTH, pass_of, pruned
 from tests.helpers.vision import prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
@@ -53,7 +53,7 @@ def changed(model: VisionLanguage, batch: RaggedBatch, weights: dict[str, float]
 
 @pytest.mark.promise("vqa.prune-heads")
 @pytest.mark.parametrize("name", ["cross_entropy", "sparsity", "token_count", "binarisation", "adversarial"])
-def test_every_term_reaches_every_parameter_of_every_head(name: str, batch: RaggedBatch) -> None:
+def test_every_term_reaches_every_parameter_of_every_head(name, batch):
     model = asked(name, target=0.01)
     model.losses(batch)[name][0].backward()
     for head, parameter in model.pruners.named_parameters():
@@ -62,7 +62,7 @@ def test_every_term_reaches_every_parameter_of_every_head(name: str, batch: Ragg
 
 
 @pytest.mark.promise("vqa.discriminator")
-def test_a_step_of_the_discriminator_changes_only_it_and_one_against_it_all_but_it(batch: RaggedBatch) -> None:
+def test_a_step_of_the_discriminator_changes_only_it_and_one_against_it_all_but_it(batch):
     model = pruned(**JUDGED).train()
     names = {name for name, _ in model.named_parameters()}
     own = {name for name in names if name.startswith("discriminator.")}
@@ -73,7 +73,7 @@ def test_a_step_of_the_discriminator_changes_only_it_and_one_against_it_all_but_
 
 
 @pytest.mark.promise("vqa.discriminator")
-def test_one_backward_pass_gives_each_side_its_own(batch: RaggedBatch) -> None:
+def test_one_backward_pass_gives_each_side_its_own(batch):
     found = []
     for names in (ADVERSARY, ["adversarial"], ["discriminator"]):
         model = asked(*ADVERSARY)
@@ -86,7 +86,7 @@ def test_one_backward_pass_gives_each_side_its_own(batch: RaggedBatch) -> None:
 
 
 @pytest.mark.promise("vqa.discriminator")
-def test_the_adversary_is_asked_only_where_an_update_wants_it(batch: RaggedBatch) -> None:
+def test_the_adversary_is_asked_only_where_an_update_wants_it(batch):
     model, passes = asked("cross_entropy", "sparsity"), []
     model.decoder.register_forward_hook(lambda *_: passes.append(1))
     terms, counts = model.losses(batch), model.count_targets(batch)
@@ -105,7 +105,7 @@ def test_the_adversary_is_asked_only_where_an_update_wants_it(batch: RaggedBatch
     assert {name for name, (_, count) in model.losses(batch).items() if count} == {"cross_entropy", "nll"}
 
 
-def test_without_a_discriminator_its_terms_are_none_of_the_models() -> None:
+def test_without_a_discriminator_its_terms_are_none_of_the_models():
     assert set(pruned().weights) == {"cross_entropy", "sparsity", "token_count", "binarisation"}
     assert pruned().weights["sparsity"] > 0
     assert pruned(method="uniform", keep=0.5).weights == {"cross_entropy": 1.0}
@@ -114,7 +114,7 @@ def test_without_a_discriminator_its_terms_are_none_of_the_models() -> None:
 
 @pytest.mark.promise("vqa.discriminator")
 @torch.no_grad()
-def test_what_it_compares_is_the_text_of_both_passes(batch: RaggedBatch) -> None:
+def test_what_it_compares_is_the_text_of_both_passes(batch):
     """Text of the whole model, and of the pruned one; block 0 prunes, so what block 1 and the last make differs."""
     model = asked(*ADVERSARY).eval()
     model.mode = "soft"
@@ -135,7 +135,7 @@ def test_what_it_compares_is_the_text_of_both_passes(batch: RaggedBatch) -> None
 
 
 @pytest.mark.promise("vqa.prune-losses")
-def test_terms_of_a_batch_are_those_of_its_samples(batch: RaggedBatch) -> None:
+def test_terms_of_a_batch_are_those_of_its_samples(batch):
     model = asked(*ADVERSARY).eval()
     model.mode = "soft"
     alone = [batch.select([i]) for i in range(batch.num_seqs)]
@@ -165,7 +165,7 @@ def relevant(**prune: Any) -> VisionLanguage:
 
 
 @pytest.mark.promise("vqa.relevance")
-def test_relevance_is_that_of_the_plain_reference_for_every_sample(batch: RaggedBatch) -> None:
+def test_relevance_is_that_of_the_plain_reference_for_every_sample(batch):
     model = relevant(layers=[-1, 1])
     total, count = model.losses(batch)["relevance"]
     alone = [plain_pass(model, batch.select([sample]), "relevance").terms for sample in range(batch.num_seqs)]
@@ -175,9 +175,7 @@ def test_relevance_is_that_of_the_plain_reference_for_every_sample(batch: Ragged
 
 
 @pytest.mark.promise("vqa.relevance")
-def test_what_is_found_is_the_difference_that_a_tokens_weight_makes(
-    batch: RaggedBatch, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_found_is_the_difference_that_a_tokens_weight_makes(batch, monkeypatch):
     model, weights = relevant(layers=[1]), torch.linspace(0.1, 0.9, 25, dtype=torch.float64)
     one = batch.select([4])  # with 25 patches
     monkeypatch.setattr(prune, "drawn_noise", lambda *_: weights.logit())
@@ -200,13 +198,12 @@ def test_what_is_found_is_the_difference_that_a_tokens_weight_makes(
 
 
 @pytest.mark.promise("vqa.relevance")
-def test_the_term_is_the_cross_entropy_with_shares_of_what_falls() -> None:
+def test_the_term_is_the_cross_entropy_with_shares_of_what_falls():
     layout = build_layout(np.array([3, 0, 2, 2]))
     found, logits = torch.tensor([2.0, -5.0, 6.0, 1.0, 1.0, -1.0, 0.0]), torch.tensor([1.0, 0, 2, 300, 301, 1, 2])
     total, count = relevance(found, logits.requires_grad_(), layout)
     first, last = logits[:3].log_softmax(0), logits[3:5].log_softmax(0)
-    expected = -(0.25 * first[0] + 0.75 * first[2] + 0.5 * last.sum())
-    torch.testing.assert_close(total, expected)
+    torch.testing.assert_close(total, -(0.25 * first[0] + 0.75 * first[2] + 0.5 * last.sum()))
     assert count == 3, "a sample whose loss falls with no token costs nothing, and counts"
     [gradient] = torch.autograd.grad(total, logits)
     torch.testing.assert_close(gradient[:3], first.exp().detach() - torch.tensor([0.25, 0, 0.75]))
@@ -214,12 +211,11 @@ def test_the_term_is_the_cross_entropy_with_shares_of_what_falls() -> None:
 
 
 @pytest.mark.promise("vqa.relevance")
-def test_heads_alone_learn_relevance_and_the_rest_its_own_loss(batch: RaggedBatch) -> None:
+def test_heads_alone_learn_relevance_and_the_rest_its_own_loss(batch):
     model = pruned(method="relevance", keep=0.5).train()
     assert model.mode == "relevance"
     assert model.weights == {"cross_entropy": 1.0, "relevance": 1.0}
-    names = {name for name, _ in model.named_parameters()}
-    heads = {name for name in names if name.startswith("pruners.")}
+    heads = {name for name in {name for name, _ in model.named_parameters()} if name.startswith("pruners.")}
     assert changed(model, batch, {"relevance": 1.0}) == heads
     assert not changed(model, batch, {"cross_entropy": 1.0}) & heads
     for name, parameter in model.named_parameters():
@@ -238,7 +234,7 @@ def test_heads_alone_learn_relevance_and_the_rest_its_own_loss(batch: RaggedBatc
 
 @pytest.mark.promise("vqa.temperature")
 @pytest.mark.parametrize(("step", "wanted"), [(0, 1.0), (25, 0.55), (50, 0.1), (99, 0.1)])
-def test_the_temperature_follows_the_update(step: int, wanted: float) -> None:
+def test_the_temperature_follows_the_update(step, wanted):
     model = pruned(temperature={"start": 1, "end": 0.1, "share": 0.5})
     assert model.begin_step(step, 100, {"cross_entropy": 1.0}) == []
     assert float(model.temperature) == pytest.approx(wanted)
@@ -246,7 +242,7 @@ def test_the_temperature_follows_the_update(step: int, wanted: float) -> None:
 
 
 @pytest.mark.promise("vqa.temperature")
-def test_by_default_the_temperature_stays_and_evaluation_draws_nothing(batch: RaggedBatch) -> None:
+def test_by_default_the_temperature_stays_and_evaluation_draws_nothing(batch):
     model = pruned()
     model.begin_step(70, 100, {})
     assert float(model.temperature) == 1
@@ -258,7 +254,7 @@ def test_by_default_the_temperature_stays_and_evaluation_draws_nothing(batch: Ra
 
 
 @pytest.mark.promise("vqa.reinit")
-def test_the_discriminator_is_drawn_anew_as_often_as_asked(batch: RaggedBatch) -> None:
+def test_the_discriminator_is_drawn_anew_as_often_as_asked(batch):
     model = asked("discriminator", discriminator={"layers": [1], "inner": 8, "reinit": 1.0})
     before = [p.detach().clone() for p in model.discriminator.parameters()]
     drawn = model.begin_step(1, 100, {"discriminator": 1.0})
@@ -277,7 +273,7 @@ def test_the_discriminator_is_drawn_anew_as_often_as_asked(batch: RaggedBatch) -
 # --------------------------------------------------------------------------- targets, and what they do
 
 
-def test_the_target_is_what_keep_leaves_unless_it_is_said() -> None:
+def test_the_target_is_what_keep_leaves_unless_it_is_said():
     assert PruneConfig(layers=[0, 2]).wanted == (0.5, "ratio")
     assert PruneConfig(layers=[0, 2], keep=0.5).wanted == (0.25, "ratio")
     assert PruneConfig(layers=[0], keep=0.5, target=0.3).wanted == (0.3, "ratio")
@@ -288,11 +284,9 @@ def test_the_target_is_what_keep_leaves_unless_it_is_said() -> None:
 @pytest.mark.parametrize(
     ("settings", "wanted"), [({"target": 3}, "tokens"), ({"target": 0.2, "one_sided": False}, "share")]
 )
-def test_sparsity_of_the_model_is_its_closed_form(settings: dict[str, Any], wanted: str, batch: RaggedBatch) -> None:
+def test_sparsity_of_the_model_is_its_closed_form(settings, wanted, batch):
     model = pruned("soft", **settings)
-    terms, reading = model.losses(batch), model._read(batch)
-    pruning = model._pruning(reading)
-    model.decoder(reading.batch, None, pruning)
+    terms, pruning = model.losses(batch), pass_of(model, batch)
     shares = segment_mean(pruning.keep(), pruning.visual_layout)
     tokens = torch.tensor([sum(rows * columns for rows, columns in row[1]) for row in ROWS])
     gap = shares - ((3 / tokens.clamp_min(1)).clamp_max(1) if wanted == "tokens" else 0.2)
@@ -302,7 +296,7 @@ def test_sparsity_of_the_model_is_its_closed_form(settings: dict[str, Any], want
 
 
 @pytest.mark.promise("vqa.prune-losses")
-def test_updates_with_sparsity_bring_the_share_to_its_target(batch: RaggedBatch) -> None:
+def test_updates_with_sparsity_bring_the_share_to_its_target(batch):
     model = pruned(layers=[1], target=0.25, one_sided=False).float().train()
     optimizer = torch.optim.AdamW(model.pruners.parameters(), lr=3e-3)
     shares, weights = [], {"sparsity": 1.0}
@@ -321,7 +315,7 @@ def test_updates_with_sparsity_bring_the_share_to_its_target(batch: RaggedBatch)
 @pytest.mark.promise("vqa.prune-attention")
 @pytest.mark.parametrize("weight", ["fixed", "learned"])
 @pytest.mark.parametrize("mode", ["soft", "hard"])
-def test_the_attention_of_the_question_has_a_say_in_soft_and_hard(weight: str, mode: str, batch: RaggedBatch) -> None:
+def test_the_attention_of_the_question_has_a_say_in_soft_and_hard(weight, mode, batch):
     model, without = (pruned(mode, attention_weight=name, layers=[0, 1]) for name in (weight, "none"))
     with torch.no_grad():
         hidden = model(batch).split((batch.layout.lengths() - model.kept[0] + model.kept[-1]).tolist())
@@ -355,11 +349,11 @@ def test_the_attention_of_the_question_has_a_say_in_soft_and_hard(weight: str, m
         ({"temperature": {"end": 1}}, "either steps or share"),
     ],
 )
-def test_settings_that_do_not_fit_are_refused(settings: dict[str, Any], message: str) -> None:
+def test_settings_that_do_not_fit_are_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
         pruned(**settings)
 
 
-def test_a_discriminator_of_one_layer_has_the_width_of_the_model() -> None:
+def test_a_discriminator_of_one_layer_has_the_width_of_the_model():
     model = pruned(discriminator={"layers": [-1, 3], "inner": 4})
     assert [layer.weight.shape for layer in model.discriminator.judge.squeeze] == [(4, WIDTH)]

@@ -11,7 +11,7 @@ from unpad.nn.native import library
 pytestmark = pytest.mark.skipif(not library.enabled(), reason=library.describe())
 
 
-def test_operators_describe_themselves_rightly() -> None:
+def test_operators_describe_themselves_rightly():
     x, grad = torch.randn(3, 14).to(LOWEST), torch.randn(3, 7).to(LOWEST)
     utils = ("test_schema", "test_faketensor")
     for bias in (None, torch.randn(14).to(LOWEST)):
@@ -29,7 +29,7 @@ def with_gradients(kind: str, inputs: list[Tensor], threads: int = 1) -> list[Te
 
 @pytest.mark.parametrize("dtype", [d for d in NATIVE_DTYPES if d != torch.bfloat16], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(kind: str, dtype: torch.dtype) -> None:
+def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(kind, dtype):
     width = 128 if kind in GATED else 64
     for tokens in (0, 1, 16, 700, 4100):
         torch.manual_seed(tokens)
@@ -42,13 +42,13 @@ def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(kind: str, dtype
             torch.testing.assert_close(found[2], grad_x.sum(0))
 
 
-def test_a_sum_over_rows_keeps_its_order_at_any_number_of_threads() -> None:
+def test_a_sum_over_rows_keeps_its_order_at_any_number_of_threads():
     x, bias = torch.randn(5000, 256), torch.randn(256)
     sums = [with_gradients("gelu", [x, bias], threads)[2] for threads in (1, 2, 3)]
     assert all(torch.equal(one, sums[0]) for one in sums)
 
 
 @pytest.mark.parametrize("bias", [torch.zeros(13), torch.zeros(14, dtype=torch.float64)], ids=["short", "wide"])
-def test_a_bias_that_does_not_fit_is_refused(bias: Tensor) -> None:
+def test_a_bias_that_does_not_fit_is_refused(bias):
     with pytest.raises(AssertionError, match="does not match"):
         activation("relu", torch.zeros(3, 14), bias)

@@ -25,7 +25,7 @@ def _known_seed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", [d for d in NATIVE_DTYPES if d != torch.float64], ids=str)
-def test_kernels_err_no_more_than_torch_in_the_same_numbers(dtype: torch.dtype) -> None:
+def test_kernels_err_no_more_than_torch_in_the_same_numbers(dtype):
     for causal, rotary in itertools.product([True, False], repeat=2):
         case = make_case([150, 20, 64], dtype, causal=causal, rotary=rotary)
         exact = in_double(case)
@@ -39,7 +39,7 @@ def test_kernels_err_no_more_than_torch_in_the_same_numbers(dtype: torch.dtype) 
 
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-def test_repeated_calls_and_other_numbers_of_threads_give_the_same_bits(dtype: torch.dtype) -> None:
+def test_repeated_calls_and_other_numbers_of_threads_give_the_same_bits(dtype):
     case = make_case([70, 1, 300, 20, 20, 5], dtype, rotary=True, bias=True, dropout=0.1)
     results = []
     for threads in (1, 1, 2, 3):
@@ -54,21 +54,15 @@ def test_repeated_calls_and_other_numbers_of_threads_give_the_same_bits(dtype: t
 @pytest.mark.parametrize("rotary", [False, True])
 @pytest.mark.parametrize("dtype", [d for d in NATIVE_DTYPES if d != torch.bfloat16], ids=str)
 @pytest.mark.parametrize("head_dim", [16, 48])
-def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(
-    head_dim: int, dtype: torch.dtype, rotary: bool
-) -> None:
+def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(head_dim, dtype, rotary):
     case = make_case([70, 1, 300, 5], dtype, head_dim=head_dim, rotary=rotary, bias=rotary, dropout=0.1)
 
     def attend(*inputs: torch.Tensor) -> list[torch.Tensor]:
         leaves = [x.detach().clone().requires_grad_() for x in inputs]
         how = Attend(
-            case.causal,
-            dropout=case.dropout,
-            qkv_bias=leaves[1] if len(leaves) > 1 else None,
-            rotary=case.rotary,
-            key_bias=case.key_bias,
-            seed=SEED,
-        )
+            case.causal, dropout=case.dropout, qkv_bias=leaves[1] if len(leaves) > 1 else None, rotary=case.rotary,
+            key_bias=case.key_bias, seed=SEED,
+        )  # fmt: skip
         out = native_attention(leaves[0], Layout(case.cu_seqlens, 300), case.heads, how)
         return [out, *torch.autograd.grad(out, leaves, case.grad)]
 
@@ -83,7 +77,7 @@ def test_a_bias_is_added_as_beforehand_on_any_number_of_threads(
 
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
-def test_a_large_bias_of_all_keys_changes_no_gradient(dtype: torch.dtype) -> None:
+def test_a_large_bias_of_all_keys_changes_no_gradient(dtype):
     """Rows that complete a block of queries see it too."""
     case = make_case([5, 33], dtype, causal=False)
     plain = case.gradients(case.run())[0]
@@ -91,7 +85,7 @@ def test_a_large_bias_of_all_keys_changes_no_gradient(dtype: torch.dtype) -> Non
     assert error(torch.autograd.grad(biased.run(), biased.qkv, case.grad)[0], plain) < 5e-3
 
 
-def test_operators_show_by_name_in_a_profile() -> None:
+def test_operators_show_by_name_in_a_profile():
     case = make_case([20], LOWEST)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         case.gradients(case.run())
@@ -99,7 +93,7 @@ def test_operators_show_by_name_in_a_profile() -> None:
     assert {"unpad::ragged_attention", "unpad::ragged_attention_backward"} <= names
 
 
-def test_operators_tell_their_shapes_without_running() -> None:
+def test_operators_tell_their_shapes_without_running():
     case = make_case([20, 3], LOWEST)
     bias = torch.randn(case.qkv[0].numel()).to(LOWEST)
     arguments = (case.qkv.detach(), bias, None, case.cu_seqlens, 4, 2, True, 0.2, None, None, 0.0, 0, None, 0)
@@ -114,7 +108,7 @@ def test_operators_tell_their_shapes_without_running() -> None:
     )
 
 
-def test_supports_says_which_heads_the_kernels_know() -> None:
+def test_supports_says_which_heads_the_kernels_know():
     assert [d for d in range(8, 145, 8) if supports(LOWEST, d)] == [16, 32, 48, 64, 80, 96, 112, 128]
     assert supports(torch.float64, 18)
     assert not supports(torch.float64, 17)

@@ -68,8 +68,7 @@ class Inputs:
             values = torch.cat([self.rows[row][1, :, :length], v[row][:, None]], 1).double()
             seen = slice(None if self.window is None else -self.window, None)
             keys, values = keys[:, seen], values[:, seen]
-            queries = q[row].double().unflatten(0, (kv_heads, -1))
-            weights = (queries @ keys.mT * q.shape[-1] ** -0.5).softmax(-1)
+            weights = (q[row].double().unflatten(0, (kv_heads, -1)) @ keys.mT * q.shape[-1] ** -0.5).softmax(-1)
             outputs.append((weights @ values).flatten(0, 1))
         return torch.stack(outputs), k
 
@@ -77,9 +76,7 @@ class Inputs:
 @pytest.mark.parametrize(
     ("dtype", "sizes", "turned", "window"), pairs(NATIVE_DTYPES, HEADS, [False, True], [None, 1, 16, 50])
 )
-def test_one_token_attends_to_its_row_and_is_stored(
-    dtype: torch.dtype, sizes: tuple[int, int, int], turned: bool, window: int | None
-) -> None:
+def test_one_token_attends_to_its_row_and_is_stored(dtype, sizes, turned, window):
     inputs = Inputs(dtype, *sizes, turned, window)
     out, rows = inputs.run()
     expected, new_keys = inputs.expected()
@@ -93,7 +90,7 @@ def test_one_token_attends_to_its_row_and_is_stored(
 
 
 @pytest.mark.parametrize("row", range(len(LENGTHS)))
-def test_a_row_is_bit_equal_alone_and_among_others_at_any_number_of_threads(row: int) -> None:
+def test_a_row_is_bit_equal_alone_and_among_others_at_any_number_of_threads(row):
     inputs = Inputs(LOWEST, 8, 4, 64, turned=True)
     together = inputs.run()[0][row]
     torch.set_num_threads(2)
@@ -104,7 +101,7 @@ def test_a_row_is_bit_equal_alone_and_among_others_at_any_number_of_threads(row:
 
 @pytest.mark.parametrize("dtype", NATIVE_DTYPES, ids=str)
 @pytest.mark.parametrize("where", ["query", "key", "value"])
-def test_nan_stays_visible_in_its_row_and_reaches_no_other(dtype: torch.dtype, where: str) -> None:
+def test_nan_stays_visible_in_its_row_and_reaches_no_other(dtype, where):
     inputs = Inputs(dtype, 2, 1, 32, turned=True)
     if where == "query":
         inputs.qkv[3, :2, 5] = torch.nan
@@ -115,7 +112,7 @@ def test_nan_stays_visible_in_its_row_and_reaches_no_other(dtype: torch.dtype, w
     assert out[[0, 1, 2, 4, 5]].isfinite().all()
 
 
-def test_scores_too_large_for_exp_do_not_overflow() -> None:
+def test_scores_too_large_for_exp_do_not_overflow():
     inputs = Inputs(LOWEST, 2, 2, 32, turned=False)
     inputs.qkv[:, :2] *= 1000
     assert inputs.run()[0].isfinite().all()
@@ -128,7 +125,7 @@ def test_scores_too_large_for_exp_do_not_overflow() -> None:
     ("dtype", "sizes", "bias"),
     pairs(NATIVE_DTYPES, [(1, 1), (7, 5), (33, 17), (64, 100), (512, 48), (1000, 3)], [False, True]),
 )
-def test_a_rowwise_linear_layer_is_the_product(dtype: torch.dtype, sizes: tuple[int, int], bias: bool) -> None:
+def test_a_rowwise_linear_layer_is_the_product(dtype, sizes, bias):
     width, outputs = sizes
     torch.manual_seed(width)
     weight, shift = torch.randn(outputs, width).to(dtype), torch.randn(outputs).to(dtype) if bias else None
@@ -142,7 +139,7 @@ def test_a_rowwise_linear_layer_is_the_product(dtype: torch.dtype, sizes: tuple[
         torch.testing.assert_close(y.double(), expected, rtol=rtol, atol=atol)
 
 
-def test_a_nan_of_a_rowwise_linear_layer_stays_in_its_row() -> None:
+def test_a_nan_of_a_rowwise_linear_layer_stays_in_its_row():
     x = torch.ones(5, 40, dtype=LOWEST)
     x[2, 39] = torch.nan
     assert rowwise_linear(x, torch.ones(20, 40, dtype=LOWEST)).isnan().any(1).nonzero().tolist() == [[2]]

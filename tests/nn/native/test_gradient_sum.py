@@ -30,9 +30,8 @@ def expected(gradient: Tensor, total: Tensor, factor: float, shift: float, repla
 
 @pytest.mark.parametrize("target", library.TARGETS)
 @pytest.mark.parametrize("num_threads", [1, 2])
-def test_every_target_gives_the_bits_of_torch(target: str, num_threads: int) -> None:
-    loaded = library._load()[0]
-    table = loaded.library.unpad_kernels_for(target.encode())
+def test_every_target_gives_the_bits_of_torch(target, num_threads):
+    table = library._load()[0].library.unpad_kernels_for(target.encode())
     if not table:
         pytest.skip(f"this processor has no {library.TARGETS[target]}")
     sizes = [ctypes.c_int64, ctypes.c_double, ctypes.c_double, ctypes.c_int, ctypes.c_int]
@@ -45,13 +44,13 @@ def test_every_target_gives_the_bits_of_torch(target: str, num_threads: int) -> 
             np.testing.assert_array_equal(total, wanted)  # NaN equals NaN
 
 
-def test_operator_describes_itself_rightly() -> None:
+def test_operator_describes_itself_rightly():
     gradient, total = example(20)
     arguments = (total, [gradient.nan_to_num(0, 1, 1)], 1.0, SHIFT, False)
     torch.library.opcheck(torch.ops.unpad.add_rounded.default, arguments, test_utils=("test_schema", "test_faketensor"))
 
 
-def test_only_gradients_whose_memory_is_fp32_are_accepted() -> None:
+def test_only_gradients_whose_memory_is_fp32_are_accepted():
     gradient = torch.ones(4, 4)
     assert gradient_sum.accepts(gradient)
     assert not gradient_sum.accepts(gradient.T[:2])

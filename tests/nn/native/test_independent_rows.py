@@ -29,9 +29,7 @@ SIZES = [(1, 3), (70, 37), (256, 32), (3000, 5)]
 
 
 @pytest.mark.parametrize(("kernels", "sizes", "threads"), pairs(FLOATS + DOUBLES, SIZES, [1, 2]))
-def test_every_number_of_rows_gives_the_rows_of_the_most(
-    kernels: tuple[str, torch.dtype], sizes: tuple[int, int], threads: int
-) -> None:
+def test_every_number_of_rows_gives_the_rows_of_the_most(kernels, sizes, threads):
     torch.manual_seed(0)
     target, dtype = kernels
     width, outputs = sizes
@@ -52,9 +50,7 @@ QUANTIZED_SIZES = [(1, 3), (70, 37), (256, 32), (3008, 21)]
 
 @pytest.mark.parametrize("sizes", QUANTIZED_SIZES, ids=str)
 @pytest.mark.parametrize("target", TARGETS)
-def test_every_number_of_rows_gives_the_rows_of_the_most_for_quantized_weights(
-    target: str, sizes: tuple[int, int]
-) -> None:
+def test_every_number_of_rows_gives_the_rows_of_the_most_for_quantized_weights(target, sizes):
     """On every target, for any number of threads, and without kernels: sums are whole numbers."""
     torch.manual_seed(0)
     width, outputs = sizes
@@ -76,7 +72,7 @@ def test_every_number_of_rows_gives_the_rows_of_the_most_for_quantized_weights(
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_a_row_that_is_not_finite_spoils_its_own_results_alone(target: str) -> None:
+def test_a_row_that_is_not_finite_spoils_its_own_results_alone(target):
     torch.manual_seed(0)
     weight = torch.randn(20, 64)
     x = torch.randn(9, 64)
@@ -98,9 +94,7 @@ def test_a_row_that_is_not_finite_spoils_its_own_results_alone(target: str) -> N
     ("kernels", "sizes", "window", "scale"),
     pairs(FLOATS + BY_TILES, [(4, 4, 64), (4, 2, 32)], [None, 100], [1.0, 2.7, 40.0]),
 )
-def test_a_prefix_has_the_same_bits_whatever_follows(
-    kernels: tuple[str, torch.dtype], sizes: tuple[int, int, int], window: int | None, scale: float
-) -> None:
+def test_a_prefix_has_the_same_bits_whatever_follows(kernels, sizes, window, scale):
     (target, dtype), (heads, kv_heads, head_dim) = kernels, sizes
     torch.manual_seed(0)
     qkv = (torch.randn(330, heads + 2 * kv_heads, head_dim) * scale).to(dtype)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.shell import Shell
 from tests.helpers.targets import able, has
 from tests.helpers.toy import write_toy
 from unpad.nn.native import library
@@ -34,9 +33,7 @@ def run(folder: Path, *command: str, **environment: str) -> subprocess.Completed
 
 @pytest.mark.nightly
 @pytest.mark.promise("speed.no-kernels")
-def test_an_installation_without_a_compiler_succeeds_and_trains(
-    bare_copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_installation_without_a_compiler_succeeds_and_trains(bare_copy, monkeypatch):
     monkeypatch.delenv("UNPAD_NATIVE", raising=False)
     missing = {"CC": "/no/compiler", "CXX": "/no/compiler"}
     built = run(bare_copy, sys.executable, "setup.py", "build_ext", "--inplace", **missing)
@@ -67,7 +64,7 @@ def switched(*asked: str) -> list[str]:
 
 
 @pytest.mark.promise("speed.no-kernels")
-def test_the_switch_turns_the_kernels_off() -> None:
+def test_the_switch_turns_the_kernels_off():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(library.SWITCH, "0")
         library._load.cache_clear()
@@ -76,14 +73,14 @@ def test_the_switch_turns_the_kernels_off() -> None:
     assert shown == (False, "torch kernels (switched off by UNPAD_NATIVE=0)")
 
 
-def test_where_the_kernels_can_be_compiled_and_run_they_are() -> None:
+def test_where_the_kernels_can_be_compiled_and_run_they_are():
     if sys.platform != "linux" or shutil.which("g++") is None or os.environ.get("UNPAD_NATIVE") == "0":
         pytest.skip("no compiler, or switched off")
     assert library.enabled(), library.describe()
 
 
 @pytest.mark.promise("speed.instructions")
-def test_the_best_target_of_the_processor_is_taken_unless_the_switch_names_another() -> None:
+def test_the_best_target_of_the_processor_is_taken_unless_the_switch_names_another():
     """One that is missing is named, and the one for tests is taken if it is asked for."""
     if not library.enabled():
         pytest.skip("no native kernels here")
@@ -143,7 +140,7 @@ print(library.describe())
 
 @pytest.mark.promise("speed.instructions")
 @pytest.mark.skipif(library.TARGETS["plain"] == "NEON", reason="tiles are of x86-64")
-def test_where_the_system_denies_tiles_the_next_target_is_taken_and_the_log_says_so() -> None:
+def test_where_the_system_denies_tiles_the_next_target_is_taken_and_the_log_says_so():
     if not library.enabled():
         pytest.skip("no native kernels here")
     done = run(ROOT, sys.executable, "-c", DENIED, UNPAD_NATIVE="")
@@ -156,7 +153,7 @@ def test_where_the_system_denies_tiles_the_next_target_is_taken_and_the_log_says
     ]
 
 
-def test_the_table_of_kernels_is_the_same_in_all_three_files() -> None:
+def test_the_table_of_kernels_is_the_same_in_all_three_files():
     header, every = (Path(library.__file__).with_name(name).read_text() for name in ("kernels.h", "all.h"))
     declared = re.findall(
         r"^    \w+ \(\*(\w+)\)\(", header.split("struct unpad_kernels {")[1].split("\n};")[0], re.MULTILINE
@@ -170,7 +167,7 @@ def test_the_table_of_kernels_is_the_same_in_all_three_files() -> None:
 @pytest.mark.nightly
 @pytest.mark.promise("speed.instructions")
 @pytest.mark.skipif(shutil.which("g++") is None or shutil.which("nm") is None, reason="no g++ or no nm")
-def test_no_function_compiled_for_a_target_is_shared_with_the_others(tmp_path: Path) -> None:
+def test_no_function_compiled_for_a_target_is_shared_with_the_others(tmp_path):
     """The linker keeps one of several weak functions of a name, and a processor with less would run it."""
     source, compiled = Path(library.__file__).parent / "target_avx2.cpp", tmp_path / "target.o"
     subprocess.run(
@@ -181,7 +178,7 @@ def test_no_function_compiled_for_a_target_is_shared_with_the_others(tmp_path: P
     assert not [line for line in symbols.splitlines() if " W " in line or " u " in line]
 
 
-def test_a_switch_that_names_no_target_is_refused(unpad: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_switch_that_names_no_target_is_refused(unpad, monkeypatch):
     monkeypatch.setenv(library.SWITCH, "avx3")
     library._load.cache_clear()
     try:
@@ -194,12 +191,12 @@ def test_a_switch_that_names_no_target_is_refused(unpad: Shell, monkeypatch: pyt
 
 
 @pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
-def test_one_openmp_runtime_serves_torch_and_the_kernels() -> None:
+def test_one_openmp_runtime_serves_torch_and_the_kernels():
     assert len(library._openmp_runtimes()) == 1
 
 
 @pytest.mark.promise("speed.no-kernels")
-def test_a_second_openmp_runtime_turns_the_kernels_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_openmp_runtime_turns_the_kernels_off(monkeypatch):
     if not library.enabled():
         pytest.skip("no native kernels here")
     monkeypatch.setattr(library, "_openmp_runtimes", lambda: {"/a/libgomp.so.1", "/b/libiomp5.so"})
@@ -214,7 +211,7 @@ def test_a_second_openmp_runtime_turns_the_kernels_off(monkeypatch: pytest.Monke
 
 
 @pytest.mark.promise("speed.no-kernels")
-def test_a_processor_without_the_instructions_takes_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_without_the_instructions_takes_torch(monkeypatch):
     if not library.enabled():
         pytest.skip("no native kernels here")
 

@@ -9,7 +9,6 @@ emulated: driver.cpp compares what the kernels give in float with what the same 
 import os
 import shutil
 import subprocess
-from pathlib import Path
 
 import pytest
 
@@ -25,7 +24,7 @@ FLAGS = ["-std=c++17", "-O3", "-g0", "-fopenmp", "-fno-math-errno", "-Wno-psabi"
 @pytest.mark.promise("speed.arm")
 @pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"no {COMPILER}: the kernels were not compiled for ARM")
 @pytest.mark.skipif(EMULATOR is None, reason="no qemu-aarch64: the kernels were not run on ARM")
-def test_every_kernel_in_float_equals_double_on_arm(tmp_path: Path) -> None:
+def test_every_kernel_in_float_equals_double_on_arm(tmp_path):
     driver = build_driver(tmp_path, COMPILER, FLAGS, ["-static"])  # so that no library of ARM is looked for
     environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "PASSIVE"}
     run = subprocess.run([str(EMULATOR), driver], env=environment, capture_output=True, text=True, check=False)

@@ -37,7 +37,7 @@ def inputs(tokens: int, width: int, dtype: torch.dtype = DOUBLE) -> list[Tensor]
 
 @pytest.mark.parametrize("centred", [True, False], ids=["layernorm", "rmsnorm"])
 @pytest.mark.parametrize("used", [(0,), (1,), (0, 1)], ids=str)
-def test_one_used_output_is_enough_and_gradients_need_not_be_contiguous(used: tuple[int, ...], centred: bool) -> None:
+def test_one_used_output_is_enough_and_gradients_need_not_be_contiguous(used, centred):
     ours, exact = inputs(40, 33), inputs(40, 33)
     grads = [torch.randn(33, 40, dtype=DOUBLE).t() for _ in used]
     actual = add_norm(*ours, eps=EPS, centred=centred, dtype=DOUBLE)
@@ -50,14 +50,14 @@ def test_one_used_output_is_enough_and_gradients_need_not_be_contiguous(used: tu
         assert error(a.grad, torch.zeros_like(e) if e.grad is None else e.grad) < 1e-12
 
 
-def test_rows_far_from_zero_keep_their_variance() -> None:
+def test_rows_far_from_zero_keep_their_variance():
     residual = torch.randn(20, 256) + 3000.0
     weight, bias = torch.ones(256), torch.zeros(256)
     _, y = add_norm(residual, None, weight, bias, eps=EPS, centred=True, dtype=LOWEST)
     assert error(y, F.layer_norm(residual.double(), (256,), eps=EPS)) < 2.5e-3
 
 
-def test_results_repeat_and_agree_between_threads() -> None:
+def test_results_repeat_and_agree_between_threads():
     def grads(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
         given = inputs(300, 256, LOWEST)
@@ -71,7 +71,7 @@ def test_results_repeat_and_agree_between_threads() -> None:
     assert all(error(a, b) < 1e-5 for a, b in zip(one[4:], two[4:], strict=True))
 
 
-def test_operators_describe_themselves_rightly() -> None:
+def test_operators_describe_themselves_rightly():
     residual, delta, weight, bias = (x.detach() for x in inputs(3, 7, LOWEST))
     arguments = (residual, delta, weight, bias, EPS, True, 0.1, 5, torch.arange(2, 5), LOWEST)
     stats = torch.ops.unpad.add_norm(*arguments)[2]

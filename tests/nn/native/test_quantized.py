@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conftest import random_sequences, tiny_model
-from tests.helpers.paths import PATHS, Path, on
+from tests.helpers.paths import PATHS, on
 from tests.helpers.quantized import quantized
 from unpad.batching.batch import from_sequences
 from unpad.nn.linear import Linear, independent_rows, keep_copies, product
@@ -37,7 +37,7 @@ def widened(numbers: Tensor, scales: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_int8_is_off_by_half_a_scale_and_its_numbers_fill_the_range(sizes: tuple[int, int]) -> None:
+def test_int8_is_off_by_half_a_scale_and_its_numbers_fill_the_range(sizes):
     weight = random_weight(*sizes)
     numbers, scales = to_int8(weight)
     assert (numbers.dtype, scales.dtype, scales.shape) == (torch.int8, torch.float32, (len(weight),))
@@ -49,7 +49,7 @@ def test_int8_is_off_by_half_a_scale_and_its_numbers_fill_the_range(sizes: tuple
 
 
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_who_looks_at_a_quantized_weight_sees_the_widened_one(sizes: tuple[int, int]) -> None:
+def test_who_looks_at_a_quantized_weight_sees_the_widened_one(sizes):
     weight = random_weight(*sizes)
     numbers, scales = to_int8(weight)
     expected = widened(numbers, scales)
@@ -69,7 +69,7 @@ def test_who_looks_at_a_quantized_weight_sees_the_widened_one(sizes: tuple[int, 
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_linear_layer_multiplies_by_quantized_weights(dtype: torch.dtype, path: Path) -> None:
+def test_a_linear_layer_multiplies_by_quantized_weights(dtype, path):
     torch.manual_seed(0)
     layer, x = Linear(1120, 37), torch.randn(70, 1120).to(dtype)
     weight = packed(layer.weight.detach())
@@ -89,7 +89,7 @@ def test_a_linear_layer_multiplies_by_quantized_weights(dtype: torch.dtype, path
 
 @pytest.mark.skipif(not library.enabled(), reason=library.describe())
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_int8_has_the_same_bits_with_and_without_kernels(dtype: torch.dtype) -> None:
+def test_int8_has_the_same_bits_with_and_without_kernels(dtype):
     torch.manual_seed(0)
     x, weight = torch.randn(70, 3000).to(dtype), packed(torch.randn(37, 3000))
     with torch.no_grad():
@@ -98,14 +98,14 @@ def test_int8_has_the_same_bits_with_and_without_kernels(dtype: torch.dtype) -> 
             assert torch.equal(product(x, weight), native)
 
 
-def test_a_gradient_of_activations_passes_a_quantized_weight() -> None:
+def test_a_gradient_of_activations_passes_a_quantized_weight():
     torch.manual_seed(0)
     x, weight = torch.randn(3, 64, requires_grad=True), packed(torch.randn(5, 64))
     product(x, weight).sum().backward()
     torch.testing.assert_close(x.grad, weight.widened().sum(0).expand(3, -1))
 
 
-def test_a_plain_copy_of_a_quantized_model_computes_nearly_the_same() -> None:
+def test_a_plain_copy_of_a_quantized_model_computes_nearly_the_same():
     model = quantized(tiny_model(torch.float32, width=64, hidden=64, dropout=0.0)).eval()
     assert any(isinstance(weight, QuantizedWeight) for weight in model.parameters())
     plain = plain_copy(model)

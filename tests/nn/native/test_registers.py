@@ -44,7 +44,7 @@ def printed(*command: str) -> list[str]:
 
 
 @pytest.mark.skipif(shutil.which("objdump") is None or shutil.which("readelf") is None, reason="no objdump or readelf")
-def test_float_kernels_of_every_target_use_its_whole_registers_and_none_that_it_lacks() -> None:
+def test_float_kernels_of_every_target_use_its_whole_registers_and_none_that_it_lacks():
     if library.TARGETS["plain"] == "NEON" or not library.file().exists():
         pytest.skip("not compiled, or not for x86-64")
     found = registers(library.file())

@@ -33,7 +33,7 @@ SIZES = [(100, 64, 1000), (530, 48, 1001), (70, 80, 6129), (40, 16, 20_003)]
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_loss_and_gradients_err_no_more_than_without_tiles(sizes: tuple[int, int, int], smoothing: float) -> None:
+def test_loss_and_gradients_err_no_more_than_without_tiles(sizes, smoothing):
     """The gradient of the weight, which is summed in fp32 and stays so, at most a quarter. Smoothed targets are not as
     near to whole numbers as others, and what their rounding takes off is added again."""
     problem = drawn(*sizes, smoothing)
@@ -49,7 +49,7 @@ def test_loss_and_gradients_err_no_more_than_without_tiles(sizes: tuple[int, int
 
 @NO_AMX
 @pytest.mark.parametrize("sizes", SIZES, ids=str)
-def test_instructions_give_the_bits_of_plain_tiles(sizes: tuple[int, int, int]) -> None:
+def test_instructions_give_the_bits_of_plain_tiles(sizes):
     problem = drawn(*sizes, 0.1)
     assert all(map(torch.equal, problem.solved_by("avx512_amx"), problem.solved_by(library.PLAIN_TILES)))
 
@@ -62,7 +62,7 @@ def sure() -> Problem:
     return problem._replace(hidden=hidden.bfloat16())
 
 
-def test_targets_that_are_sure_are_left_out_of_the_second_pass(by_tiles: str) -> None:
+def test_targets_that_are_sure_are_left_out_of_the_second_pass(by_tiles):
     problem = sure()
     fewer, present = problem.solved_by(by_tiles), problem.solved_by("avx512_bf16")
     with losses.all_rows():
@@ -78,7 +78,7 @@ def test_targets_that_are_sure_are_left_out_of_the_second_pass(by_tiles: str) ->
 
 
 @pytest.mark.parametrize("problem", [drawn(1100, 48, 1001, 0.1), sure()], ids=["smoothed", "sure"])
-def test_every_number_of_threads_gives_the_same_bits(by_tiles: str, problem: Problem) -> None:
+def test_every_number_of_threads_gives_the_same_bits(by_tiles, problem):
     results = []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -87,7 +87,7 @@ def test_every_number_of_threads_gives_the_same_bits(by_tiles: str, problem: Pro
         assert all(map(torch.equal, result, results[0]))
 
 
-def test_a_row_has_the_same_bits_among_any_others(by_tiles: str) -> None:
+def test_a_row_has_the_same_bits_among_any_others(by_tiles):
     hidden, weight, labels, _ = drawn(700, 32, 500)
     weight = weight.bfloat16()
     with running(by_tiles):
@@ -98,7 +98,7 @@ def test_a_row_has_the_same_bits_among_any_others(by_tiles: str) -> None:
 
 
 @pytest.mark.parametrize("below_zero", [False, True])
-def test_logits_of_any_size_have_finite_losses_and_gradients(by_tiles: str, below_zero: bool) -> None:
+def test_logits_of_any_size_have_finite_losses_and_gradients(by_tiles, below_zero):
     """The largest of a row is taken off; a sure target costs nothing, and never less."""
     problem = drawn(64, 32, 1000, spread=60.0)
     if below_zero:  # all of them, also the largest
@@ -112,7 +112,7 @@ def test_logits_of_any_size_have_finite_losses_and_gradients(by_tiles: str, belo
         assert 0 <= head_forward(problem.hidden, weight, largest, 0.0)[1].min() < 1e-6
 
 
-def test_no_rows_cost_nothing_and_only_what_is_wanted_is_computed(by_tiles: str) -> None:
+def test_no_rows_cost_nothing_and_only_what_is_wanted_is_computed(by_tiles):
     hidden, weight, labels, _ = drawn(33, 16, 50)
     weight = weight.bfloat16()
     with running(by_tiles):
@@ -129,7 +129,7 @@ def test_no_rows_cost_nothing_and_only_what_is_wanted_is_computed(by_tiles: str)
                 assert alone is None or (whole is not None and torch.equal(alone, whole))
 
 
-def test_labels_outside_of_the_vocabulary_are_refused(by_tiles: str) -> None:
+def test_labels_outside_of_the_vocabulary_are_refused(by_tiles):
     hidden, weight, labels, _ = drawn(5, 16, 50)
     labels[2], labels[4] = 50, -1
     with running(by_tiles), pytest.raises(IndexError, match="2 labels are out of range of a vocabulary of 50"):
@@ -143,7 +143,7 @@ def _plain_tiles() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("_plain_tiles")
-def test_operators_tell_their_shapes_without_running() -> None:
+def test_operators_tell_their_shapes_without_running():
     hidden, weight, labels, _ = drawn(5, 16, 50)
     arguments = hidden, weight.bfloat16(), labels, 0.1
     checks = ("test_schema", "test_faketensor")

@@ -80,8 +80,7 @@ def compare(case: Case) -> None:
     with running("avx512_bf16"):
         wanted = attend(case, inputs.double(), case.lengths)
         present = attend(case, inputs, case.lengths)
-    tiled = attend_by(library.PLAIN_TILES, case)
-    for name, a, b, exact in zip(NAMES, tiled, present, wanted, strict=False):
+    for name, a, b, exact in zip(NAMES, attend_by(library.PLAIN_TILES, case), present, wanted, strict=False):
         ours, theirs = error(a, exact), error(b, exact)
         assert ours <= 1.1 * theirs + LEAST, (name, ours, theirs)
 
@@ -90,7 +89,7 @@ def compare(case: Case) -> None:
 @given(case=cases())
 @example(case=EVERYTHING)
 @example(case=FULL)
-def test_tiles_err_no_more_than_the_kernel_without_them(case: Case) -> None:
+def test_tiles_err_no_more_than_the_kernel_without_them(case):
     compare(case)
 
 
@@ -99,7 +98,7 @@ def test_tiles_err_no_more_than_the_kernel_without_them(case: Case) -> None:
 @given(case=cases())
 @example(case=EVERYTHING)
 @example(case=FULL)
-def test_instructions_give_the_bits_of_plain_tiles(case: Case) -> None:
+def test_instructions_give_the_bits_of_plain_tiles(case):
     for name, a, b in zip(NAMES, attend_by("avx512_amx", case), attend_by(library.PLAIN_TILES, case), strict=False):
         assert torch.equal(a, b), name
 
@@ -113,7 +112,7 @@ def _tiles(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("case", CASES)
-def test_packed_split_and_alone_have_the_same_bits(case: Case) -> None:
+def test_packed_split_and_alone_have_the_same_bits(case):
     inputs, ends = case.inputs(), torch.tensor([0, *case.lengths]).cumsum(0).tolist()
     packed = attend(case, inputs, case.lengths)
     for cuts in ([0, 3, len(case.lengths)], range(len(case.lengths) + 1)):
@@ -128,7 +127,7 @@ def test_packed_split_and_alone_have_the_same_bits(case: Case) -> None:
 
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("case", CASES)
-def test_every_number_of_threads_gives_the_same_bits(case: Case) -> None:
+def test_every_number_of_threads_gives_the_same_bits(case):
     inputs = case.inputs()
     results = []
     for threads in (1, 2, 3):
@@ -141,7 +140,7 @@ def test_every_number_of_threads_gives_the_same_bits(case: Case) -> None:
 @pytest.mark.promise("llm.generation")
 @pytest.mark.usefixtures("_tiles")
 @pytest.mark.parametrize("window", [0, 100])
-def test_a_prompt_that_is_read_in_pieces_has_the_bits_of_one_that_is_read_at_once(window: int) -> None:
+def test_a_prompt_that_is_read_in_pieces_has_the_bits_of_one_that_is_read_at_once(window):
     """Also beside another one, whose held tokens are others."""
     case = Case((300,), heads=4, rotary=True, window=window, scale=3.0)  # some rows need a shift and others do not
     inputs = case.inputs()
@@ -159,7 +158,7 @@ def test_a_prompt_that_is_read_in_pieces_has_the_bits_of_one_that_is_read_at_onc
 
 
 @pytest.mark.usefixtures("_tiles")
-def test_a_large_bias_of_all_keys_changes_no_gradient() -> None:
+def test_a_large_bias_of_all_keys_changes_no_gradient():
     """Queries that complete a panel see it too."""
     case = Case((5, 33), causal=False)
     plain = attend(case, case.inputs(), case.lengths)
@@ -170,11 +169,10 @@ def test_a_large_bias_of_all_keys_changes_no_gradient() -> None:
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.parametrize("body", ["plain", pytest.param("amx", marks=NO_AMX)])
-def test_products_of_tiles_are_summed_in_the_order_of_their_definition(body: str, tmp_path: Path) -> None:
+def test_products_of_tiles_are_summed_in_the_order_of_their_definition(body, tmp_path):
     """Of one to three tiles in each direction, also where products and sums are denormal."""
     program, here = tmp_path / "tiles", Path(__file__)
-    include = f"-I{Path(library.__file__).parent}"
-    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", include]
+    flags = ["-std=c++17", "-O1", "-ffp-contract=off", "-w", f"-I{Path(library.__file__).parent}"]
     subprocess.run(["g++", *flags, str(here.with_name("tiles.cpp")), "-o", str(program)], check=True)
     done = subprocess.run([program, body], capture_output=True, text=True, check=False)
     assert done.stdout == "0 numbers differ\n", done
@@ -208,7 +206,7 @@ with running(library.PLAIN_TILES):
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.skipif(has("avx512_amx"), reason="the processor runs them")
-def test_instructions_that_are_emulated_give_the_bits_of_plain_tiles(tmp_path: Path) -> None:
+def test_instructions_that_are_emulated_give_the_bits_of_plain_tiles(tmp_path):
     """By a second reading of their definition; tiles are used between their configuration and their release alone."""
     emulator, source = tmp_path / "emulator.so", Path(__file__).with_name("amx_emulator.cpp")
     flags = ["-std=c++17", "-O3", "-mavx2", "-mfma", "-ffp-contract=off", "-shared", "-fPIC"]
@@ -220,7 +218,7 @@ def test_instructions_that_are_emulated_give_the_bits_of_plain_tiles(tmp_path: P
 
 
 @NO_AMX
-def test_products_of_torch_between_ours_keep_their_bits() -> None:
+def test_products_of_torch_between_ours_keep_their_bits():
     """oneDNN configures tiles of its own, in the threads that ours were released in."""
     torch.manual_seed(0)
     a, b = torch.randn(300, 512).bfloat16(), torch.randn(512, 700).bfloat16()
@@ -233,13 +231,13 @@ def test_products_of_torch_between_ours_keep_their_bits() -> None:
 
 
 @pytest.mark.usefixtures("_tiles")
-def test_the_certificate_passes() -> None:
+def test_the_certificate_passes():
     model = tiny_model(torch.float32, width=64, heads=2, blocks=1)  # heads of 32 channels
     certificate = prove(model, random_batch([9, 3, 40, 2]), precision="bf16")
     assert certificate.passed, [line.name for line in certificate.lines if line.passed is False]
 
 
-def test_denormal_numbers_count_as_zero() -> None:
+def test_denormal_numbers_count_as_zero():
     """Weights of 2^-23 times values of 2^-115: without the first, the quotient of their sums would be 2^-115 again."""
     case = Case((3,), head_dim=16)
     inputs = case.inputs()

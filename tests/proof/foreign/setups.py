@@ -99,17 +99,6 @@ def halved(model: nn.Module) -> nn.Module:
     return model.bfloat16()
 
 
-def smoothed(model: nn.Module) -> nn.Module:
-    """A loss function of its own: cross-entropy with smoothing."""
-
-    def loss(logits: Tensor, labels: Tensor, vocab_size: int, **_: object) -> Tensor:
-        wanted = labels[:, 1:].flatten()
-        return F.cross_entropy(logits[:, :-1].float().flatten(0, 1), wanted, ignore_index=IGNORE, label_smoothing=0.1)
-
-    model.loss_function = loss  # type: ignore[assignment]
-    return model
-
-
 def halves(rows: Rows) -> list[Batch]:
     return [right(rows[:2]), right(rows[2:])] if len(rows) > 2 else [right(rows)]
 
@@ -153,7 +142,6 @@ TUNED_SOUND: dict[str, Pair] = {
     "experts": Pair("qwen3_moe", packed),
     "frozen weights": Pair("qwen2", packed, change=frozen),
     "weights in bf16": Pair("qwen3", right, change=halved),
-    "a loss function of its own": Pair("qwen2", right, change=smoothed),
     "a state-space model": Pair("mamba2", right),
     "linear attention": Pair("qwen3_5", right),
     "ALiBi": Pair("bloom", right),

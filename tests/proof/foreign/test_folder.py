@@ -82,7 +82,7 @@ def test_a_way_that_proves_first_refuses_where_it_fails(unpad: Shell, tmp_path: 
     text = " ".join(found.out.split())
     assert "unpad: unpad.hf.attach(trainer) proves the model first: position_ids" in text
     assert (rows(found)["padded right"][0], rows(found)["unpad"][0]) == ("sound", "refused")
-    assert "does not shift labels" in text
+    assert "as where it does not shift the labels" in text
 
 
 @pytest.mark.promise("hf.judged")

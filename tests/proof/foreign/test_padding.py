@@ -167,7 +167,7 @@ def test_a_fault_of_padded_data_is_named(name: str, tmp_path: Path) -> None:
 
 
 def test_padding_that_a_mask_hides_and_labels_teach_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="labels 19 tokens of padding, which attention_mask hides"):
+    with pytest.raises(RecipeError, match="labels 19 tokens that attention_mask hides"):
         proved(made(tmp_path, padded(ROWS, in_padding=0)))
 
 

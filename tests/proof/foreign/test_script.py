@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from torch.nn import functional as F
-from transformers import LlamaForCausalLM, Trainer
+from torch import Tensor
+from transformers import Trainer
 
 import unpad
-from tests.hf.families import VOCAB
 from tests.proof.foreign.hugging_face import IGNORE, build, dataset, pad, quiet, sequences, trainer
-from tests.proof.foreign.losses import own, shifted
-from unpad.errors import RecipeError
+from tests.proof.foreign.losses import logits_of, nll, own, shifted
+from unpad.errors import ProofError, RecipeError
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
 quiet()
@@ -94,7 +92,7 @@ REFUSED: dict[Callable[[Rows], Any], str] = {
     joins: "joins fails on a row alone: ValueError",
     doubles: r"makes \(2, .*\) input_ids of a single row",
     hides: "attention_mask that hides tokens in the middle",
-    places: "position_ids that do not begin a sequence at 0",
+    places: "that do not count the tokens of a sequence from 0",
     sees_its_begin: r"gives an attention_mask of shape \(1, 1, ",
 }
 
@@ -123,19 +121,13 @@ def test_a_collator_that_gives_a_row_no_meaning_is_refused_by_name(collator: Any
         proved(tmp_path, collator)
 
 
-class MeanOfMeans(Trainer):
-    """Mean over micro-batches of their means."""
-
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        self.loss_is_scaled_for_ga = False
-        return model(**inputs).loss
-
-
 @pytest.mark.slow
 @pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("collator", [cuts, drops])
 def test_a_wrong_mean_is_found_behind_any_collator(collator: Any, tmp_path: Path) -> None:
-    certificate = proved(tmp_path, collator, MeanOfMeans)
+    made = trainer(build("llama"), tmp_path, ROWS, collator=collator)
+    made.model_accepts_loss_kwargs = False
+    certificate = unpad.prove_trainer(made)
     assert certificate.verdict == "wrong loss", str(certificate)
     assert [finding.kind for finding in certificate.failed] == ["loss", "gradient"]
 
@@ -148,42 +140,17 @@ def test_what_a_collator_does_in_a_batch_alone_is_found(tmp_path: Path) -> None:
     assert proved(tmp_path, to_the_shortest).verdict == "cut"
 
 
+def unshifted(model, inputs, num):
+    return nll(logits_of(model, inputs), inputs["labels"]).sum() / num
+
+
 def by_a_constant(model, inputs, num):
     return shifted(model, inputs)[0].sum() / 100
 
 
-def with_the_last(model, inputs, num):
-    each, logits, targets = shifted(model, inputs)
-    last = (targets != IGNORE).sum(1) - 1
-    return each.sum() / num + logits[torch.arange(len(last)), last, 5].square().sum() / 50
-
-
-def contrasting(model, inputs, num):
-    each, logits, targets = shifted(model, inputs)
-    ends = F.normalize(logits[torch.arange(len(logits)), (targets != IGNORE).sum(1) - 1], dim=-1)
-    return each.sum() / num + (ends @ ends.T * 5).logsumexp(-1).mean()
-
-
-def over_padding(model, inputs, num):
-    each, logits, _ = shifted(model, inputs)
-    return each.sum() / num + 0.1 * logits.logsumexp(-1).square().mean()
-
-
-def with_a_mean(model, inputs, num):
-    each, _, targets = shifted(model, inputs)
-    return ((1 - (-each).exp()) ** 2 * each).sum() / (targets != IGNORE).sum() / 2
-
-
-def hardest(model, inputs, num):
-    each, _, targets = shifted(model, inputs)
-    real = each.flatten()[targets.flatten() != IGNORE]
-    return real.topk(len(real) // 2).values.mean() / 2
-
-
-def by_their_losses(model, inputs, num):
-    each, _, targets = shifted(model, inputs)
-    means = each.sum(1) / (targets != IGNORE).sum(1)
-    return (means * means.detach().softmax(0)).sum() / 2
+def focal(model, inputs, num):
+    each, _, _ = shifted(model, inputs)
+    return ((1 - (-each).exp()) ** 2 * each).sum() / num
 
 
 def over_rows(model, inputs, num):
@@ -191,38 +158,35 @@ def over_rows(model, inputs, num):
     return (each.sum(1) / (targets != IGNORE).sum(1)).mean() / 2
 
 
-def by_class(model, inputs, num):
+def of_micro_batches(model, inputs, num):
     each, _, targets = shifted(model, inputs)
-    weights = torch.where(targets == IGNORE, 0, 1 + targets % 3)
-    return (each * weights).sum() / weights.sum()
-
-
-LOSSES: dict[str, tuple[Any, str]] = {
-    "by the losses of rows": (by_their_losses, "not proven"),
-    "by class, in one batch": (by_class, "not proven"),
-    "the hardest of a batch": (hardest, "not proven"),
-    "a sum": (by_a_constant, "not proven"),
-    "a mean over rows": (over_rows, "not proven"),
-    "a term per row": (with_the_last, "not proven"),
-    "between rows": (contrasting, "not proven"),
-    "over padding": (over_padding, "not proven"),
-    "a mean of means": (with_a_mean, "wrong loss"),
-}
+    return each.sum() / (targets != IGNORE).sum() / 2
 
 
 @pytest.mark.slow
 @pytest.mark.promise("proof.trainers")
-@pytest.mark.parametrize("name", LOSSES)
-def test_a_loss_of_ones_own_is_accused_only_where_batches_change_it(name: str, tmp_path: Path) -> None:
-    loss, verdict = LOSSES[name]
-    is_one = name in ("between rows", "by class, in one batch")
-    sizes = {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 1} if is_one else {}
-    certificate = proved(tmp_path, kind=own(loss), **sizes)
-    assert certificate.verdict == verdict, str(certificate)
-    reason = "OwnLoss.compute_loss is a loss of the trainer's own, and no mean over the targets of these batches"
-    assert [finding.kind for finding in certificate.findings if finding.gap == reason] == (
-        ["loss", "gradient"] if verdict == "not proven" else []
-    )
+@pytest.mark.parametrize("loss", [focal, unshifted, by_a_constant, over_rows, of_micro_batches])
+def test_a_loss_of_ones_own_that_is_another_is_named_and_not_judged(loss: Any, tmp_path: Path) -> None:
+    certificate = proved(tmp_path, kind=own(loss))
+    assert certificate.verdict == "not proven", str(certificate)
+    gaps = [finding.gap for finding in certificate.findings if finding.kind in ("loss", "gradient")]
+    assert all("OwnLoss.compute_loss is another loss than the mean cross-entropy over targets" in gap for gap in gaps)
+    assert all("divide the sum over targets by the targets of the whole update" in gap for gap in gaps)
+
+
+def test_a_model_with_another_loss_is_named_and_not_judged(tmp_path: Path) -> None:
+    """Bart's loss takes labels that are shifted already."""
+    model = build("llama")
+
+    def loss(logits: Tensor, labels: Tensor, vocab_size: int, num_items_in_batch: Any = None, **_: object) -> Tensor:
+        return nll(logits, labels).sum() / (num_items_in_batch or (labels != IGNORE).sum())
+
+    model.loss_function = loss
+    certificate = unpad.prove_trainer(trainer(model, tmp_path))
+    assert certificate.verdict == "not proven"
+    assert "the loss of LlamaForCausalLM is another loss" in certificate.finding("loss").gap
+    with pytest.raises(ProofError, match="the loss of LlamaForCausalLM for a sequence alone is not the mean"):
+        unpad.prove_callable(model, lambda rows: batch(rows), IDS)
 
 
 # --------------------------------------------------------------------------- what a row has besides its tokens
@@ -238,33 +202,13 @@ def with_scales(rows: Rows) -> Any:
     return {**relabels(rows), "scale": torch.tensor([1.0 + one["input_ids"][0] / 99 for one in rows])}
 
 
-class Scaled(LlamaForCausalLM):
-    """Logits of each row by a number of its own."""
-
-    def forward(self, input_ids, scale=None, labels=None, num_items_in_batch=None, **kwargs):
-        out = super().forward(input_ids, **kwargs)
-        out.logits = out.logits * (1.0 if scale is None else scale[:, None, None])
-        if labels is not None:
-            out.loss = self.loss_function(out.logits, labels, VOCAB, num_items_in_batch)
-        return out
+BESIDE = {with_types: "token_type_ids", with_scales: "scale"}
 
 
-def of_kind(kind: type[nn.Module]) -> nn.Module:
-    torch.manual_seed(0)
-    return kind(build("llama").config)
-
-
-BESIDE: dict[str, tuple[Any, Any]] = {
-    "per token": (lambda: build("gpt2"), with_types),
-    "per row": (lambda: of_kind(Scaled), with_scales),
-}
-
-
-@pytest.mark.parametrize("name", BESIDE)
-def test_a_row_alone_has_its_own_columns(name: str, tmp_path: Path) -> None:
-    model, collator = BESIDE[name]
-    certificate = unpad.prove_trainer(trainer(model(), tmp_path, ROWS, collator=collator, remove_unused_columns=False))
-    assert certificate.verdict == "sound", str(certificate)
+@pytest.mark.parametrize("collator", BESIDE)
+def test_what_a_collator_gives_besides_tokens_is_refused_by_name(collator: Any, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=f"{collator.__name__} gives `{BESIDE[collator]}` of shape"):
+        proved(tmp_path, collator, remove_unused_columns=False)
 
 
 class OfHidden(Trainer):

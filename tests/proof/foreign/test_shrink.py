@@ -81,7 +81,8 @@ def test_what_is_random_in_training_or_depends_on_batching_is_off() -> None:
 
 def test_special_ids_are_apart_from_those_of_the_sequences() -> None:
     small = shrink({**LLAMA, "image_token_id": 151655, "video_token_id": 151656, "pad_token_id": None})
-    assert (small["pad_token_id"], small["image_token_id"], small["video_token_id"]) == (0, 127, 126)
+    assert small["pad_token_id"] == 0
+    assert min(small["image_token_id"], small["video_token_id"]) >= small["vocab_size"]
     assert {token for one in sample() for token in one} <= set(ORDINARY)
 
 

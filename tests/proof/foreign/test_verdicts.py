@@ -6,7 +6,7 @@ import unpad
 from tests.proof.foreign.hugging_face import build, quiet
 from tests.proof.foreign.setups import TUNED_FAULTS, TUNED_SOUND, Pair
 from unpad.proof.foreign.certificate import ForeignCertificate
-from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
 quiet()
@@ -23,7 +23,6 @@ def certificate_of(pair: Pair) -> ForeignCertificate:
 def test_a_sound_set_up_is_sound(name: str) -> None:
     certificate = certificate_of(TUNED_SOUND[name])
     assert certificate.verdict == "sound", str(certificate)
-    assert (OWN_LOSS in certificate.notes) == (name == "a loss function of its own")
     assert (NO_ROUTER_LOSS in certificate.notes) == (name == "experts with a router loss")
 
 

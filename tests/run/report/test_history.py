@@ -3,37 +3,28 @@
 import fcntl
 import json
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.helpers.toy import run, write_toy
-from unpad.run.report.history import (
-    STEP_NUMBERS,
-    TIME_NUMBERS,
-    describe_gaps,
-    is_metric,
-    is_timing,
-    missing_steps,
-    run_state,
-)
+from unpad.run.report import history
 from unpad.run.report.page import write_report
 from unpad.storage import LOCK, RunLock
 
 
-def test_a_run_is_killed_unless_its_process_holds_the_lock_whoever_else_looks(tmp_path: Path) -> None:
+def test_a_run_is_killed_unless_its_process_holds_the_lock_whoever_else_looks(tmp_path):
     log = [{"kind": "started"}]
-    assert run_state(tmp_path, log) == "killed", "before there is a lock"
+    assert history.run_state(tmp_path, log) == "killed", "before there is a lock"
     with RunLock(tmp_path):
-        assert run_state(tmp_path, log) == "running"
-        assert run_state(tmp_path, [*log, {"kind": "finished"}]) == "finished"
+        assert history.run_state(tmp_path, log) == "running"
+        assert history.run_state(tmp_path, [*log, {"kind": "finished"}]) == "finished"
     with (tmp_path / LOCK).open("rb") as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)  # another reader of the state
-        assert run_state(tmp_path, log) == "killed"
+        assert history.run_state(tmp_path, log) == "killed"
 
 
-def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(tmp_path: Path) -> None:
+def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(tmp_path):
     folder = tmp_path / "run"
     run(write_toy(tmp_path / "toy"), folder, "train.max_steps=2")
     assert "Held-out perplexity" in write_report(folder).read_text()
@@ -47,14 +38,14 @@ def test_a_run_whose_recipe_is_of_another_version_still_has_a_report(tmp_path: P
     assert "There is no recipe.yaml" in write_report(folder).read_text()
 
 
-def test_five_gaps_are_named_and_the_others_counted() -> None:
+def test_five_gaps_are_named_and_the_others_counted():
     gaps = [(step, step + step % 2) for step in range(10, 70, 11)]
     five = "metrics.jsonl lacks steps 10, 21 to 22, 32, 43 to 44, 54"
-    assert describe_gaps("metrics.jsonl", gaps[:5]).startswith(f"{five}: ")
-    assert describe_gaps("metrics.jsonl", gaps).startswith(f"{five} and 1 more gap: ")
+    assert history.describe_gaps("metrics.jsonl", gaps[:5]).startswith(f"{five}: ")
+    assert history.describe_gaps("metrics.jsonl", gaps).startswith(f"{five} and 1 more gap: ")
 
 
-NUMBERS = dict.fromkeys(STEP_NUMBERS, 1.5) | {"step": 3}
+NUMBERS = dict.fromkeys(history.STEP_NUMBERS, 1.5) | {"step": 3}
 FIELDS: dict[str, dict[str, Any]] = {
     "train": {**NUMBERS, "epoch": 1},
     "eval": {"values": {}, "epoch": None, "loss": 1.0, "perplexity": 2.0, "targets": 9, "best": True},
@@ -65,36 +56,36 @@ FIELDS: dict[str, dict[str, Any]] = {
 
 WRONG: dict[str, tuple[object, ...]] = {
     "step": (None, "3", 3.0, True), "stage": (None, 3), "kind": (None, 3), "values": (None, [], "text"),
-    **{name: (None, [], "text") for name in STEP_NUMBERS[1:]},
+    **{name: (None, [], "text") for name in history.STEP_NUMBERS[1:]},
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", FIELDS)
-def test_a_row_of_the_metrics_has_every_field_that_its_kind_is_read_by(kind: str) -> None:
+def test_a_row_of_the_metrics_has_every_field_that_its_kind_is_read_by(kind):
     row = {"step": 3, "stage": "tune", "kind": kind, **FIELDS[kind]}
-    assert is_metric(row)
-    assert is_metric({**row, "more": None})
+    assert history.is_metric(row)
+    assert history.is_metric({**row, "more": None})
     for name in row:
-        assert not is_metric({key: value for key, value in row.items() if key != name}), name
+        assert not history.is_metric({key: value for key, value in row.items() if key != name}), name
     for name in row if kind == "train" else row.keys() & {"step", "stage", "kind", "values"}:
-        assert not any(is_metric({**row, name: wrong}) for wrong in WRONG.get(name, ())), name
+        assert not any(history.is_metric({**row, name: wrong}) for wrong in WRONG.get(name, ())), name
     if kind == "train":
-        assert all(is_metric({**row, "loss": value}) for value in (3, "inf", "-inf", "nan"))
+        assert all(history.is_metric({**row, "loss": value}) for value in (3, "inf", "-inf", "nan"))
 
 
-def test_a_row_of_the_times_has_every_number() -> None:
-    row = dict.fromkeys(TIME_NUMBERS, 0.5) | {"step": 3}
-    assert is_timing(row)
-    assert not any(is_timing({key: value for key, value in row.items() if key != name}) for name in row)
-    assert not any(is_timing({**row, name: "text"}) for name in row)
-    assert not is_timing({**row, "step": 3.0})
+def test_a_row_of_the_times_has_every_number():
+    row = dict.fromkeys(history.TIME_NUMBERS, 0.5) | {"step": 3}
+    assert history.is_timing(row)
+    assert not any(history.is_timing({key: value for key, value in row.items() if key != name}) for name in row)
+    assert not any(history.is_timing({**row, name: "text"}) for name in row)
+    assert not history.is_timing({**row, "step": 3.0})
 
 
-def test_steps_that_are_missing_are_those_that_are_not_there() -> None:
+def test_steps_that_are_missing_are_those_that_are_not_there():
     for bits in range(2**6):
         known = [step for step in range(1, 7) if bits >> (step - 1) & 1]
         for last in range(7):
-            gaps = missing_steps([*known[::-1], *known], last)
+            gaps = history.missing_steps([*known[::-1], *known], last)
             spread = [step for first, end in gaps for step in range(first, end + 1)]
             assert spread == [step for step in range(1, last + 1) if step not in known]
             assert all(end + 1 < first for (_, end), (first, _) in pairwise(gaps))

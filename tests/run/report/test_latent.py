@@ -60,21 +60,20 @@ def section(page: str) -> str:
     return page.split("<h2>Latent")[1].split("<h2>")[0]
 
 
-def test_a_run_with_a_latent_has_its_plots_with_their_thresholds(tmp_path: Path) -> None:
+def test_a_run_with_a_latent_has_its_plots_with_their_thresholds(tmp_path):
     page = write_report(run_directory(tmp_path / "run")).read_text()
     shown = section(page)
     assert tuple(unescape(name) for name in re.findall(r"<figcaption><b>(.*?)</b>", shown)) == FIGURES
     assert "red at step 600, read on 256 sets" in shown
     for name in FIGURES[:5]:
-        figure = shown.split(f"<b>{name}</b>")[1].split("</figure>")[0]
-        assert '<path class="limit"' in figure, name
+        assert '<path class="limit"' in shown.split(f"<b>{name}</b>")[1].split("</figure>")[0], name
     assert "latent red at step 500" in page
     assert "nan" not in shown.lower()
     assert len(shown) < 200_000
 
 
 @pytest.mark.promise("patients.report")
-def test_what_is_drawn_is_what_the_log_holds(tmp_path: Path) -> None:
+def test_what_is_drawn_is_what_the_log_holds(tmp_path):
     folder = run_directory(tmp_path / "run")
     logged = [row["values"] for row in load_metrics(folder) if row["kind"] == "latent"]
     assert logged == [values(step) for step in range(50, 601, 50)]
@@ -97,7 +96,7 @@ def test_what_is_drawn_is_what_the_log_holds(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("patients.report")
-def test_a_run_without_readings_shows_none_and_one_without_a_log_is_an_error(tmp_path: Path) -> None:
+def test_a_run_without_readings_shows_none_and_one_without_a_log_is_an_error(tmp_path):
     folder = run_directory(tmp_path / "run", latent=False)
     assert "Latent" not in write_report(folder).read_text()
     (folder / "metrics.jsonl").unlink()
@@ -105,14 +104,14 @@ def test_a_run_without_readings_shows_none_and_one_without_a_log_is_an_error(tmp
         write_report(folder)
 
 
-def test_thresholds_that_are_not_known_are_not_drawn() -> None:
+def test_thresholds_that_are_not_known_are_not_drawn():
     rows = [{"step": step, "values": values(step)} for step in (50, 100)]
     assert 'class="limit"' not in report.section(rows, None).html()
     assert 'class="limit"' in report.section(rows, parse_recipe({})).html()
 
 
 @pytest.mark.parametrize(("latent", "readings"), [(1, 1), (2, 3), (200, 300)])
-def test_latents_and_runs_of_any_size_are_drawn(latent: int, readings: int) -> None:
+def test_latents_and_runs_of_any_size_are_drawn(latent, readings):
     rows = [{"step": 10 * i, "values": values(10 * i, latent)} for i in range(1, readings + 1)]
     shown = report.section(rows, None).html()
     assert shown.count("<svg") == shown.count("</svg>") == 9  # the wide one twice
@@ -120,7 +119,7 @@ def test_latents_and_runs_of_any_size_are_drawn(latent: int, readings: int) -> N
     assert ("64 of 200 dimensions" in shown) == (latent == 200)
 
 
-def test_a_latent_of_zeros_or_not_numbers_is_drawn() -> None:
+def test_a_latent_of_zeros_or_not_numbers_is_drawn():
     dead = values(10) | {"kl": [0.0] * 4, "variance": [0.0] * 4, "probe_gap": 0.0, "active_share": 0.0}
     broken = values(20) | {"kl": ["nan"] * 4, "variance": ["nan"] * 4, "probe_gap": "nan", "reconstruction": "inf"}
     for rows in ([dead], [broken], [dead, broken], [broken, dead]):

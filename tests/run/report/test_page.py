@@ -3,7 +3,6 @@ import math
 import re
 from html import unescape
 from importlib import import_module
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,7 +26,7 @@ def text_of(page: str) -> str:
     return unescape(re.sub(r"<[^>]+>", " ", page.split("</style>")[1]))
 
 
-def test_page_needs_no_network_and_no_scripts(tmp_path: Path) -> None:
+def test_page_needs_no_network_and_no_scripts(tmp_path):
     page = write_report(run_directory(tmp_path / "run")).read_text()
     assert page.startswith("<!doctype html>")
     for outside in ("http:", "https:", "<script", "<link", "src=", "@import", "url("):
@@ -37,7 +36,7 @@ def test_page_needs_no_network_and_no_scripts(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("run.metrics")
-def test_key_figures_equal_those_counted_from_the_files(tmp_path: Path) -> None:
+def test_key_figures_equal_those_counted_from_the_files(tmp_path):
     folder = run_directory(tmp_path / "run")
     rows, timing = load_metrics(folder), list(read_rows(folder / "timing.jsonl"))
     train = [row for row in rows if row["kind"] == "train"]
@@ -57,11 +56,41 @@ def test_key_figures_equal_those_counted_from_the_files(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("losses", "weights", "sentence"),
+    [
+        ([2.0, 1.0, 1.4, 1.9], 30, "stopped falling at step 40 of 60, while the training loss"),
+        ([2.0, 1.0, 1.4, 1.9], 60, "The weights in use are those of step 60, of loss 1.900."),
+        ([2.0, 1.0, 1.4, 1.9], 40, "The weights in use are the best ones."),
+        ([2.0, 2.1, 2.2, 2.1], 60, "did not fall in 4 checks: unpad doctor looks"),
+        ([4.0, 3.0, 2.0, 1.0], 60, "was still falling at the end"),
+        ([4.0, 1.001, 1.0, 1.001], 60, "has hardly changed since step 40"),
+    ],
+)
+def test_the_page_begins_with_a_judgement_and_shows_the_weights_in_use(tmp_path, losses, weights, sentence):
+    folder = run_directory(tmp_path / "run")
+    rows = [row for row in load_metrics(folder) if row["kind"] != "eval" and row["stage"] == "tune"]
+    check = next(row for row in load_metrics(folder) if row["kind"] == "eval")
+    places = (32, 40, 50, 60)
+    rows += [{**check, "stage": "tune", "step": step, "loss": loss} for step, loss in zip(places, losses, strict=True)]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    best = folder / "checkpoints" / "best"
+    best.mkdir(parents=True, exist_ok=True)
+    (best / "state.json").write_text(json.dumps({"step": weights}))
+    page = write_report(folder).read_text()
+    assert sentence in page.split("<p class=judgement>")[1].split("</p>")[0]
+    [(shown, note)] = [(value, note) for name, value, note in TILE.findall(page) if name == "Held-out loss"]
+    used = dict(zip(places, losses, strict=True)).get(weights, min(losses))
+    assert shown == f"{used:#.4g}"
+    assert ("in use; best" in note) == (used != min(losses))
+    assert "<title>step 30 to 32: " in page
+
+
 TILE = re.compile(r"<div class=tile><span>([^<]*)</span><b>([^<]*)</b><small>([^<]*)</small>")
 
 
 @pytest.mark.promise("run.metrics")
-def test_the_page_begins_with_what_the_model_is_worth_beside_a_guess(tmp_path: Path) -> None:
+def test_the_page_begins_with_what_the_model_is_worth_beside_a_guess(tmp_path):
     folder = run_directory(tmp_path / "run")
     (folder / "recipe.yaml").write_text("model: {kind: vit}\ndata: {images: a}\n")
     assert [name for name, _, _ in TILE.findall(write_report(folder).read_text())][:3] == [
@@ -94,7 +123,7 @@ def test_the_page_begins_with_what_the_model_is_worth_beside_a_guess(tmp_path: P
     assert TILE.findall(write_report(folder).read_text())[1] == ("Right caption of 20", "40.0%", told)
 
 
-def test_a_wide_figure_has_a_drawing_for_narrow_screens_of_the_same_curve(tmp_path: Path) -> None:
+def test_a_wide_figure_has_a_drawing_for_narrow_screens_of_the_same_curve(tmp_path):
     page = write_report(run_directory(tmp_path / "run")).read_text()
     (figure,) = re.findall(r"<figure class=wide>.*?</figure>", page)
     drawings = re.findall(r'<svg class="plot (\w+)" viewBox="0 0 (\d+) \d+".*?</svg>', figure)
@@ -105,7 +134,7 @@ def test_a_wide_figure_has_a_drawing_for_narrow_screens_of_the_same_curve(tmp_pa
     assert ".broad{display:none}" in page
 
 
-def test_the_times_of_a_resumed_run_name_the_steps_that_they_cover(tmp_path: Path) -> None:
+def test_the_times_of_a_resumed_run_name_the_steps_that_they_cover(tmp_path):
     folder = run_directory(tmp_path / "run")
     log = (folder / "log.jsonl").read_text(encoding="utf-8")
     assert "Where the time went Part" in " ".join(text_of(write_report(folder).read_text()).split())
@@ -120,7 +149,7 @@ def test_the_times_of_a_resumed_run_name_the_steps_that_they_cover(tmp_path: Pat
 
 def tables_of(page: str) -> dict[str, list[list[str]]]:
     """Cells of every table of a page, by the heading before it."""
-    found = re.findall(r"<h2>(.*?)</h2><div class=box><table>(.*?)</table>", page, re.S)
+    found = re.findall(r"<(?:h2|summary)>(.*?)</(?:h2|summary)><div class=box><table>(.*?)</table>", page, re.S)
     return {
         text_of(f"</style>{title}").strip(): [
             [unescape(cell) for cell in re.findall(r"<t[dh][^>]*>(.*?)</t[dh]>", row)]
@@ -130,21 +159,21 @@ def tables_of(page: str) -> dict[str, list[list[str]]]:
     }
 
 
-def test_tables_hold_every_row_and_every_column_of_the_files(tmp_path: Path) -> None:
+def test_tables_hold_every_row_and_every_column_of_the_files(tmp_path):
     folder = run_directory(tmp_path / "run")
     page = write_report(folder).read_text()
     tables = tables_of(page)
     held = [row for row in load_metrics(folder) if row["kind"] == "eval"]
     head, *shown = tables["Held-out evaluations of the part valid"]
-    assert head == ["Stage", "Step", "Epoch", "Loss", "Perplexity", "Bits per char", "Targets", "Best"]
+    assert head == ["Stage", "Step", "Epoch", "Loss", "Perplexity", "Bits per char", "Targets", "Weights"]
     assert [row[:4] + row[5:] for row in shown] == [
         [row["stage"], str(row["step"]), str(row["epoch"]), f"{row['loss']:#.4g}", "2.500", "4,212", best]
-        for row, best in zip(held, ["✓", "✓", "★", "✓", "★", ""], strict=True)
+        for row, best in zip(held, ["", "", "best of the stage", "", "best of the stage", "in use"], strict=True)
     ]
     assert [float(row[4].replace(",", "")) for row in shown] == pytest.approx(
         [row["perplexity"] for row in held], rel=1e-3
     )
-    assert page.count("<tr class=best>") == 2
+    assert page.count("<tr class=best>") == 1
     assert tables["Where the time went"] == [["Part", "Seconds", "Share"], ["train", "6.0", "75.0%"]]
     assert tables["Environment"] == [
         ["Name", "Value"], ["torch", "2.13.0"], ["threads", "2"], ["kernel", "native bf16"],
@@ -161,7 +190,7 @@ def test_tables_hold_every_row_and_every_column_of_the_files(tmp_path: Path) -> 
     ]
 
 
-def test_a_long_log_shows_its_newest_entries_and_says_how_many_there_are(tmp_path: Path) -> None:
+def test_a_long_log_shows_its_newest_entries_and_says_how_many_there_are(tmp_path):
     folder = run_directory(tmp_path / "run")
     with (folder / "log.jsonl").open("a") as log:
         for number in range(300):
@@ -184,12 +213,12 @@ def test_a_long_log_shows_its_newest_entries_and_says_how_many_there_are(tmp_pat
         ),
     ],
 )
-def test_figures_name_their_part_and_how_often_it_was_looked_at(found: dict[str, object], expected: str) -> None:
+def test_figures_name_their_part_and_how_often_it_was_looked_at(found, expected):
     assert part_note(found) == expected
 
 
 @pytest.mark.parametrize(("title", "unit", "value"), [("Waiting for data", "ms per step", 20), ("Memory", "GB", 0.6)])
-def test_axes_hold_what_was_measured_in_their_unit(tmp_path: Path, title: str, unit: str, value: float) -> None:
+def test_axes_hold_what_was_measured_in_their_unit(tmp_path, title, unit, value):
     page = write_report(run_directory(tmp_path / "run")).read_text()
     figure = page.split(f"<b>{title}</b>")[1].split("</figure>")[0]
     highest = float(re.findall(r"<text class=end[^>]*>([^<]+)<", figure)[-1])
@@ -197,7 +226,7 @@ def test_axes_hold_what_was_measured_in_their_unit(tmp_path: Path, title: str, u
     assert value <= highest <= 2 * value
 
 
-def test_words_of_the_run_are_escaped(tmp_path: Path) -> None:
+def test_words_of_the_run_are_escaped(tmp_path):
     folder = run_directory(tmp_path / "a&b<i>", stage="<b>x</b>")
     with (folder / "log.jsonl").open("a") as log:
         log.write('{"time": "2026-01-01T00:00:00", "kind": "<script>", "name": "<script>alert(1)</script>"}\n')
@@ -208,7 +237,7 @@ def test_words_of_the_run_are_escaped(tmp_path: Path) -> None:
     assert "&lt;secret&gt; &amp; 语料" in page
 
 
-def test_a_page_of_patients_has_no_perplexity_and_says_how_to_evaluate(tmp_path: Path) -> None:
+def test_a_page_of_patients_has_no_perplexity_and_says_how_to_evaluate(tmp_path):
     folder = run_directory(tmp_path / "run")
     texts = text_of(write_report(folder).read_text())
     assert "Held-out perplexity" in texts
@@ -226,15 +255,14 @@ def test_a_page_of_patients_has_no_perplexity_and_says_how_to_evaluate(tmp_path:
 
 
 @pytest.mark.parametrize("ending", ["finished", "stopped"])
-def test_state_is_how_the_run_said_it_ended(tmp_path: Path, ending: str) -> None:
+def test_state_is_how_the_run_said_it_ended(tmp_path, ending):
     assert f"state {ending}" in write_report(run_directory(tmp_path / "run", ending=ending)).read_text()
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", "timing.jsonl", "log.jsonl"])
-def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
+def test_missing_and_damaged_files_are_named(tmp_path, name):
     folder = run_directory(tmp_path / "run")
-    good = (folder / name).read_text()
-    (folder / name).write_text(good.replace("}\n", "\n", 1))
+    (folder / name).write_text((folder / name).read_text().replace("}\n", "\n", 1))
     with pytest.raises(SourceError, match=rf"{name}:1\b"):
         write_report(folder)
     (folder / name).unlink()
@@ -242,14 +270,14 @@ def test_missing_and_damaged_files_are_named(tmp_path: Path, name: str) -> None:
         write_report(folder)
 
 
-def test_a_run_without_steps_has_no_report(tmp_path: Path) -> None:
+def test_a_run_without_steps_has_no_report(tmp_path):
     Monitor(tmp_path, log_every=1, grad_norm_warning=1, console=Console(quiet=True), total_steps=1).close()
     assert not (tmp_path / "report.html").exists()
     with pytest.raises(SourceError, match="not taken a step"):
         write_report(tmp_path)
 
 
-def test_a_line_still_being_written_is_left_out(tmp_path: Path) -> None:
+def test_a_line_still_being_written_is_left_out(tmp_path):
     folder = run_directory(tmp_path / "run")
     before = len(load_metrics(folder))
     with (folder / "metrics.jsonl").open("a") as file:
@@ -258,13 +286,14 @@ def test_a_line_still_being_written_is_left_out(tmp_path: Path) -> None:
     write_report(folder)
 
 
-def test_a_run_that_is_not_evaluated_says_so(tmp_path: Path) -> None:
+def test_a_run_that_is_not_evaluated_says_so(tmp_path):
     page = write_report(run_directory(tmp_path / "run", steps=9)).read_text()
     assert "not evaluated yet" in page
-    assert "held out" not in page
+    assert "No held-out row was checked" in page
+    assert "held out</span>" not in page
 
 
-def test_long_runs_are_thinned_without_losing_a_spike() -> None:
+def test_long_runs_are_thinned_without_losing_a_spike():
     x, y = np.arange(1, 100_001, dtype=float), np.random.default_rng(0).normal(size=100_000)
     y[77_777], y[33_333], y[5] = 50.0, -40.0, math.nan
     tx, ty = thin(x, y)
@@ -278,7 +307,7 @@ def test_long_runs_are_thinned_without_losing_a_spike() -> None:
 
 @limits(deadline=None)
 @given(some.floats(-1e5, 1e5), some.floats(1e-6, 1e6), some.integers(3, 8))
-def test_ticks_are_round_and_enclose_the_data(low: float, width: float, target: int) -> None:
+def test_ticks_are_round_and_enclose_the_data(low, width, target):
     high = low + width
     marks = ticks(low, high, target)
     slack = 1e-6 * width + 1e-15 * max(abs(low), abs(high))  # no float lies nearer than that
@@ -291,7 +320,7 @@ def test_ticks_are_round_and_enclose_the_data(low: float, width: float, target: 
     assert len(set(tick_labels(marks))) == len(marks) or abs(low) > 1e3 * width  # no two marks read alike
 
 
-def test_ticks_begin_and_end_at_data_that_is_round() -> None:
+def test_ticks_begin_and_end_at_data_that_is_round():
     """0.3 / 0.1 is less than 3 in floats."""
     assert ticks(0.3, 0.8) == pytest.approx([0.3, 0.4, 0.5, 0.6, 0.7, 0.8])
     assert ticks(-0.8, -0.3) == pytest.approx([-0.8, -0.7, -0.6, -0.5, -0.4, -0.3])
@@ -302,7 +331,7 @@ def test_ticks_begin_and_end_at_data_that_is_round() -> None:
     some.lists(some.floats(-10, 10) | some.sampled_from([math.nan, math.inf, -math.inf]), min_size=1, max_size=30),
     some.integers(1, 9),
 )
-def test_running_mean_equals_the_mean_of_its_neighbours(values: list[float], width: int) -> None:
+def test_running_mean_equals_the_mean_of_its_neighbours(values, width):
     y, w = np.array(values), np.arange(1.0, len(values) + 1)
     got = running_mean(y, w, width | 1)
     for i in range(len(y)):
@@ -312,26 +341,26 @@ def test_running_mean_equals_the_mean_of_its_neighbours(values: list[float], wid
         assert got[i] == pytest.approx(expected, nan_ok=True, abs=1e-9)
 
 
-def test_a_plot_of_one_point_or_of_nothing_is_drawn() -> None:
+def test_a_plot_of_one_point_or_of_nothing_is_drawn():
     one = np.ones(1)
     assert "<circle" in plot("Loss", [Curve("main", [(one, one)])])
     assert "nothing was measured" in plot("Loss", [Curve("main", [(one, one * math.nan)])])
     assert "nothing was measured" in plot("Loss", [])
 
 
-def test_a_few_large_values_make_the_axis_logarithmic() -> None:
+def test_a_few_large_values_make_the_axis_logarithmic():
     x, y = np.arange(1.0, 101), np.ones(100)
     y[50] = 1000.0
     drawn = plot("Gradient norm", [Curve("main", [(x, y)])])
     assert [label for label in re.findall(r">([\d.]+)</text>", drawn)][:4] == ["1", "10", "100", "1000"]
 
 
-def test_tick_labels_read_alike() -> None:
+def test_tick_labels_read_alike():
     assert tick_labels([0.0, 5000.0, 10000.0]) == ["0", "5k", "10k"]
     assert tick_labels([0.0, 2e-4, 4e-4]) == ["0", "2e-4", "4e-4"]
     assert tick_labels([1.0, 1.5, 2.0]) == ["1.0", "1.5", "2.0"]
 
 
-def test_a_family_counts_the_same_units_on_its_page_as_in_its_data() -> None:
+def test_a_family_counts_the_same_units_on_its_page_as_in_its_data():
     for family in ("text", "images", "vqa", "patients"):
         assert family_section(family).length_unit == import_module(f"unpad.data.{family}").UNITS[1], family

@@ -23,7 +23,7 @@ def one_patient(**changes: Any) -> dict[str, Any]:
     return patient | changes
 
 
-def test_a_course_shows_every_event_and_a_step_per_set() -> None:
+def test_a_course_shows_every_event_and_a_step_per_set():
     drawn = course("patient 1", one_patient())
     assert drawn.count("<circle") == 4
     assert drawn.count("class=weight") == 3
@@ -36,20 +36,20 @@ def test_a_course_shows_every_event_and_a_step_per_set() -> None:
     assert heights == [pytest.approx(10 + 110 * (1 - p), abs=0.06) for p in (0.25, 0.5, 1.0)]
 
 
-def test_small_probabilities_fill_the_height() -> None:
+def test_small_probabilities_fill_the_height():
     drawn = course("p", one_patient(probability=[0.012, 0.02, 0.038]))
     assert ">4%</text>" in drawn
     assert ">100%" not in drawn
 
 
-def test_days_stand_in_their_order_and_inside_the_picture() -> None:
+def test_days_stand_in_their_order_and_inside_the_picture():
     places = [float(x) for x in re.findall(r"<circle class=\w+ cx=([\d.]+)", course("p", one_patient()))]
     assert places == sorted(places)
     assert 52 <= places[0] < places[-1] <= 1042
     assert places[1] == places[2]
 
 
-def test_a_moment_within_a_day_is_told_and_facts_have_none() -> None:
+def test_a_moment_within_a_day_is_told_and_facts_have_none():
     events = [[0, "age", 1.0], [1, "glucose", 0.5], [2, "glucose", 0.5]]
     drawn = course("p", one_patient(days=[None, -0.25, -0.04167], events=events))
     titles = re.findall(r"<title>([^<]*)</title>", drawn)
@@ -66,20 +66,19 @@ def test_a_moment_within_a_day_is_told_and_facts_have_none() -> None:
     assert "nan" not in bare
 
 
-def test_one_moment_alone_can_be_drawn() -> None:
+def test_one_moment_alone_can_be_drawn():
     drawn = course("p", one_patient(days=[0.0], probability=[0.1], attention=[0.0], events=[[0, "age", 0.0]]))
     assert "nan" not in drawn
     assert drawn.count("<circle") == 1
 
 
-def test_rare_codes_beyond_the_rows_are_counted() -> None:
-    events = [[0, f"code {i}", None] for i in range(MAX_CODES + 3)]
-    drawn = course("p", one_patient(events=events))
+def test_rare_codes_beyond_the_rows_are_counted():
+    drawn = course("p", one_patient(events=[[0, f"code {i}", None] for i in range(MAX_CODES + 3)]))
     assert drawn.count("<circle") == MAX_CODES
     assert "not shown: 3 rarer codes" in drawn
 
 
-def test_what_was_not_measured_is_not_drawn() -> None:
+def test_what_was_not_measured_is_not_drawn():
     page = html_of(section, {"family": "events", "counts": {"patients": 30}})
     assert "30 patients" in page
     assert "<svg" not in page
@@ -89,7 +88,7 @@ def test_what_was_not_measured_is_not_drawn() -> None:
     assert "2 of unknown outcome" in page
 
 
-def test_calibration_shows_the_range_of_the_probabilities_and_joins_no_bins() -> None:
+def test_calibration_shows_the_range_of_the_probabilities_and_joins_no_bins():
     bins = [
         {"predicted": p / 100, "observed": p / 150, "low": 0.05, "high": 0.5, "patients": 9} for p in (33.1, 33.8, 35.2)
     ]
@@ -100,7 +99,7 @@ def test_calibration_shows_the_range_of_the_probabilities_and_joins_no_bins() ->
     assert re.findall(r"class=mid[^>]*>(\d+)<", page) == ["33", "34", "35", "36"]
 
 
-def test_curves_say_what_chance_would_do() -> None:
+def test_curves_say_what_chance_would_do():
     curve = [[0.0, 0.0], [0.5, 0.9], [1.0, 1.0]]
     found = {"counts": COUNTS, "roc": curve, "precision_recall": curve, "courses": [one_patient()]}
     page = html_of(section, found)
@@ -110,7 +109,7 @@ def test_curves_say_what_chance_would_do() -> None:
     assert "highest and the one of lowest probability" in page
 
 
-def test_chance_of_precision_is_the_share_of_patients_with_the_outcome() -> None:
+def test_chance_of_precision_is_the_share_of_patients_with_the_outcome():
     """A model as good as chance is drawn on the line of chance; patients of unknown outcome do not count."""
     share = COUNTS["with_outcome"] / (COUNTS["with_outcome"] + COUNTS["without_outcome"])
     curve = [[0.0, 0.0], [1.0, 1.0]]
@@ -124,7 +123,7 @@ def test_chance_of_precision_is_the_share_of_patients_with_the_outcome() -> None
     assert len(heights[0]) == 1
 
 
-def test_the_heaviest_set_has_the_whole_height_and_a_value_of_the_mean_is_a_value() -> None:
+def test_the_heaviest_set_has_the_whole_height_and_a_value_of_the_mean_is_a_value():
     drawn = course(
         "p", one_patient(attention=[0.1, 0.4, 0.2], events=[[0, "age", 0.0], [1, "age", 0.3], [2, "age", None]])
     )
@@ -134,7 +133,7 @@ def test_the_heaviest_set_has_the_whole_height_and_a_value_of_the_mean_is_a_valu
     assert "+0.00 standard deviations" in drawn
 
 
-def test_an_event_is_the_stronger_coloured_the_further_its_value_is_from_the_mean() -> None:
+def test_an_event_is_the_stronger_coloured_the_further_its_value_is_from_the_mean():
     given = {None: 1.0, 0.0: 0.15, 0.5: 0.4, -1.0: 0.65, 1.6: 0.95, 3.0: 1.0, -9.0: 1.0}
     drawn = course("p", one_patient(events=[[1, "age", value] for value in given]))
     assert [float(one) for one in re.findall(r'fill-opacity="([^"]*)"', drawn)] == list(given.values())

@@ -1,7 +1,6 @@
 """Evaluations and replies that a run keeps are read back whole, or not at all."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ GOOD: dict[str, Any] = {"value": 1.5, "low": 1, "high": "inf", **OF}
 REFUSED: dict[str, Any] = {"value": None, "low": None, "high": None, "reason": "lossy", **OF}
 
 
-def test_the_newest_evaluation_is_read_back_as_it_was_kept(tmp_path: Path) -> None:
+def test_the_newest_evaluation_is_read_back_as_it_was_kept(tmp_path):
     assert newest_evaluation(tmp_path) is None
     for step, metrics in ((4, {}), (9, {"loss": GOOD, "bits_per_char": REFUSED})):
         keep_evaluation(tmp_path, step, metrics, ["a line"])
@@ -27,7 +26,7 @@ def test_the_newest_evaluation_is_read_back_as_it_was_kept(tmp_path: Path) -> No
      *({"metrics": {"loss": GOOD, "accuracy": {**GOOD, name: value}}}
        for name, value in (("value", "x"), ("low", []), ("high", {}), ("num", 3.0), ("num", None)))],
 )  # fmt: skip
-def test_an_evaluation_with_one_wrong_field_is_none(tmp_path: Path, wrong: dict[str, Any]) -> None:
+def test_an_evaluation_with_one_wrong_field_is_none(tmp_path, wrong):
     row = {"time": "2026-01-01T00:00:00", "step": 9, "metrics": {"loss": GOOD, "accuracy": REFUSED}}
     for given, expected in ((row, row), ({**row, **wrong}, None)):
         (tmp_path / EVALUATIONS).write_text(json.dumps(given) + "\n")

@@ -19,7 +19,7 @@ METRICS = {
 }  # fmt: skip
 
 
-def test_pictures_are_read_back_as_they_were() -> None:
+def test_pictures_are_read_back_as_they_were():
     found = json.loads(json.dumps(to_json(METRICS, [(kept(QUESTION, "圆形"), "圆环")])))
     one, back = kept(QUESTION, "圆形"), picture_from_json(found["pictures"][0])
     assert np.array_equal(one.pixels, back.pixels)
@@ -29,7 +29,7 @@ def test_pictures_are_read_back_as_they_were() -> None:
 
 
 @pytest.mark.promise("vqa.modes")
-def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode() -> None:
+def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode():
     found = to_json(METRICS, [(kept("<b>?</b>", "x"), "y"), (kept(), "circle")])
     assert found["kept"] == [[12, 4, 20], [3, 1, 5]]
     page = html_of(section, found)
@@ -52,7 +52,7 @@ def test_the_page_has_tokens_of_every_block_and_accuracies_of_every_mode() -> No
     assert "<p>right</p>" in page
 
 
-def test_a_model_that_only_merges_has_no_pictures() -> None:
+def test_a_model_that_only_merges_has_no_pictures():
     page = html_of(section, to_json({"accuracy_merge_only": Metric(0.5, 0.4, 0.6, 9)}, []))
     assert "merged (merge_only)" in page
     assert "Patches that stayed" not in page

@@ -1,6 +1,5 @@
 """The way of dividing a model that a recipe asks for, and what follows from it."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RECIPE, run_recipe
 from unpad.training.memory import Room
 from unpad.training.parallel.divisions import alone, parallelism_class, parallelism_of
-from unpad.training.parallel.parallelism import Parallelism, Replicas
+from unpad.training.parallel.parallelism import Replicas
 from unpad.training.parallel.sharding import Sharding
 
 TWO = Group(size=2)
@@ -26,9 +25,7 @@ def recipe_of(**train: Any) -> Recipe:
     ("train", "division"),
     [({}, Replicas), ({"shard": "full"}, Sharding)],
 )
-def test_several_processes_divide_a_model_as_the_recipe_asks_and_one_holds_the_whole(
-    train: dict[str, Any], division: type[Parallelism]
-) -> None:
+def test_several_processes_divide_a_model_as_the_recipe_asks_and_one_holds_the_whole(train, division):
     recipe = recipe_of(max_steps=7, **train)
     assert (parallelism_class(recipe), parallelism_of(recipe, TWO)) == (division, division)
     assert parallelism_of(recipe, ALONE) is Replicas
@@ -36,7 +33,7 @@ def test_several_processes_divide_a_model_as_the_recipe_asks_and_one_holds_the_w
     assert parallelism_class(alone(recipe)) is Replicas
 
 
-def test_pipeline_stages_are_refused_with_what_takes_their_place_and_old_runs_are_read(tmp_path: Path) -> None:
+def test_pipeline_stages_are_refused_with_what_takes_their_place_and_old_runs_are_read(tmp_path):
     with pytest.raises(RecipeError, match=r"train\.pipeline_stages") as caught:
         load_recipe("zh_chat", ["train.pipeline_stages=2"])
     assert "train.shard=full" in caught.value.fix
@@ -44,7 +41,7 @@ def test_pipeline_stages_are_refused_with_what_takes_their_place_and_old_runs_ar
     assert run_recipe(tmp_path).train.max_steps == 7
 
 
-def test_micro_batches_are_cut_where_no_other_process_waits_for_their_passes() -> None:
+def test_micro_batches_are_cut_where_no_other_process_waits_for_their_passes():
     for kind in ("exact", "fast"):
         assert Replicas(ALONE).room(kind, 7) == Room(7)
     assert Replicas(TWO).room("exact", 7) == Room(7)

@@ -105,7 +105,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Any]]:
     return folder / "checkpoints", run_ranks(folder / "ranks", 2, work)
 
 
-def test_a_fault_in_one_process_is_an_error_in_all_and_leaves_nothing_behind(saved: tuple[Path, list[Any]]) -> None:
+def test_a_fault_in_one_process_is_an_error_in_all_and_leaves_nothing_behind(saved):
     folder, told = saved
     for name, _, full, wrong in told:
         assert name == "step-00000001"
@@ -114,7 +114,7 @@ def test_a_fault_in_one_process_is_an_error_in_all_and_leaves_nothing_behind(sav
     assert names_in(folder) == ["step-00000001"]
 
 
-def test_files_are_plain_safetensors_and_json(saved: tuple[Path, list[Any]]) -> None:
+def test_files_are_plain_safetensors_and_json(saved):
     path = saved[0] / "step-00000001"
     shards = [f"{part}-0000{number}-of-00002.safetensors" for part in ("model", "optim") for number in (1, 2)]
     assert names_in(path) == ["MANIFEST.json", *shards, "state.json"]
@@ -123,9 +123,8 @@ def test_files_are_plain_safetensors_and_json(saved: tuple[Path, list[Any]]) -> 
     assert [len(part["embed.weight"]) for part in (first, second)] == [26, 25]
 
 
-def test_one_process_reads_what_two_wrote_to_the_bit(saved: tuple[Path, list[Any]]) -> None:
-    found = checkpoint.load_newest(saved[0])
-    state, messages = found
+def test_one_process_reads_what_two_wrote_to_the_bit(saved):
+    state, messages = checkpoint.load_newest(saved[0])
     assert messages == []
     assert (state.step, state.values) == (1, VALUES)
     assert {digest(state.tensors)} == {told[1] for told in saved[1]}
@@ -134,7 +133,7 @@ def test_one_process_reads_what_two_wrote_to_the_bit(saved: tuple[Path, list[Any
 
 
 @pytest.mark.promise("processes.shard")
-def test_three_processes_read_what_two_wrote_to_the_bit(saved: tuple[Path, list[Any]], tmp_path: Path) -> None:
+def test_three_processes_read_what_two_wrote_to_the_bit(saved, tmp_path):
     def work(group: Group) -> str:
         forbid_pickles()
         sharding, optimizer = divided(group, seed=1)
@@ -156,7 +155,7 @@ def test_three_processes_read_what_two_wrote_to_the_bit(saved: tuple[Path, list[
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
-def test_the_reader_of_torch_opens_the_folder(saved: tuple[Path, list[Any]]) -> None:
+def test_the_reader_of_torch_opens_the_folder(saved):
     from torch.distributed.checkpoint import HuggingFaceStorageReader
     from torch.distributed.checkpoint import load as load_by_torch
 
@@ -177,9 +176,7 @@ def small(step: int) -> State:
     return State(step, {"model.w": weight, "optim.w.step": torch.tensor(1.0)}, {"step": step})
 
 
-def test_a_writer_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_writer_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(tmp_path, monkeypatch):
     save_shards(tmp_path / "counted", small(1), 2, ALONE)
     steps = operations(lambda: save_shards(tmp_path / "counted", small(2), 2, ALONE), monkeypatch)
     assert {"mkdir", "write", "fsync", "rename"} <= set(steps)
@@ -196,7 +193,7 @@ def test_a_writer_that_is_killed_leaves_the_old_checkpoint_or_the_new_one(
         assert all(name.startswith("step-") for name in names_in(folder)), "leftovers are cleaned"
 
 
-def test_the_oldest_checkpoints_are_deleted(tmp_path: Path) -> None:
+def test_the_oldest_checkpoints_are_deleted(tmp_path):
     for step in (1, 2, 3):
         save_shards(tmp_path, small(step), 2, ALONE)
     assert names_in(tmp_path) == ["step-00000002", "step-00000003"]
@@ -229,7 +226,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize(("files", "said"), BAD.values(), ids=BAD.keys())
-def test_a_folder_without_the_whole_tensors_is_refused(tmp_path: Path, files: dict[str, Any], said: str) -> None:
+def test_a_folder_without_the_whole_tensors_is_refused(tmp_path, files, said):
     files.setdefault("model.safetensors", b"")
     files.setdefault("optim.safetensors", b"")
     storage.write_folder(tmp_path / "bad", files)
@@ -237,7 +234,7 @@ def test_a_folder_without_the_whole_tensors_is_refused(tmp_path: Path, files: di
         checkpoint.load(tmp_path / "bad")
 
 
-def test_a_full_disk_is_an_error_of_one_process_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_an_error_of_one_process_too(tmp_path, monkeypatch):
     monkeypatch.setattr(disk, "operation", at_operation(1, fail_full))
     with pytest.raises(DiskError, match="No space left"):
         save_shards(tmp_path, small(1), 2, ALONE)

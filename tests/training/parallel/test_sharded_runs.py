@@ -16,7 +16,7 @@ from unpad.processes.group import Group
 from unpad.run import checkpoint
 from unpad.training.loop import train
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.nightly]
 
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 
@@ -70,16 +70,14 @@ def values(folder: Path) -> list[float]:
     return [row["loss"] for kind in ("train", "eval") for row in rows(folder, kind)]
 
 
-@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["whole", "by_three", "by_one", "joined"])
-def test_losses_are_those_of_one_process_but_for_rounding(runs: Path, name: str) -> None:
+def test_losses_are_those_of_one_process_but_for_rounding(runs, name):
     assert len(values(runs / name)) > 9
     assert values(runs / name) == pytest.approx(values(runs / "one"), rel=1e-5)
 
 
-@pytest.mark.nightly
 @pytest.mark.promise("processes.shard")
-def test_a_resumed_run_of_as_many_processes_has_the_bytes_of_the_whole(runs: Path) -> None:
+def test_a_resumed_run_of_as_many_processes_has_the_bytes_of_the_whole(runs):
     for file in FILES:
         assert (runs / "again" / file).read_bytes() == (runs / "whole" / file).read_bytes(), file
     again, whole = (checkpoint.load_newest(runs / name / "checkpoints") for name in ("again", "whole"))
@@ -87,8 +85,7 @@ def test_a_resumed_run_of_as_many_processes_has_the_bytes_of_the_whole(runs: Pat
     assert all(torch.equal(again[0].tensors[name], tensor) for name, tensor in whole[0].tensors.items())
 
 
-@pytest.mark.nightly
-def test_readers_open_the_weights_of_a_divided_run(runs: Path) -> None:
+def test_readers_open_the_weights_of_a_divided_run(runs):
     shards = runs / "whole" / "checkpoints" / "step-00000009"
     assert (shards / "model-00002-of-00002.safetensors").is_file()
     state = checkpoint.load(runs / "whole" / "checkpoints" / "best")
@@ -97,16 +94,14 @@ def test_readers_open_the_weights_of_a_divided_run(runs: Path) -> None:
     assert evaluate_run(str(runs / "whole"), 0)
 
 
-@pytest.mark.nightly
-def test_a_new_run_of_one_process_is_refused_and_a_resumed_one_goes_on(runs: Path, tmp_path: Path) -> None:
+def test_a_new_run_of_one_process_is_refused_and_a_resumed_one_goes_on(runs, tmp_path):
     with pytest.raises(RecipeError, match="one process"):
         run(runs / "toy" / "toy.yaml", tmp_path / "new", "train.shard=full")
     assert rows(runs / "by_one", "train")[-1]["step"] == 9
 
 
-@pytest.mark.nightly
 @pytest.mark.promise("processes.failing")
-def test_a_process_of_a_resumed_run_that_fails_in_an_evaluation_does_not_wait_for_the_others(runs: Path) -> None:
+def test_a_process_of_a_resumed_run_that_fails_in_an_evaluation_does_not_wait_for_the_others(runs):
     """Nor if the command does not repeat `train.shard`, which the run keeps: the others wait within a pass."""
 
     def work(group: Group) -> None:

@@ -2,7 +2,6 @@
 
 import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -154,7 +153,7 @@ def forbid_pickles() -> None:
 
 
 @pytest.mark.promise("processes.shard")
-def test_gradients_of_a_divided_model_are_those_of_one_process(tmp_path: Path) -> None:
+def test_gradients_of_a_divided_model_are_those_of_one_process(tmp_path):
     def work(group: Group) -> None:
         forbid_pickles()
         compare_updates(group)
@@ -164,7 +163,7 @@ def test_gradients_of_a_divided_model_are_those_of_one_process(tmp_path: Path) -
 
 
 @pytest.mark.promise("processes.failing")
-def test_a_process_that_fails_within_a_pass_ends_by_its_own_error_and_the_others_notice(tmp_path: Path) -> None:
+def test_a_process_that_fails_within_a_pass_ends_by_its_own_error_and_the_others_notice(tmp_path):
     def work(group: Group) -> None:
         model, micros = decoder(), cut(random_batch([5, 1, 9]))
         sharding = Sharding(model, micros[-1], group, CPU)
@@ -177,7 +176,7 @@ def test_a_process_that_fails_within_a_pass_ends_by_its_own_error_and_the_others
     assert "a micro-batch of 1 sequence," in text
 
 
-def test_passes_in_lockstep_go_from_the_largest_to_an_empty_one() -> None:
+def test_passes_in_lockstep_go_from_the_largest_to_an_empty_one():
     model, micros = decoder(), [random_batch([length]) for length in (5, 12, 9)]
     counts = [count_micro(model, batch) for batch in [*micros, random_batch([2])]]
     in_turn = Share([0, 1, 2], counts)
@@ -205,19 +204,14 @@ REFUSED: list[tuple[Callable[[], Model], Recipe, int, str, str]] = [
     (decoder, recipe_of(lora={"r": 2}), 2, "adapters", "train.shard=none"),
     (tiny_patients_model, recipe_of(), 2, "posterior collapse", "collapse.policy=off"),
     (
-        lambda: tiny(prune={"method": "random", "layers": [0], "keep": 0.5}),
-        recipe_of(),
-        2,
-        "model.prune",
+        lambda: tiny(prune={"method": "random", "layers": [0], "keep": 0.5}), recipe_of(), 2, "model.prune",
         "train.shard=none",
     ),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("make", "recipe", "size", "what", "fix"), REFUSED, ids=[case[3] for case in REFUSED])
-def test_what_cannot_be_divided_is_refused_by_name(
-    make: Callable[[], Model], recipe: Recipe, size: int, what: str, fix: str
-) -> None:
+def test_what_cannot_be_divided_is_refused_by_name(make, recipe, size, what, fix):
     with pytest.raises(RecipeError, match=what) as caught:
         parallelism_class(recipe).check_model(recipe, make(), size, goes_on=False)
     assert caught.value.where == "train.shard"
@@ -226,7 +220,7 @@ def test_what_cannot_be_divided_is_refused_by_name(
     parallelism_class(whole).check_model(whole, make(), size, goes_on=False)
 
 
-def test_a_run_of_one_process_is_refused_before_its_directory_is_made(tmp_path: Path) -> None:
+def test_a_run_of_one_process_is_refused_before_its_directory_is_made(tmp_path):
     recipe = write_toy(tmp_path / "toy")
     with pytest.raises(RecipeError, match="one process has nobody to divide the model with"):
         run(recipe, tmp_path / "run", "train.shard=full")

@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -69,12 +68,8 @@ def updates() -> dict[str, list[RaggedBatch]]:
     """Micro-batches of an update, by what is special about them."""
     silent, empty = random_batch([9, 4], share=0.0), random_batch([3]).select([])
     several = [
-        random_batch([12, 3, 30], 1),
-        empty,
-        random_batch([1, 20], 2),
-        silent,
-        random_batch([7, 7, 7, 2, 40, 5], 3),
-    ]
+        random_batch([12, 3, 30], 1), empty, random_batch([1, 20], 2), silent, random_batch([7, 7, 7, 2, 40, 5], 3),
+    ]  # fmt: skip
     return {
         "several, one empty and one without targets": several,
         "fewer than processes": [random_batch([12, 3, 30], 1), random_batch([25], 2)],
@@ -114,7 +109,7 @@ def update_of(
 
 
 @pytest.mark.parametrize("name", updates())
-def test_the_gradient_is_that_of_one_batch_of_everything(name: str) -> None:
+def test_the_gradient_is_that_of_one_batch_of_everything(name):
     micros = updates()[name]
     model = TwoTerms(torch.float64)
     counts = [model.count_targets(batch) for batch in micros]
@@ -143,7 +138,7 @@ def test_the_gradient_is_that_of_one_batch_of_everything(name: str) -> None:
 
 @pytest.mark.parametrize("name", updates())
 @pytest.mark.parametrize("scale", [1.0, 2.0**12])
-def test_bits_are_those_of_one_process(name: str, scale: float) -> None:
+def test_bits_are_those_of_one_process(name, scale):
     """Of fp32, with both dropouts; a scale of fp16 is taken out before gradients are rounded."""
     micros = updates()[name]
     ((expected, sums),) = update_of(1, micros, torch.float32, scale=scale, dropout=0.1)
@@ -198,7 +193,7 @@ CANCELLING = [1.0, 2.0**-40 / 3, 0.5, -1.0, 2.0**-39 / 7, -0.5]
                   st.integers(-60, 1), st.floats(0, 1, width=32)), min_size=2, max_size=7,
     )
 )  # fmt: skip
-def test_no_order_of_numbers_of_any_size_changes_their_sum(gradients: list[float]) -> None:
+def test_no_order_of_numbers_of_any_size_changes_their_sum(gradients):
     expected = linear_sums(gradients, 1)
     for size in (2, 3, 5):
         assert linear_sums(gradients, size) == expected * size
@@ -251,7 +246,7 @@ FAULTS = {
 }  # fmt: skip
 
 
-def test_sums_that_are_not_rounded_depend_on_the_number_of_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_that_are_not_rounded_depend_on_the_number_of_processes(monkeypatch):
     expected = linear_sums(CANCELLING, 1)
     assert all(linear_sums(CANCELLING, size) == expected * size for size in (2, 3, 5))
     NOT_ROUNDED.plant(monkeypatch)
@@ -260,9 +255,7 @@ def test_sums_that_are_not_rounded_depend_on_the_number_of_processes(monkeypatch
 
 
 @pytest.mark.parametrize("name", [None, *FAULTS])
-def test_a_planted_fault_makes_runs_of_one_and_of_two_processes_differ(
-    name: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_planted_fault_makes_runs_of_one_and_of_two_processes_differ(name, tmp_path, monkeypatch):
     recipe = write_toy(tmp_path, stages=[], data={"chat": []}, train={"threads": 1, "max_steps": 3})
     if name is not None:
         FAULTS[name].plant(monkeypatch)
@@ -279,7 +272,7 @@ def test_a_planted_fault_makes_runs_of_one_and_of_two_processes_differ(
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
-def test_one_process_with_one_micro_batch_takes_the_plain_path_to_the_bit(precision: str) -> None:
+def test_one_process_with_one_micro_batch_takes_the_plain_path_to_the_bit(precision):
     """Neither rounding nor sums in fp64: as `backward` of the mean of the losses and the optimizer alone."""
     batch, dropout = random_batch([12, 8, 15]), {"dropout": 0.1, "attention_dropout": 0.1}
     ours, plain = (tiny_model(torch.float32, **dropout).train() for _ in range(2))

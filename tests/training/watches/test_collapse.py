@@ -185,8 +185,7 @@ class Run:
         checkpoint.save(self.folder, checkpoint.State(self.step, tensors, {"collapse": self.monitor.values()}), keep=2)
 
     def load(self) -> None:
-        loaded = checkpoint.load_newest(self.folder)
-        state = loaded[0]
+        state = checkpoint.load_newest(self.folder)[0]
         self.step = state.step
         self.model.load_state_dict({k[6:]: v for k, v in state.tensors.items() if k.startswith("model.")})
         load_optimizer_tensors(self.model, self.optimizer, state.tensors)
@@ -226,7 +225,7 @@ def one_set_each(ids: list[int]) -> RaggedBatch:
 
 
 @pytest.mark.promise("patients.monitor")
-def test_a_reading_equals_the_sums_by_hand() -> None:
+def test_a_reading_equals_the_sums_by_hand():
     rng = np.random.default_rng(3)
     mean, log_var = rng.normal(size=(7, 3)) * [2, 0.05, 0], rng.normal(size=(7, 3)) * [1, 0.01, 0]
     model = Known(torch.tensor(mean), torch.tensor(log_var))
@@ -246,7 +245,7 @@ def test_a_reading_equals_the_sums_by_hand() -> None:
     assert got.dead_share == pytest.approx(2 / 3)
 
 
-def test_a_reading_does_not_depend_on_batches_and_changes_nothing() -> None:
+def test_a_reading_does_not_depend_on_batches_and_changes_nothing():
     model = TopicVae().double().train()
     together, cut = [DATA.batch(list(range(40)))], [DATA.batch([i]) for i in range(40)]
     before, generator = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
@@ -260,7 +259,7 @@ def test_a_reading_does_not_depend_on_batches_and_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("missing", ["policy", "sets"])
-def test_nothing_is_read_without_a_policy_or_sets(missing: str) -> None:
+def test_nothing_is_read_without_a_policy_or_sets(missing):
     settings = {"policy": "off" if missing == "policy" else "recover", "every": 1}
     ids = HELD_OUT[:0] if missing == "sets" else HELD_OUT
     [watch] = start_watches(stage_of(DATA, ids, ids, collapse=settings), TopicVae(), SavedWatches(), Timers())
@@ -281,9 +280,7 @@ def reading(active: float, dead: float, gap: float) -> LatentReading:
     [(0.5, 0.5, 0.5, "green"), (0.05, 0.5, 0.5, "yellow"), (0.5, 0.95, 0.5, "yellow"), (0.5, 0.5, 0.01, "yellow"),
      (0.05, 0.95, 0.5, "orange"), (0.5, 0.95, 0.01, "orange"), (0.05, 0.5, 0.01, "red"), (0.05, 0.95, 0.01, "red")],
 )  # fmt: skip
-def test_one_sign_is_yellow_several_orange_and_two_for_long_red(
-    active: float, dead: float, gap: float, light: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_sign_is_yellow_several_orange_and_two_for_long_red(active, dead, gap, light, monkeypatch):
     monkeypatch.setattr("unpad.training.watches.collapse.read_latent", lambda *_: reading(active, dead, gap))
     settings = CollapseSettings(warmup=30, every=10, patience=2)
     monitor = CollapseMonitor(settings, TopicVae(), SAMPLE, SavedWatches())
@@ -296,7 +293,7 @@ def test_one_sign_is_yellow_several_orange_and_two_for_long_red(
 
 
 @pytest.mark.promise("patients.monitor")
-def test_a_decoder_that_ignores_its_latent_is_found_within_the_window(tmp_path: Path) -> None:
+def test_a_decoder_that_ignores_its_latent_is_found_within_the_window(tmp_path):
     run = Run(TopicVae(listens=False), FAST, tmp_path)
     run.train(60)
     # The first reading after the warm-up is at 30; three in a row end at 50.
@@ -306,10 +303,9 @@ def test_a_decoder_that_ignores_its_latent_is_found_within_the_window(tmp_path: 
 
 
 @pytest.mark.promise("patients.monitor")
-def test_the_decoder_of_a_real_model_that_ignores_an_active_latent_is_found() -> None:
+def test_the_decoder_of_a_real_model_that_ignores_an_active_latent_is_found():
     model = tiny_patients_model(torch.float32)
-    batch = random_patients([30, 40, 50])
-    monitor = CollapseMonitor(FAST, model, LatentSample([batch], True), SavedWatches())
+    monitor = CollapseMonitor(FAST, model, LatentSample([random_patients([30, 40, 50])], True), SavedWatches())
     assert [monitor.check(step).light for step in (30, 40, 50)].count("red") == 0
     for parameter in model.decoder.from_latent.parameters():
         parameter.data.zero_()
@@ -319,7 +315,7 @@ def test_the_decoder_of_a_real_model_that_ignores_an_active_latent_is_found() ->
 
 
 @pytest.mark.promise("patients.monitor")
-def test_a_weight_of_the_kl_that_drowns_the_latent_is_found(tmp_path: Path) -> None:
+def test_a_weight_of_the_kl_that_drowns_the_latent_is_found(tmp_path):
     run = Run(TopicVae(), FAST, tmp_path, kl=5.0)
     run.train(60)
     assert run.lights[60] == "red"
@@ -328,7 +324,7 @@ def test_a_weight_of_the_kl_that_drowns_the_latent_is_found(tmp_path: Path) -> N
 @pytest.mark.nightly
 @pytest.mark.promise("patients.monitor")
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_healthy_training_is_never_suspected(seed: int, tmp_path: Path) -> None:
+def test_healthy_training_is_never_suspected(seed, tmp_path):
     run = Run(TopicVae(seed=seed), FAST, tmp_path)
     run.train(150)
     assert {light for step, light in run.lights.items() if step >= FAST.warmup} <= {"green", "yellow"}
@@ -344,7 +340,7 @@ def changed(policy: str, **fields: Any) -> CollapseSettings:
 
 
 @pytest.mark.promise("patients.collapse")
-def test_save_keeps_the_weights_of_the_last_healthy_reading_once(tmp_path: Path) -> None:
+def test_save_keeps_the_weights_of_the_last_healthy_reading_once(tmp_path):
     run = Run(TopicVae(), changed("save"), tmp_path)
     run.train(60)
     assert run.lights[60] == "green"
@@ -367,7 +363,7 @@ def test_save_keeps_the_weights_of_the_last_healthy_reading_once(tmp_path: Path)
 
 
 @pytest.mark.promise("patients.collapse")
-def test_stop_says_what_where_and_what_to_do(tmp_path: Path) -> None:
+def test_stop_says_what_where_and_what_to_do(tmp_path):
     run = Run(TopicVae(listens=False), changed("stop"), tmp_path)
     with pytest.raises(CollapseError) as caught:
         run.train(100)
@@ -379,7 +375,7 @@ def test_stop_says_what_where_and_what_to_do(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("patients.collapse")
-def test_recovery_goes_back_and_training_goes_on(tmp_path: Path) -> None:
+def test_recovery_goes_back_and_training_goes_on(tmp_path):
     run = Run(TopicVae(), changed("recover", factor=0.1), tmp_path, kl=5.0)
     while not run.state.num_recoveries:
         run.train(10)
@@ -412,7 +408,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.mark.promise("patients.collapse")
 @pytest.mark.parametrize("cut", [45, 70, 130])
-def test_a_resumed_run_is_the_uninterrupted_one(cut: int, whole: Run, tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one(cut, whole, tmp_path):
     begun = Run(TopicVae(), LONG, tmp_path, kl=5.0)
     begun.train(cut)
     begun.save()
@@ -428,7 +424,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(cut: int, whole: Run, tmp_path: 
         assert torch.equal(value, resumed.monitor.tensors()[name]), name
 
 
-def test_the_state_survives_a_checkpoint_and_a_stage_begins_with_a_fresh_one() -> None:
+def test_the_state_survives_a_checkpoint_and_a_stage_begins_with_a_fresh_one():
     state = CollapseState(3, "orange", 2, 1, 0.25, 2, True)
     progress = Progress(step=9, stage_step=6, watches={"collapse": asdict(state)})
     values = json.loads(json.dumps(progress.to_values()))

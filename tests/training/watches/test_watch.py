@@ -78,9 +78,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Pulse]:
 ACTIONS: dict[int, Action] = {}
 
 
-def test_readings_are_rows_events_and_weights_of_the_loss(
-    tmp_path: Path, started: list[Pulse], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readings_are_rows_events_and_weights_of_the_loss(tmp_path, started, monkeypatch):
     step, trained = LOOP.train_step, list[float]()
 
     def watched(*arguments: Any, **options: Any) -> StepResult:
@@ -100,7 +98,7 @@ def test_readings_are_rows_events_and_weights_of_the_loss(
 
 
 @pytest.mark.promise("patients.collapse")
-def test_a_resumed_run_gives_a_watch_its_state_and_tensors_back(tmp_path: Path, started: list[Pulse]) -> None:
+def test_a_resumed_run_gives_a_watch_its_state_and_tensors_back(tmp_path, started):
     recipe = write_toy(tmp_path, optim={"lr": 1e-2, "schedule": "constant"})
     run(recipe, tmp_path / "whole", "train.max_steps=16")
     for steps, resume in ((5, False), (13, True), (16, True)):
@@ -115,7 +113,7 @@ def test_a_resumed_run_gives_a_watch_its_state_and_tensors_back(tmp_path: Path, 
     assert torch.equal(state.tensors["beats"], second.beats)
 
 
-def test_save_recover_and_stop_are_done(tmp_path: Path, started: list[Pulse]) -> None:
+def test_save_recover_and_stop_are_done(tmp_path, started):
     ACTIONS.update({1: "save", 2: "recover", 3: "stop"})
     recipe = write_toy(tmp_path, stages=[], train={"max_epochs": 9, "eval_every": 3})
     with pytest.raises(UnpadError, match="beat 3"):
@@ -124,11 +122,8 @@ def test_save_recover_and_stop_are_done(tmp_path: Path, started: list[Pulse]) ->
     assert saved[0] == "healthy"
     assert saved[-1] == "step-00000006"
     assert [event["message"] for event in events(tmp_path / "run", "heart")] == [
-        "beat 1",
-        "beat 2",
-        "shocked",
-        "beat 3",
-    ]
+        "beat 1", "beat 2", "shocked", "beat 3",
+    ]  # fmt: skip
     assert [row["best"] for row in rows(tmp_path / "run", "eval")] == [True]  # at step 3; forgotten with the recovery
     state, _ = checkpoint.load_newest(tmp_path / "run/checkpoints")
     assert (state.step, state.values["progress"]["best"]) == (6, None)

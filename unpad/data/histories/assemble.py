@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, NotRequired
+from typing import Annotated, Any, Literal, NotRequired
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -25,7 +25,7 @@ from unpad.terminal.table import number_of
 
 CODES = "events.json"  # of a run
 UNKNOWN = "<unknown>"  # row 0 of the code embedding
-QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)  # of the values of a code in training; the first and the last are its range
+QUANTILES = (0.0, 0.01, 0.5, 0.99, 1.0)  # of values and days in training; the first and the last are their range
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +119,8 @@ class Codes:
         quantiles: (num_codes, len(QUANTILES)) float64, of the same values; 0 for codes without values. None in runs of
             versions that did not record them.
         scale: of the values that the model reads, by `events.scale`.
+        times, durations: (len(QUANTILES),) float64, days from the landmark to the events of training patients, and to
+            the end of their observation; None where there are none, or in runs of versions that did not record them.
     """
 
     names: tuple[str, ...]
@@ -127,6 +129,8 @@ class Codes:
     std: np.ndarray
     quantiles: np.ndarray | None = None
     scale: Scale = None
+    times: np.ndarray | None = None
+    durations: np.ndarray | None = None
 
     def standardised(self, code: np.ndarray, value: np.ndarray) -> np.ndarray:
         """Values (num_events,) in standard deviations from the mean of their code, nan without a value."""
@@ -145,9 +149,14 @@ class Codes:
         }
         if self.quantiles is not None:
             columns["quantiles"] = self.quantiles.tolist()
+        columns |= {name: days.tolist() for name in DAYS if (days := getattr(self, name)) is not None}
         if self.scale is not None:
             columns |= self.scale.to_json()
         return json.dumps({"codes": self.names, **columns}, ensure_ascii=False, indent=1).encode()
+
+
+_Quantiles = Annotated[list[Finite], Field(min_length=len(QUANTILES), max_length=len(QUANTILES))]
+DAYS: tuple[Literal["times", "durations"], ...] = ("times", "durations")
 
 
 class _Codes(TypedDict):
@@ -155,7 +164,9 @@ class _Codes(TypedDict):
     counts: list[Count]
     mean: list[Finite]
     std: list[Finite]
-    quantiles: NotRequired[list[Annotated[list[Finite], Field(min_length=len(QUANTILES), max_length=len(QUANTILES))]]]
+    quantiles: NotRequired[list[_Quantiles]]
+    times: NotRequired[_Quantiles]
+    durations: NotRequired[_Quantiles]
     log: NotRequired[LogJson]
     rank: NotRequired[RankJson]
 
@@ -194,7 +205,8 @@ def load_codes(content: bytes) -> Codes:
     mean, std = np.array(known["mean"], np.float64), np.array(known["std"], np.float64)
     quantiles = np.array(known["quantiles"], np.float64) if "quantiles" in known else None
     scale = scale_of(known.get("log"), known.get("rank"))
-    return Codes(tuple(known["codes"]), np.array(known["counts"], np.int64), mean, std, quantiles, scale)
+    days = {name: np.array(known[name], np.float64) for name in DAYS if name in known}
+    return Codes(tuple(known["codes"]), np.array(known["counts"], np.int64), mean, std, quantiles, scale, **days)
 
 
 def learn_codes(events: Events, names: list[str], in_training: np.ndarray, settings: EventSettings) -> Codes:
@@ -234,6 +246,11 @@ def _quantiles(code: np.ndarray, value: np.ndarray, num: np.ndarray) -> np.ndarr
     at = first[:, None] + np.rint(np.maximum(num - 1, 0)[:, None] * np.array(QUANTILES)).astype(np.int64)
     padded = np.append(ordered, 0.0)
     return np.where(num[:, None] > 0, padded[np.minimum(at, len(ordered))], 0.0)
+
+
+def _range(days: np.ndarray) -> np.ndarray | None:
+    """(num,) at QUANTILES, (len(QUANTILES),); None without any."""
+    return np.quantile(days, QUANTILES, method="nearest") if len(days) else None
 
 
 def number_codes(
@@ -404,6 +421,10 @@ def assemble(tables: PatientTables, events: Events, settings: EventSettings, kno
         mine = np.flatnonzero(tables.cohort.split[events.patient] == Split.TRAIN)
         in_training[mine[np.unique(events.row[mine], return_index=True)[1]]] = True
         known = learn_codes(events, rows.names, in_training, settings)
+        cohort = tables.cohort
+        times = events.time[in_training]
+        durations = np.zeros(0) if cohort.duration is None else cohort.duration[cohort.split == Split.TRAIN]
+        known = replace(known, times=_range(times[~np.isnan(times)]), durations=_range(durations))
     elif (kept := "standard" if known.scale is None else known.scale.kind) != settings.scale:
         what = f"the recipe scales values by {settings.scale}, and the run that it starts from by {kept}"
         raise RecipeError(what, where="events.scale", fix=f"set events.scale={kept}, or train anew")

@@ -11,6 +11,7 @@ later landmarks, all of them on one side of the split. Van Houwelingen (2007), "
 event history analysis".
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -21,8 +22,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from unpad.data.histories.columns import WRITE_ZONES
 from unpad.data.histories.event_files import Sides
-from unpad.data.histories.event_rows import EventRows, join, read_source
+from unpad.data.histories.event_rows import EventRows, EventTable, join, read_source
 from unpad.data.histories.labels import LabelTable, TimeUnit, clock_of, read_labels
 from unpad.data.histories.tables import Table
 from unpad.data.sources.example import BadRow, Place, file_test
@@ -164,6 +166,7 @@ def read_cohort(recipe: Recipe, wanted: Wanted = Wanted.LEARNING) -> PatientTabl
     parts = [read_source(source, settings, resolve, with_split) for source in recipe.data.events]
     clock = clock_of(parts, settings)
     labels = read_labels(resolve(settings.labels.path), settings, clock, with_split) if settings.labels else None
+    _refuse_zones([*parts, *([labels] if labels else [])])
     nobody = pa.array([], pa.string())
     fixed = Sides.of_table(resolve(settings.split)) if settings.split is not None else None
     rows, persons = join(parts, [labels.ids if labels else nobody, fixed.ids if fixed else nobody])
@@ -189,6 +192,19 @@ def _refuse_outcomes(recipe: Recipe) -> None:
         if leaks:
             what = f'E_LEAK the column "{leaks[0]}" is the outcome, and also a fact about the patient'
             raise RecipeError(what, where="data.events: static", fix="remove it from static")
+
+
+def _refuse_zones(tables: Sequence[EventTable | LabelTable]) -> None:
+    """Refuse times with a zone beside times without one, which may be hours apart from what they say.
+
+    Raises:
+        SourceError: names both columns.
+    """
+    columns = {zoned: f'"{name}" of {table.table.files[0].shown}' for table in tables
+               for name, zoned in table.zones.items()}  # fmt: skip
+    if len(columns) == 2:
+        what = f"E_UNIT the times of {columns[True]} have a zone, and those of {columns[False]} have none"
+        raise SourceError(what, where="data.events and events.labels", fix=WRITE_ZONES)
 
 
 def refuse_unlearnable(recipe: Recipe, cohort: Cohort) -> None:

@@ -16,12 +16,23 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import is_date_like, layout_advice, parse
 from unpad.data.sources.split import WRITE_SPLIT, Split, split_number
 from unpad.errors import SourceError
+from unpad.recipes.data import Decimal, Limits
 
 MOST = 1e30  # larger numbers measure nothing, and their squares would not fit
 NOTHING = ("", "NA", "N/A", "null", "NULL", "None")  # CSV spellings of a missing number
 
-# RE2, as pyarrow has it.
-_NUMBER = r"^[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$"
+# RE2, as pyarrow has it. Numbers by the setting `decimal`: the other sign is then between thousands.
+_NUMBER, _POINT, _COMMA = (
+    rf"[+-]?({whole}({point}\d*)?|{point}\d+)([eE][+-]?\d+)?"
+    for whole, point in (
+        (r"\d+", r"\."),
+        (r"(\d{1,3}(,\d{3})+|\d+)", r"\."),
+        (r"(\d{1,3}(\.\d{3})+|\d+)", ","),
+    )
+)
+_NUMBERS = {None: _NUMBER, ".": _POINT, ",": _COMMA}
+_LIMIT = r"([<>≤≥]=?\s?)"
+ANY_NUMBER = rf"^\s*{_LIMIT}?({_POINT}|{_COMMA})\s*$"  # whether or not the settings read it
 _NONFINITE = r"^[+-]?(?i:nan|inf|infinity)$"
 _ODD = "[\uff10-\uff19\uff0e\uff0d\u200b\u2060\ufeff]"  # full-width digits, point and minus; characters without width
 
@@ -30,6 +41,7 @@ RESULTS = (
     r"(?i:neg(ative)?|pos(itive)?|(ab)?normal|(not )?detected|(non[- ]?)?reactive|trace|present|absent|true|false|yes"
     r"|no|high|low|[+-]{1,4})"
 )
+WRITE_ZONES = "write the zone of every time, or of none"
 MOST_WORD = 40  # characters of a word that becomes a part of a code
 
 # Divisors rather than factors, so that 90 minutes and 1.5 hours are the same number of days.
@@ -39,13 +51,15 @@ UNITS = {"minute": "minutes", "hour": "hours", "day": "days", **{unit: unit for 
 MOST_DAYS = 73_050  # 200 years: no history is longer, and seconds since 1970 taken for minutes are
 MICROSECONDS = 86_400e6  # of a day
 # RE2, as pyarrow has it.
-_ZONE = r"[+-]\d{2}:?\d{2}$"
+_ZONE = r"(Z|[+-]\d{2}:?\d{2})$"
 _DATE = r"^\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}(:\d{2}(\.\d{1,6})?)?([+-]\d{2}:?\d{2})?)?Z?$"
 _PLAIN = r"^-?\d*\.?\d*$"
 _CLOCK = r"^\d{1,2}:\d{2}(:\d{2})?$"
 # Years outside are placeholders such as 9999-12-31; shifted dates of published hospital data are inside.
 FIRST_YEAR, LAST_YEAR = 1800, 2299
 _SECONDS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # units of a timestamp per second
+
+_BESIDE = "beside the path of this table"  # in data.events or events.labels
 
 Explain = Callable[[int], tuple[str, str]]  # row -> what is wrong, what to do
 
@@ -56,10 +70,18 @@ class Faults:
     Attributes:
         good: (num_rows,) bool, rows without a fault so far.
         ids: id of the patient of every row, once they are known.
+        zones: column of timestamps that was read -> whether its times have a zone.
+        notes: remarks with their remedy.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: Table, decimal: Decimal | None = None, limits: Limits = "error") -> None:
+        """Args:
+        decimal, limits: settings of the source, on its numbers in texts.
+        """
         self.table = table
+        self.decimal, self.limits = decimal, limits
+        self.zones: dict[str, bool] = {}
+        self.notes: list[str] = []
         self.good = np.ones(len(table), np.bool_)
         self.ids: pa.Array | None = None
         self._rows: list[tuple[int, BadRow]] = []
@@ -137,7 +159,7 @@ class Column:
 
     def matches(self, pattern: str) -> np.ndarray:
         """Texts that match a pattern of RE2, (num_rows,) bool."""
-        return np.asarray(pc.fill_null(pc.match_substring_regex(self.values, pattern), False))
+        return _matches(self.values, pattern)
 
     def equals(self, other: object) -> np.ndarray:
         """Values that equal another, or those of another array, (num_rows,) bool."""
@@ -232,10 +254,10 @@ class Column:
             return pa.nulls(len(self.values), pa.string())
         trimmed = pc.utf8_trim_whitespace(self.values)
         nothing = np.asarray(pc.is_in(trimmed, pa.array(NOTHING))) | ~self.valid
-        number = [
-            np.asarray(pc.fill_null(pc.match_substring_regex(trimmed, one), False)) for one in (_NUMBER, _NONFINITE)
-        ]
-        texts = pc.if_else(pa.array(np.logical_or.reduce([nothing, *number])), None, trimmed)
+        number = self.matches(ANY_NUMBER) | _matches(trimmed, _NONFINITE)
+        if self.faults.limits == "error":
+            number &= ~_matches(trimmed, f"^{_LIMIT}")
+        texts = pc.if_else(pa.array(nothing | number), None, trimmed)
         long = np.asarray(pc.fill_null(pc.greater(pc.utf8_length(texts), MOST_WORD), False))
         what = f"is a text of more than {MOST_WORD} characters, too long for a code"
         self.refuse(long, "E_TYPE", what, "shorten it, or set words: skip on this item of data.events")
@@ -245,7 +267,7 @@ class Column:
         """Read words or truth values as strings, null for empty rows; None for a column of numbers."""
         if pa.types.is_boolean(self.values.type):
             return self.values.cast(pa.string())
-        if not self.is_text or (self.matches(_NUMBER) | self.empty).all():  # CSV has numbers as texts
+        if not self.is_text or (self.matches(ANY_NUMBER) | self.empty).all():  # CSV has numbers as texts
             return None
         return pc.if_else(pa.array(self.empty), None, self.values)
 
@@ -300,9 +322,26 @@ class Column:
             texts = pc.replace_substring_regex(texts, f"^(?i:{word})$", digit)
         read = self.empty if words is None else self.empty | np.asarray(pc.is_valid(words))
         self._refuse_nonfinite(self.matches(_NONFINITE) & ~read)
-        good = np.asarray(pc.fill_null(pc.match_substring_regex(texts, _NUMBER), False))
-        self.refuse(~(good | read), "E_TYPE", lambda row: _no_number(texts[row].as_py(), expected))
-        return np.asarray(pc.if_else(pa.array(good), texts, None).cast(pa.float64()).fill_null(np.nan))
+        decimal, limits = self.faults.decimal, self.faults.limits
+        limit = "" if limits == "error" else f"{_LIMIT}?"
+        good = _matches(texts, f"^{limit}{_NUMBERS[decimal]}$")
+        self.refuse(~(good | read), "E_TYPE", lambda row: _no_number(texts[row].as_py(), expected, decimal, limits))
+        if decimal is None:
+            self._note_thousands()
+        plain = pc.replace_substring_regex(pc.if_else(pa.array(good), texts, None), f"^{_LIMIT}", "")
+        for sign, other in {",": ((".", ""), (",", ".")), ".": ((",", ""),), None: ()}[decimal]:
+            plain = pc.replace_substring(plain, sign, other)
+        numbers = np.asarray(plain.cast(pa.float64()).fill_null(np.nan))
+        return np.where(_matches(texts, "^[<≤]"), numbers / 2, numbers) if limits == "half" else numbers
+
+    def _note_thousands(self) -> None:
+        """Remark on points that may be between thousands: 1.250 beside 950, and no other decimals."""
+        pointed, thousands = self.matches(r"^\d+\."), self.matches(r"^[1-9]\d{0,2}\.\d{3}$")
+        if thousands.any() and not (pointed & ~thousands).any() and self.matches(r"^\d{3}$").any():
+            text = self.values[int(thousands.argmax())]
+            what = f'"{self.name}" has {text} beside whole numbers, and no other decimals'
+            fix = f'if its point is between thousands, set decimal: "," {_BESIDE}'
+            self.faults.notes.append(f"{what}; {fix}")
 
     def _refuse_nonfinite(self, wrong: np.ndarray) -> None:
         self.refuse(wrong, "E_NONFINITE", "is not finite", "leave it empty where there is no number")
@@ -376,6 +415,8 @@ class Column:
         elif not _is_calendar(moments.type):
             fix = "set unit: minutes, hours or days for this table"
             raise self.error("E_UNIT", f"holds {moments.type}, expected timestamps", fix)
+        if pa.types.is_timestamp(self.values.type):
+            self.faults.zones[self.name] = self.values.type.tz is not None
         if pa.types.is_timestamp(moments.type) and moments.type.tz is not None:
             moments = moments.cast(pa.timestamp(moments.type.unit))  # the same moment, in UTC
         far = _out_of_range(moments)
@@ -394,10 +435,10 @@ class Column:
         """Read texts of ISO 8601 as timestamps, and the minutes by which their zones are ahead of UTC, (num_rows,)."""
         good = self.matches(_DATE)
         zoned = self.matches(_ZONE) & good
+        self.faults.zones[self.name] = bool(zoned.any())
         if zoned.any():
-            what, fix = "has no zone, unlike other rows", "write the zone of every time, or of none"
-            self.refuse(good & ~zoned & ~self.matches("Z$"), "E_UNIT", what, fix)
-        plain = pc.replace_substring_regex(pc.if_else(pa.array(good), self.values, None), f"(Z|{_ZONE[:-1]})$", "")
+            self.refuse(good & ~zoned, "E_UNIT", "has no zone, unlike other rows", WRITE_ZONES)
+        plain = pc.replace_substring_regex(pc.if_else(pa.array(good), self.values, None), _ZONE, "")
         try:
             moments = plain.cast(pa.timestamp("us"))
         except pa.ArrowException:  # the thirtieth of February, or an hour of 25
@@ -407,13 +448,15 @@ class Column:
         advice = layout_advice(self.texts()) if wrong.any() and not good.any() else ""
         fix = f"set {advice}" if advice else "write it as 2024-01-31 or 2024-01-31 12:30:00"
         self.refuse(wrong, "E_UNIT", lambda row: (f"is not a date{_shown(self.values[row].as_py())}", fix))
-        digits = pc.replace_substring_regex(self.values, r"^.*([+-])(\d{2}):?(\d{2})$", r"\1\2\3")
+        signed = pc.replace_substring_regex(self.values, "Z$", "+0000")
+        digits = pc.replace_substring_regex(signed, r"^.*([+-])(\d{2}):?(\d{2})$", r"\1\2\3")
         zone = np.asarray(pc.if_else(pa.array(zoned), pc.replace_substring(digits, "+", ""), "0").cast(pa.int64()))
         return moments, np.sign(zone) * (np.abs(zone) // 100 * 60 + np.abs(zone) % 100)
 
     def _in_layout(self, layout: str) -> pa.Array:
         """Read texts in a layout of strptime as timestamps, in UTC where they have a zone; null for empty rows."""
         encoded = self.values.dictionary_encode()
+        self.faults.zones[self.name] = "%z" in layout
         read = [None if text in NOTHING else parse(text, layout) for text in encoded.dictionary.to_pylist()]
         naive = [one.astimezone(UTC).replace(tzinfo=None) if one and one.tzinfo else one for one in read]
         times = pa.array(naive, pa.timestamp("us")).take(encoded.indices)
@@ -429,20 +472,37 @@ class Column:
 _NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
 
 
-def _no_number(text: str, expected: str) -> tuple[str, str]:
+def _matches(texts: pa.Array, pattern: str) -> np.ndarray:
+    """Texts that match a pattern of RE2, (num_rows,) bool."""
+    return np.asarray(pc.fill_null(pc.match_substring_regex(texts, pattern), False))
+
+
+def _no_number(text: str, expected: str, decimal: Decimal | None, limits: Limits) -> tuple[str, str]:
     """Describe why a text is not a number, and the fix; show only texts that cannot identify a patient."""
     if re.search(_ODD, text):
         return "is written with full-width digits or characters without width", "write it in plain digits"
     if text != text.strip():
         return "has white space around it", "remove the white space"
-    if re.fullmatch(r"[<>≤≥=]{1,2}\s?[\d.,]{1,12}", text):
-        fix = "write a number, such as half the limit, or give such results a code of their own"
-        return f'is the limit "{text}"', fix
+    if expected == "a number" and re.fullmatch(rf"{_LIMIT}[\d.,]{{1,12}}", text):
+        if limits == "error":
+            fix = f"set limits: half {_BESIDE}, which reads <5 as 2.5, or limits: bound, as 5; >5 is then 5 in both"
+            return f'is the limit "{text}"', fix
+        text = re.sub(_LIMIT, "", text)
     if expected == "a number" and re.fullmatch(RESULTS, text):
         fix = "set words: code on this item of data.events, which makes the word a part of the code, or write a number"
         return f'is the word "{text}", expected {expected}', fix
-    if re.fullmatch(r"-?\d{1,9},\d{1,9}", text):
-        return f'has a decimal comma: "{text}"', "write a point"
+    if decimal is None and re.fullmatch(_COMMA, text):
+        comma = float(text.replace(".", "").replace(",", "."))
+        fix = f'set decimal: "," {_BESIDE}, which reads {comma:.15g}'
+        if re.fullmatch(_POINT, text):
+            both = float(text.replace(",", ""))
+            return f'is "{text}", {both:.15g} or {comma:.15g}', f'{fix}, or decimal: ".", which reads {both:.15g}'
+        return f'has {"a decimal comma" if "," in text else "points between thousands"}: "{text}"', fix
+    if decimal != "." and re.fullmatch(_POINT, text):
+        both = float(text.replace(",", ""))
+        if decimal is None:
+            return f'has commas between thousands: "{text}"', f'set decimal: "." {_BESIDE}, which reads {both:.15g}'
+        return f'is "{text}", and decimal is ","', "write all numbers of the table in one way"
     return f"is a text of {len(text)} characters, expected {expected}", f"write {expected}, or leave it empty"
 
 

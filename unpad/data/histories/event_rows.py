@@ -7,21 +7,24 @@ MEDS: Medical Event Data Standard, https://medical-event-data-standard.github.io
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from unpad.data.histories.columns import Faults, are_whole
+from unpad.data.histories.columns import ANY_NUMBER, Faults, are_whole
 from unpad.data.histories.event_files import AUTO, Sides, find_files, number
 from unpad.data.histories.tables import Table, TableFile, alias, open_table
 from unpad.data.sources.example import BadRow
+from unpad.data.sources.fields import in_yaml
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventSettings, EventSource
 from unpad.terminal.table import number_of
 
+UNIT_NAMES = ("unit", "units", "uom", "value_uom", "value_unit", "result_unit", "unit_of_measure", "einheit", "单位")
+MOST_GRADES = 5  # numbers that may well be names, such as those of stages
 FEW_PATIENTS = 20  # so few may well have one word each
 Facts = tuple[str, pa.Array | None, np.ndarray]  # a column of static: its name, its words, or else its numbers
 
@@ -44,6 +47,7 @@ class EventTable:
         unsorted: rows that go back in time.
         bad: rows that cannot be used.
         notes: remarks with their remedy, such as on an id among the facts.
+        zones: column of timestamps -> whether they have a zone.
     """
 
     table: Table
@@ -61,6 +65,7 @@ class EventTable:
     unsorted: int
     bad: list[BadRow]
     notes: tuple[str, ...] = ()
+    zones: dict[str, bool] = field(default_factory=dict)
 
 
 def read_source(
@@ -87,24 +92,8 @@ def read_source(
 def _read_timed(
     source: EventSource, layout: str, files: list[TableFile], settings: EventSettings, path: Path, with_split: bool
 ) -> EventTable:
-    wanted = {
-        name: AUTO[layout][name] if asked == "auto" else (asked,)
-        for name, asked in (("id", source.id), ("time", source.time), ("code", source.code), ("value", source.value))
-        if asked is not None
-    }
-    if layout == "patients":
-        del wanted["id"]
-    if source.set is not None:
-        wanted["set"] = ("set_index",) if source.set == "auto" else (source.set,)
-    optional = {"set"} if source.set == "auto" else set()
-    if layout == "meds" and source.value == "auto":
-        wanted["text"] = ("text_value",)
-        optional |= {"value", "text"}
-    if with_split:
-        wanted["split"] = ("split",)
-        optional.add("split")
-    table = open_table(files, wanted, optional, "data.events")
-    faults = Faults(table)
+    table = open_table(files, *_columns(source, layout, with_split), "data.events")
+    faults = Faults(table, source.decimal, source.limits)
     ids, whole_ids = faults.read_ids()
     codes, time = faults.column("code").codes(), faults.column("time")
     unit = time.unit(source.unit, source.format)
@@ -116,6 +105,7 @@ def _read_timed(
         fix = "count from admission, or set negative: allow for this table"
         faults.add(days < 0, "E_NEGATIVE", "the time is below 0", fix)
     codes, values = _read_values(source, table, codes, faults)
+    codes, notes = _read_units(source, table, codes, values, faults)
     person = number(ids)
     unsorted = _goes_back(person, days) & faults.good
     if settings.unsorted == "error":
@@ -148,12 +138,41 @@ def _read_timed(
         declared=Sides.joined(declared),
         unsorted=int(unsorted[good].sum()),
         bad=faults.bad,
-        notes=tuple(
-            f'{source.path}: "{table.names["id"]}" is the id of the patient, and also the {field} of the events'
-            for field in ("code", "value")
-            if table.has("id") and table.names.get(field) == table.names["id"]
+        notes=(
+            *notes,
+            *(f"{source.path}: {note}" for note in faults.notes),
+            *(
+                f'{source.path}: "{table.names["id"]}" is the id of the patient, and also the {name} of the events'
+                for name in ("code", "value")
+                if table.has("id") and table.names.get(name) == table.names["id"]
+            ),
         ),
+        zones=faults.zones,
     )
+
+
+def _columns(source: EventSource, layout: str, with_split: bool) -> tuple[dict[str, Sequence[str]], set[str]]:
+    """Names that the columns of a source may have, and the columns that it may lack; as for `open_table`."""
+    wanted: dict[str, Sequence[str]] = {
+        name: AUTO[layout][name] if asked == "auto" else (asked,)
+        for name, asked in (("id", source.id), ("time", source.time), ("code", source.code), ("value", source.value))
+        if asked is not None
+    }
+    if layout == "patients":
+        del wanted["id"]
+    if source.set is not None:
+        wanted["set"] = ("set_index",) if source.set == "auto" else (source.set,)
+    optional = {"set"} if source.set == "auto" else set()
+    if layout == "meds" and source.value == "auto":
+        wanted["text"] = ("text_value",)
+        optional |= {"value", "text"}
+    if source.value is not None and source.value_unit is not None:
+        wanted["value_unit"] = UNIT_NAMES if source.value_unit == "auto" else (source.value_unit,)
+        optional |= {"value_unit"} if source.value_unit == "auto" else set()
+    if with_split:
+        wanted["split"] = ("split",)
+        optional.add("split")
+    return wanted, optional
 
 
 def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Faults) -> tuple[pa.Array, np.ndarray]:
@@ -185,6 +204,35 @@ def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Fau
         return codes, values
     joined = pc.binary_join_element_wise(codes, words, "=")
     return pc.if_else(pc.is_valid(words), joined, codes), values
+
+
+def _read_units(
+    source: EventSource, table: Table, codes: pa.Array, values: np.ndarray, faults: Faults
+) -> tuple[pa.Array, list[str]]:
+    """Read the unit of every value: codes with it, where the source says so, or else a warning of codes with two."""
+    if not table.has("value_unit"):
+        return codes, []
+    name, units = table.names["value_unit"], faults.column("value_unit").words()
+    if source.value_unit != "auto":
+        return pc.if_else(
+            pc.is_valid(units), pc.binary_join_element_wise(codes, " [", pc.utf8_lower(units), "]", ""), codes
+        ), []
+    chosen = pa.array(np.flatnonzero(faults.good & ~np.isnan(values) & np.asarray(pc.is_valid(units))))
+    pairs = pa.table({"code": codes.take(chosen), "unit": units.take(chosen)})
+    pairs = pairs.append_column("alike", pc.utf8_lower(pairs["unit"])).group_by(["code", "alike"], use_threads=False)
+    counts = pairs.aggregate([("unit", "first"), ("unit", "count")]).sort_by([("unit_count", "descending")])
+    shown: dict[str, list[str]] = {}
+    for code, unit, num in zip(
+        *(counts[name].to_pylist() for name in ("code", "unit_first", "unit_count")), strict=True
+    ):
+        shown.setdefault(code, []).append(f"{unit} in {number_of(num, 'rows')}")
+    several = [code for code, units in shown.items() if len(units) > 1]
+    if not several:
+        return codes, []
+    more = f", and so for {number_of(len(several) - 1, 'more codes')}" if several[1:] else ""
+    fix = f"set value_unit: {in_yaml(name)} beside the path of this table, which makes it a part of the code"
+    what = f"{several[0]} has {' and '.join(shown[several[0]])}{more}"
+    return codes, [f'{source.path}: "{name}" of {what}; convert them to one unit, or {fix}']
 
 
 def _title(path: Path, layout: str) -> str:
@@ -246,7 +294,7 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
     optional = ("split",) if with_split and "split" not in source.static else ()
     wanted |= {name: (name,) for name in optional}
     table = open_table(files, {**wanted, **chosen}, optional, "data.events", dict.fromkeys(chosen, "static"))
-    faults = Faults(table)
+    faults = Faults(table, source.decimal, source.limits)
     ids, whole_ids = faults.read_ids()
     person = number(ids)
     _, first = np.unique(person, return_index=True)
@@ -289,21 +337,26 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         declared=Sides.joined(declared),
         unsorted=0,
         bad=faults.bad,
-        notes=tuple(_identifying(source, table, read)),
+        notes=(*(f"{source.path}: {note}" for note in faults.notes), *_doubtful(source, table, read)),
     )
 
 
-def _identifying(source: EventSource, table: Table, read: Sequence[Facts]) -> Iterator[str]:
-    """Warn of facts that name the patient: the column of ids, and words that nearly every patient has alone."""
+def _doubtful(source: EventSource, table: Table, read: Sequence[Facts]) -> Iterator[str]:
+    """Warn of facts that name the patient, by the column of ids or words that nearly every patient has alone, and of
+    numbers that are read as words, beside words."""
     for name, words, _ in read:
-        known = pa.array([], pa.string()) if words is None else words.drop_null()
+        there = pa.array([], pa.string()) if words is None else words.drop_null()
+        numbers = pc.drop_null(pc.if_else(pc.match_substring_regex(there, ANY_NUMBER), there, None))
         if table.names[f"static {name}"] == table.names["id"]:
-            what = f'"{name}" is the id of the patient, and also one of the facts that the model reads'
-        elif len(known) >= FEW_PATIENTS and len(known.unique()) > 0.9 * len(known):
-            what = f'"{name}" has a word of its own for nearly every patient, as an id has'
+            what = "is the id of the patient, and also one of the facts that the model reads; remove it from static"
+        elif len(numbers.unique()) > MOST_GRADES and 2 * len(numbers) > len(there):
+            what = f"has words in {number_of(len(there) - len(numbers), 'rows')}, so that its numbers are read as words"
+            what += " too; empty them to read numbers"
+        elif len(there) >= FEW_PATIENTS and len(there.unique()) > 0.9 * len(there):
+            what = "has a word of its own for nearly every patient, as an id has; remove it from static"
         else:
             continue
-        yield f"{source.path}: {what}; remove it from static"
+        yield f'{source.path}: "{name}" {what}'
 
 
 # --------------------------------------------------------------------------- all sources together

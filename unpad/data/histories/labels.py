@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from unpad.data.histories.columns import NOTHING, PER_DAY, Column, Faults
 from unpad.data.histories.event_files import ID_NAMES, number
@@ -21,13 +20,11 @@ from unpad.data.sources.fields import in_yaml
 from unpad.errors import RecipeError
 from unpad.models.set_sequence.event_sets import FIRST_COMPETING
 from unpad.recipes.data import EventLabels, EventSettings, as_word
+from unpad.terminal.table import number_of
 
-# Words of labels for which messages know a side; a recipe says what they mean.
-_GOOD = ("alive", "no", "negative", "survived", "healthy", "absent", "normal", "control", "discharged", "存活", "否")
-_BAD = ("dead", "died", "deceased", "yes", "positive", "sick", "present", "abnormal", "case", "expired", "死亡", "是")
-_WORD = r"[^\W\d_][^\W\d_ -]{0,30}"
+_WORD = r"[^\W\d_](?=.{0,30}$)[\w ./()&+-]*"
 _TRUTHS = {"0": 0, "1": 1, "false": 0, "true": 1}
-MOST_WORDS = 5
+MOST_WORDS = 12
 
 
 @dataclass(frozen=True)
@@ -84,6 +81,7 @@ class LabelTable:
         origin: (num_rows,) int64, row of `table`.
         notes: remarks, such as on competing events that no row has.
         split: (num_rows,) int8 of `Split` that the column `split` declares; None without the column.
+        zones: column of timestamps -> whether they have a zone.
     """
 
     table: Table
@@ -96,6 +94,7 @@ class LabelTable:
     bad: list[BadRow]
     split: np.ndarray | None
     notes: tuple[str, ...]
+    zones: dict[str, bool]
 
     def where(self, index: int) -> str:
         return self.table.where(int(self.origin[index]))
@@ -121,7 +120,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
     wanted |= {name: (name,) for name in optional}
     fields = {"label": "label" if labels.label else "event", "end": "duration" if labels.duration else "time"}
     table = open_table([TableFile(path, str(path))], wanted, optional, "events.labels", fields)
-    faults = Faults(table)
+    faults = Faults(table, labels.decimal)
     ids, _ = faults.read_ids()
     identified = np.flatnonzero(faults.good)
     outcome = faults.column("label")
@@ -149,6 +148,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
         bad=faults.bad,
         split=None if split is None else split[identified],
         notes=_nobody_has(outcome, labels, label),
+        zones=faults.zones,
     )
 
 
@@ -173,16 +173,8 @@ def _read_label(column: Column, labels: EventLabels) -> np.ndarray:
         causes = {word: cause for cause, word in enumerate(labels.competing, FIRST_COMPETING)}
         fields = ("map",) if labels.event is None else ("map", "competing")
         return _mapped(column, {**_TRUTHS, **(labels.map or {}), **causes}, fields)
-    words = _words_of(column)
-    if words:
-        pairs = ", ".join(f"{in_yaml(word)}: {int(word not in _GOOD)}" for word in words)
-        fix = f"write 0 or 1, or leave it empty; or say which word means 1: 'events.labels.map={{{pairs}}}'"
-        if labels.label is not None and len(words) > 2:
-            fix = f"make each a class: 'events.labels.classes=[{', '.join(map(in_yaml, words))}]'; or {fix}"
-        is_word = np.asarray(pc.is_in(pc.utf8_lower(pc.utf8_trim_whitespace(column.values)), pa.array(words)))
-        column.refuse(is_word, "E_TYPE", f"holds {' and '.join(words)}, expected 0 or 1", fix)
-    if labels.label is not None and column.is_text:
-        _refuse_texts(column)
+    if column.is_text:
+        _refuse_texts(column, labels)
     label = column.numbers(expected="0 or 1", truths=True)
     wrong = ~np.isnan(label) & (label != 0) & (label != 1)
     fix = "write 0 or 1, or leave it empty; 'events.labels.map={1: 0, 2: 1}' gives other numbers a meaning"
@@ -215,10 +207,10 @@ def _words_by_row(column: Column) -> tuple[list[str], np.ndarray]:
     return [as_word(word) for word in encoded.dictionary.to_pylist()], np.asarray(encoded.indices.fill_null(-1))
 
 
-def _sayable(words: Sequence[str], index: np.ndarray, declared: Collection[str]) -> set[str]:
-    """Values of a column of labels, beside the declared ones, that messages may say: where they are few, those that
-    several rows have, that are nearly a declared one, and numbers of two digits. Another word of one patient alone may
-    be a name.
+def _sayable(words: Sequence[str], index: np.ndarray, declared: Collection[str]) -> dict[str, int]:
+    """Values of a column of labels, beside the declared ones, that messages may say, with the rows of each: where they
+    are few, those that several rows have, that are nearly a declared one, and numbers of two digits. Another word of
+    one patient alone may be a name.
 
     Args:
         words, index: as of `_words_by_row`.
@@ -226,12 +218,16 @@ def _sayable(words: Sequence[str], index: np.ndarray, declared: Collection[str])
     counts = Counter[str]()
     for word, rows in zip(words, np.bincount(index[index >= 0], minlength=len(words)).tolist(), strict=True):
         counts[word] += rows
-    others = {word: rows for word, rows in counts.items() if word not in declared}
+    others = {word: rows for word, rows in counts.most_common() if word not in declared}
     if len(others) > MOST_WORDS:
-        return set()
-    known = {word for word in others if word in _GOOD or word in _BAD or re.fullmatch(r"-?\d{1,2}(\.\d+)?", word)}
-    known |= {word for word in others if get_close_matches(word, list(declared), n=1)}
-    return known | {word for word, rows in others.items() if rows > 1 and re.fullmatch(_WORD, word)}
+        return {}
+    return {
+        word: rows
+        for word, rows in others.items()
+        if (rows > 1 and re.fullmatch(_WORD, word))
+        or re.fullmatch(r"-?\d{1,2}(\.\d+)?", word)
+        or get_close_matches(word, list(declared), n=1)
+    }
 
 
 def _refuse(column: Column, wrong: np.ndarray, declared: Collection[str], what: str, fix: str) -> None:
@@ -248,30 +244,29 @@ def _refuse(column: Column, wrong: np.ndarray, declared: Collection[str], what: 
     column.refuse(wrong, "E_LABEL", explain)
 
 
-def _refuse_texts(column: Column) -> None:
-    """Refuse texts with letters, such as codes of diagnoses, which may be classes."""
-    is_text = column.matches(r"^[A-Za-z]\S*$") & ~column.matches(r"^(?i:true|false|nan|inf|infinity)$") & ~column.empty
-    fix = "write 0 or 1, or leave it empty; or name each in events.labels.classes, as [I10, I21.4], to predict which"
+def _refuse_texts(column: Column, labels: EventLabels) -> None:
+    """Refuse words of a column of 0 and 1, with those that there are, and texts such as codes of diagnoses."""
+    is_text = column.matches(r"^\s*[^\W\d_]") & ~column.matches(r"^(?i:true|false|nan|inf|infinity)$") & ~column.empty
+    words, index = _words_by_row(column)
+    sayable = {word: rows for word, rows in _sayable(words, np.where(is_text, index, -1), ()).items() if rows}
+    fix = "write 0 or 1, or leave it empty"
+    if sayable:
+        counts = ", ".join(f"{word} ({rows:,})" for word, rows in sayable.items())
+        pairs = ", ".join(f"{in_yaml(word)}: ?" for word in sayable)
+        others = int(is_text.sum()) - sum(sayable.values())
+        counts += f" and {number_of(others, 'others')}" if others else ""
+        fix = f"of {counts}, say which is 0 and which 1, in place of each ?: 'events.labels.map={{{pairs}}}'"
+    if labels.label is None:
+        fix += "; words for other ends of observation are in events.labels.competing"
+    elif len(sayable) != 2:
+        several = ", ".join(map(in_yaml, sayable)) or "I10, I21.4"
+        fix += f"; or, to predict which: 'events.labels.classes=[{several}]'"
 
     def explain(row: int) -> tuple[str, str]:
-        return f"is a text of {len(column.values[row].as_py())} characters, expected 0 or 1", fix
+        kind = "a word" if words[index[row]] in sayable else f"a text of {len(column.values[row].as_py())} characters"
+        return f"is {kind}, expected 0 or 1", fix
 
     column.refuse(is_text, "E_TYPE", explain)
-
-
-def _words_of(column: Column) -> list[str]:
-    """The words of a column of labels that has few, as (alive, dead), in small letters; [] for another column.
-
-    Words that no other row has may identify a patient, and are never in a message.
-    """
-    if not column.is_text:
-        return []
-    texts = pc.utf8_lower(pc.utf8_trim_whitespace(column.values))
-    counts = {entry["values"]: entry["counts"] for entry in texts.value_counts().to_pylist() if entry["values"]}
-    words = {text: number for text, number in counts.items() if re.fullmatch(_WORD, text)}
-    known = all(number > 1 or word in _GOOD or word in _BAD for word, number in words.items())
-    truths = all(word in ("true", "false", "nan", "inf", "infinity", "na", "null", "none") for word in words)
-    return [] if truths or len(words) > MOST_WORDS or not known else sorted(words, key=lambda word: word not in _GOOD)
 
 
 def _mapped(column: Column, meaning: Mapping[str, int | None], fields: Sequence[str]) -> np.ndarray:

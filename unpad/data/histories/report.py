@@ -45,6 +45,12 @@ class PatientsReport:
     notes: tuple[str, ...] = ()
     competing: tuple[str, ...] = ()
 
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """Remarks of the tables, and on outcomes that may be in the history, for training."""
+        what = "no landmark: every event is history; if some are after the outcome, set events.landmark or labels.time"
+        return self.notes if self.has_end else (*self.notes, what)
+
     def lines(
         self, cohort: Cohort, known: Codes, values: np.ndarray, sets: Sets, *, for_training: bool = True
     ) -> list[str]:
@@ -62,14 +68,9 @@ class PatientsReport:
             + "".join(f" + {number:,} {why}" for why, number in others.items()),
             *cohort_lines(cohort, self.competing, for_training),
         ]
-        if not self.has_end and for_training:
-            lines.append(
-                "  no landmark: every event is history; name events.labels.time or events.landmark if some are after "
-                "the outcome"
-            )
         return [
             *lines,
-            *(f"warning: {note}" for note in self.notes),
+            *(f"warning: {note}" for note in (self.warnings if for_training else self.notes)),
             *self._events(values, sets, "examples" if cohort.several else "patients"),
             *self._codes(known),
             *fault_lines(self.bad, "  quarantined: "),

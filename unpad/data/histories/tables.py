@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 from unpad.data.sources.delimited import NOT_UTF8, csv_records
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.faults import RowFault, there_is, twice
-from unpad.data.sources.fields import ID_LIKE, SpellingError, folded, looks_like_data
+from unpad.data.sources.fields import EVENT_LIKE, SpellingError, folded, looks_like_data
 from unpad.data.sources.files import refuse_special, unreadable
 from unpad.data.sources.parquet import GrowthError, ParquetRows, open_parquet
 from unpad.data.sources.split import Split
@@ -257,11 +257,13 @@ def _column_of(present: list[str], candidates: Sequence[str], shown: str) -> str
 
 
 def _near(name: str, sought: str, present: list[str]) -> str:
-    """Hint at the columns with names like the one that is sought; for ids also at other usual names of ids."""
+    """Hint at the columns with names like the one that is sought, or with a usual one of such columns."""
     if looks_like_data(present):
         return "begin the file with a line of names for its columns"
-    ids = [column for column in present if folded(column) in ID_LIKE]
-    return f"did you mean {' or '.join(ids)}?" if name == "id" and ids else nearest(sought, present)
+    usual = [column for column in present if folded(column) in EVENT_LIKE.get(name, ())]
+    if name in ("code", "value") and not usual and len(present) > 4:
+        return "or, where each measurement has a column, write a row for each: `unpad data check` of the file says how"
+    return f"did you mean {' or '.join(usual)}?" if usual else nearest(sought, present)
 
 
 def _type_differs(parts: list[pa.Table], files: Sequence[TableFile]) -> SourceError:

@@ -27,6 +27,7 @@ from unpad.recipes.data import ImageSettings
 from unpad.recipes.recipe import Recipe
 from unpad.storage.reading import Count, shaped
 from unpad.terminal.progress import counted
+from unpad.terminal.table import number_of
 
 DECODERS = 4  # threads: decoding and resizing release the interpreter's lock
 
@@ -165,6 +166,23 @@ class Album:
         (patches,) = self.load([image], self.grids[[image]])
         rows, columns = self.grids[image].tolist()
         return unpatch(patches, (rows, columns), self.patch, self.settings)
+
+    def as_read(self, image: int, batch: RaggedBatch, place: int = 0) -> tuple[np.ndarray, str]:
+        """An image of a batch as the model reads it, (rows * patch, columns * patch, 3) uint8, and its sizes in words.
+
+        Args:
+            batch: from `image_batch`; place: of the image there.
+        """
+        assert batch.inputs_embeds is not None, "images are patches"
+        assert batch.grid is not None, "with rows and columns"
+        (rows, columns), counts, example = batch.grid[place].tolist(), batch.grid.prod(1).tolist(), self.images[image]
+        patches = batch.inputs_embeds[sum(counts[:place]) :][: counts[place]].numpy()
+        num = number_of(rows * columns, "patches")
+        colours = "colours and opacity" if self.channels == WITH_OPACITY else "colours"
+        return unpatch(patches, (rows, columns), self.patch, self.settings), (
+            f"{example.width} x {example.height} pixels ({example.mode}) in the file, {columns * self.patch} x "
+            f"{rows * self.patch} ({colours}) for the model: {num} of {self.patch} x {self.patch}"
+        )
 
     def files(self, trained: np.ndarray) -> dict[str, bytes]:
         """Files that a run keeps of the images that it trains on, (num_images,) bool, by name."""

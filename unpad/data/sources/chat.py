@@ -10,6 +10,7 @@ from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.faults import RowFault, excerpt, missing, type_name
 from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS
 from unpad.data.sources.files import SourceFile
+from unpad.data.sources.meaning import read_marks, refuse_unread
 from unpad.data.sources.reader import examples, spelled
 from unpad.data.sources.row import Row, are_messages, is_blank, listed, require_text
 from unpad.recipes.data import DataSettings
@@ -53,14 +54,18 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
             name = "the conversation"
             return Example(row.where, in_turns(messages_of(row.value, name), name))
         turns = _turns_of_row(row, file.field)
-        return Example(row.where, turns) if len(row.value) == 1 else Example(row.where, turns, *row.declared())
+        if len(row.value) == 1:
+            return Example(row.where, turns)
+        example = Example(row.where, turns, *row.declared())
+        refuse_unread(row, turns)
+        return example
 
     return examples(file, data, (file.field, "system") if file.field else FIELDS, convert, "chat")
 
 
 def _turns_of_row(row: Row, field: str | None) -> tuple[Turn, ...]:
     def parsed(name: str) -> list[Turn]:
-        return messages_of(row[name], f'"{name}"')
+        return messages_of(row[name], f'"{name}"', row)
 
     whole = (field,) if field else MESSAGES
     name = row.one_of(whole, "the messages", parsed)
@@ -96,7 +101,9 @@ def _request_and_reply(row: Row, request: str) -> list[Turn]:
     reply = row.one_of(REPLIES, "a reply")
     if reply is None:
         raise missing(REPLIES, row.names)
-    said = messages_of(row[reply], f'"{reply}"') if are_messages(row[reply]) else [Turn("assistant", row.text(reply))]
+    said = (
+        messages_of(row[reply], f'"{reply}"', row) if are_messages(row[reply]) else [Turn("assistant", row.text(reply))]
+    )
     return [*asked(row, request), *said]
 
 
@@ -107,7 +114,7 @@ def asked(row: Row, request: str) -> list[Turn]:
         RowFault: they are something else, or two fields complete it.
     """
     if are_messages(row[request]):
-        return messages_of(row[request], f'"{request}"')
+        return messages_of(row[request], f'"{request}"', row)
     more = row.one_of(CONTEXTS, "what completes the request")
     parts = [name for name in dict.fromkeys((request, more)) if name and not is_blank(row.get(name))] or [request]
     text = "\n".join(row.text(name) for name in parts)
@@ -130,15 +137,18 @@ def looks_like_chat(value: object) -> bool:
     return isinstance(value, str) and any(marker.match(value.lstrip()) for marker in _MARKERS)
 
 
-def messages_of(value: object, name: str) -> list[Turn]:
+def messages_of(value: object, name: str, row: Row | None = None) -> list[Turn]:
     """Messages of a list of objects, also of one in a text of JSON, or of a string with the names of the speakers.
+
+    Args:
+        row: that they are of; it notes fields of messages that nobody reads.
 
     Raises:
         RowFault: it is neither.
     """
     value = listed(value)
     if type(value) is list:
-        return [_message(message, name, index) for index, message in enumerate(value)]
+        return [_message(message, name, index, row) for index, message in enumerate(value)]
     return _parse(require_text(value, name))
 
 
@@ -153,6 +163,8 @@ def in_turns(turns: list[Turn], name: str) -> tuple[Turn, ...]:
     refuse_order([turn.role for turn in turns])
     if len(turns) < (3 if turns[0].role == "system" else 2):
         raise RowFault("E_NO_TARGET", "no turn of the assistant, so there is nothing to learn")
+    if not any(turn.learned for turn in turns if turn.role == "assistant"):
+        raise RowFault("E_NO_TARGET", f"{name} marks every reply as one that is not learned", "remove the row")
     return tuple(turns)
 
 
@@ -179,7 +191,7 @@ def out_of_turn(roles: Sequence[str]) -> tuple[int, Role] | None:
     return None
 
 
-def _message(message: object, name: str, index: int) -> Turn:
+def _message(message: object, name: str, index: int, row: Row | None) -> Turn:
     if type(message) is not dict:
         raise RowFault("E_TYPE", f"{name}[{index}] is {type_name(message)}, expected an object")
     if not ({"role", "content"} <= message.keys() or {"from", "value"} <= message.keys()):
@@ -193,14 +205,15 @@ def _message(message: object, name: str, index: int) -> Turn:
     if known is None:
         fix = f"known roles, with or without capitals: {', '.join(ROLES)}"
         raise RowFault("E_ROLE", f"{name}[{index}] has the unknown role {excerpt(role)}", fix)
-    if message.get("weight") == 0:
-        fix = "remove what follows the last reply to learn, or the key"
-        raise RowFault("E_TYPE", f'{name}[{index}]."weight" is 0, but every reply is learned', fix)
     place = f"{name}[{index}]"
     if any(message.get(key) for key in CALLS):
         raise RowFault("E_TYPE", f"{place} calls tools, which are not covered", "write the call into the content")
     content = require_text(message[content_key], f'{place}."{content_key}"')
-    return Turn(known, content, _thoughts(message, known, place))
+    read = (role_key, content_key, *THOUGHT_KEYS, *CALLS)
+    learned, unread = read_marks(message, read, place, known == "assistant")
+    if row is not None:
+        row.pass_over(*(f"{name.strip(chr(34))}[].{key}" for key in unread))
+    return Turn(known, content, _thoughts(message, known, place), learned or known != "assistant")
 
 
 def _thoughts(message: dict[str, Any], role: Role, place: str) -> str:

@@ -1,9 +1,7 @@
 """Documents of plain text files, read through a buffer that grows with the longest document only."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -16,6 +14,7 @@ from unpad.data.sources.sniff import BOM, HEAD_BYTES, mistaken
 END_OF_TEXT = "<|endoftext|>"
 READ_BYTES = 1 << 18
 BY_LINE = "'data.separator=\"\\n\"'"  # as it is typed in a shell
+WHOLE = "'data.separator=\"CHAPTER\"' ends documents at such a word; plan.cross_documents=true joins them"
 BETWEEN = b" \t\n"  # what a run of blank lines consists of
 _BLANK_LINES = re.compile(rb"\n[ \t]*(?:\n[ \t]*)*\n")
 
@@ -65,14 +64,14 @@ def read_documents(path: Path, separator: str, *, by_ending: bool = False) -> It
             buffer = buffer[begin:]
 
 
-class Single(NamedTuple):
-    """A plain text that is one document, and the setting that splits it."""
+class Shape(NamedTuple):
+    """What a plain text is when it is no list of documents, and the setting that makes it one."""
 
     what: str
     fix: str
 
 
-def single_document(file: SourceFile, separator: str, num_documents: int) -> Single | None:
+def single_document(file: SourceFile, separator: str, num_documents: int) -> Shape | None:
     """Describe a plain text of several lines that is a single document, with the setting that splits it by line."""
     if file.format != "text" or separator != "auto" or num_documents != 1:
         return None
@@ -80,7 +79,28 @@ def single_document(file: SourceFile, separator: str, num_documents: int) -> Sin
         num_lines = sum(not line.isspace() for line in handle)
     if num_lines < 2:
         return None
-    return Single(f"{file.path} is one document of {num_lines:,} lines", f"{BY_LINE} makes a document of each line")
+    return Shape(f"{file.path} is one document of {num_lines:,} lines", f"{BY_LINE} makes a document of each line")
+
+
+LEAST_PARAGRAPHS, MOST_CHARACTERS = 200, 600  # of a book: documents, and characters of the middle one
+
+
+def describe_book(file: SourceFile, separator: str, characters: Sequence[int]) -> Shape | None:
+    """Describe a plain text that seems to be one text in paragraphs, such as a book.
+
+    Args:
+        characters: of each document.
+    """
+    if file.format != "text" or separator != "auto" or len(characters) < LEAST_PARAGRAPHS:
+        return None
+    middle = sorted(characters)[len(characters) // 2]
+    with file.path.open("rb") as handle:
+        if middle >= MOST_CHARACTERS or _survey(handle)[1]:
+            return None
+    what = (
+        f"{file.path}: {len(characters):,} documents, median {middle:,} characters: looks like one text in paragraphs"
+    )
+    return Shape(f"{what}, so replies will end with a paragraph", WHOLE)
 
 
 def _survey(handle: BinaryIO) -> tuple[bool, bool]:

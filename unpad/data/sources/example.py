@@ -1,12 +1,16 @@
 """Records of source files: examples and bad rows, and their places as messages name them."""
 
 import re
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+from unpad.terminal.printing import escaped
+
+MOST_NAMED = 8  # fields that a line names
 SplitName = Literal["train", "holdout", "test"]
 # Names that a row, a table or a folder may give a part; `held_out` is MEDS's name of the test part.
 SPLIT_NAMES: dict[str, SplitName] = {
@@ -23,11 +27,18 @@ class Turn:
 
     Args:
         thoughts: thoughts of a reply from a field of their own; "" where there are none or `content` has them.
+        learned: False for a reply that only precedes others.
     """
 
     role: Literal["text", "system", "user", "assistant"]
     content: str
     thoughts: str = ""
+    learned: bool = True
+
+    @property
+    def has_loss(self) -> bool:
+        """True for a text and for a reply that is learned."""
+        return self.learned and self.role in ("text", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +102,56 @@ class BadRow:
     fix: str
     excerpt: str = ""
     num_rows: int | None = 1
+
+
+@dataclass
+class Unread:
+    """Fields that rows fill and nobody reads, without metadata.
+
+    Attributes:
+        counts: field -> rows that fill it; marks: those of them with truth values and numbers from 0 to 1 alone;
+            numbers: fields that are left out for a number that is none of these.
+    """
+
+    num_rows: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    marks: set[str] = field(default_factory=set)
+    numbers: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, parts: Sequence[Unread]) -> Unread:
+        """Those of several files."""
+        counts = sum((part.counts for part in parts), Counter[str]())
+        marks = {name for name in counts if all(name in part.marks for part in parts if name in part.counts)}
+        return cls(sum(part.num_rows for part in parts), counts, marks)
+
+    def clear(self) -> None:
+        """Forget all rows."""
+        self.num_rows = 0
+        for names in (self.counts, self.marks, self.numbers):
+            names.clear()
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Field -> share of the rows that fill it, the largest first."""
+        return {name: count / max(self.num_rows, 1) for name, count in self.counts.most_common()}
+
+    @property
+    def facts(self) -> dict[str, dict[str, float]]:
+        """The shares as logs and reports have them; empty where every field was read."""
+        return {"not_read": self.shares} if self.counts else {}
+
+    def lines(self) -> list[str]:
+        """A line on the fields; none where there are none."""
+        parts = [
+            f"{escaped(name)} in {100 * share:.3g} %" + " (a mark or a weight?)" * (name in self.marks)
+            for name, share in self.shares.items()
+        ]
+        if not parts:
+            return []
+        parts = [parts[0].replace(" %", " % of rows", 1), *parts[1:MOST_NAMED]]
+        more = f", and {len(self.counts) - MOST_NAMED:,} more" * (len(self.counts) > MOST_NAMED)
+        return [f"not read: {', '.join(parts)}{more}"]
 
 
 def count_bad(bad: Iterable[BadRow]) -> int:

@@ -1,6 +1,9 @@
 """Names of fields and columns as people write them: near spellings of the known ones, and the setting that names
 another."""
 
+from __future__ import annotations
+
+import json
 import re
 import shlex
 import unicodedata
@@ -132,7 +135,7 @@ _CODE_LIKES = (
     "vital icd atc 项目 检验项目"
 )
 _VALUE_LIKES = "value result valuenum numericvalue resultvalue reading ergebnis wert 结果 数值"
-_EVENTS = {
+EVENT_LIKE = {
     "id": ID_LIKE,
     "time": frozenset(_TIME_LIKES.split()),
     "code": frozenset(_CODE_LIKES.split()),
@@ -243,7 +246,11 @@ def likely_text(rows: Sequence[Cells]) -> str | None:
     lengths: dict[str, int] = {}
     for row in rows:
         for name, value in row.items():
-            if isinstance(value, str) and (" " in value.strip() or len(value) > 20 or not value.isascii()):
+            if (
+                isinstance(value, str)
+                and not is_date_like(value)
+                and (" " in value.strip() or len(value) > 20 or not value.isascii())
+            ):
                 lengths[name] = lengths.get(name, 0) + len(value)
     return max(lengths, key=lengths.__getitem__) if lengths else None
 
@@ -270,9 +277,12 @@ def _field_of(rows: Sequence[Cells], is_it: Any) -> str | None:
 def _as_events(path: Path, rows: Sequence[Cells]) -> str:
     """Advice on a table whose names are those of events of patients; "" for another table."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    columns = {field: next((name for name in names if folded(name) in known), "") for field, known in _EVENTS.items()}
+    columns = {
+        field: next((name for name in names if folded(name) in known), "") for field, known in EVENT_LIKE.items()
+    }
     if not all(columns.values()):
-        return ""
+        kept = [columns["id"], columns["time"]]
+        return "" if columns["code"] else _as_wide(path, rows, kept) or _as_outcomes(path, rows, kept)
     times = {str(row.get(columns["time"], "")) for row in rows} - {""}
     unit = layout_advice(times)
     if all(map(_NUMBER.fullmatch, times)):
@@ -280,7 +290,38 @@ def _as_events(path: Path, rows: Sequence[Cells]) -> str:
     elif not unit or " or " in unit:
         unit = "unit: timestamp"
     named = ", ".join(f"{field}: {in_yaml(name)}" for field, name in columns.items())
+    if any(re.fullmatch(r"-?\d+,(\d{1,2}|\d{4,})", str(row.get(columns["value"]))) for row in rows):
+        unit += ', decimal: ","'
     item = f"{{path: {in_yaml(str(path))}, {named}, {unit}}}"
     return (
         f"a table of patients' events (docs/patients.md)? unpad recipes copy events my.yaml, with data.events: {item}"
     )
+
+
+def _as_wide(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
+    """Advice on a table with a column for each of three measurements or more; "" for another table.
+
+    Args:
+        kept: columns of the id and of the time, "" where there is none.
+    """
+    cells = {name: [str(row.get(name, "")) for row in rows if row.get(name) not in (None, "")] for name in rows[0]}
+    measured = [name for name in cells if name not in kept and all(map(_NUMBER.fullmatch, cells[name]))]
+    if not all(kept) or len(measured) < 3:
+        return ""
+    form = "parquet" if path.suffix == ".parquet" else "csv"
+    table, columns, output = (json.dumps(value, ensure_ascii=False) for value in (str(path), kept, f"long.{form}"))
+    long = f'pandas.read_{form}({table}).melt({columns}, var_name="code").dropna().to_{form}({output}, index=False)'
+    return (
+        f"a column for each measurement ({', '.join(measured[:3])})? events have a row for each: "
+        f"python -c {shlex.quote(f'import pandas; {long}')}"
+    )
+
+
+def _as_outcomes(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
+    """Advice on a table with an id of patients and a column of few words or numbers; arguments as of `_as_wide`."""
+    cells = {name: [str(row[name]) for row in rows if row.get(name)] for name in rows[0] if name not in kept}
+    few = [name for name, values in cells.items() if 2 <= len(set(values)) <= len(values) / 3]
+    if folded(kept[0]) in ("", "id") or not few:
+        return ""
+    item = f"{{path: {in_yaml(str(path))}, id: {in_yaml(kept[0])}, label: {in_yaml(few[-1])}}}"
+    return f"outcomes of patients (docs/patients.md)? beside a table of their events, with events.labels: {item}"

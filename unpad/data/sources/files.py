@@ -5,12 +5,13 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from pathlib import Path
 from typing import Literal
 
-from unpad.data.sources.fields import setting
+from unpad.data.sources.example import Unread
 from unpad.errors import SourceError
 from unpad.recipes.data import PACKAGED, DataSettings, QuestionSource, Source
 from unpad.storage.paths import RENAME, is_special, is_utf8, user_path
@@ -78,7 +79,7 @@ class SourceFile:
         by_ending: whether the format is that of the name's ending, rather than of the recipe.
         annotations: of questions as VQAv2 has them; None for other files.
         named: path of the source, as messages name it; "" is that of the file.
-        ignore: fields that are left out knowingly.
+        ignore: fields that are left out knowingly; unread: those that nobody read, once its rows were.
     """
 
     path: Path
@@ -90,11 +91,7 @@ class SourceFile:
     annotations: Annotations | None = None
     named: str = ""
     ignore: tuple[str, ...] = ()
-
-    def setting(self, kind: str, **fields: str | Sequence[str]) -> str:
-        """Override of `data.<kind>` that names the source with its fields and these, quoted for a shell."""
-        kept = {"field": self.field, "ignore": self.ignore} | fields
-        return setting(kind, self.named or str(self.path), **{name: value for name, value in kept.items() if value})
+    unread: Unread = dataclass_field(default_factory=Unread, compare=False)
 
     @property
     def paths(self) -> tuple[Path, ...]:

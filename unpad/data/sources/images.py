@@ -199,7 +199,7 @@ def examine(row: ImageRow | BadRow) -> ImageExample | BadRow:
     if isinstance(row, BadRow):
         return row
     try:
-        content = _contained_bytes(row.path, row.root) if row.content is None else row.content
+        content = contained_bytes(row.path, row.root) if row.content is None else row.content
         info, digest = probe(content), sha256(content).hexdigest()
         _check_unchanged(row.declared, info, digest)
     except (ImageError, RowFault) as error:
@@ -210,7 +210,16 @@ def examine(row: ImageRow | BadRow) -> ImageExample | BadRow:
     )
 
 
-def _contained_bytes(path: Path, root: str) -> bytes:
+def contained_bytes(path: Path, root: str) -> bytes:
+    """Contents of an image file that a folder contains, also by links.
+
+    Args:
+        root: its real path.
+
+    Raises:
+        ImageError: as `file_bytes`.
+        RowFault: the folder does not contain it.
+    """
     real = os.path.realpath(path)
     if not Path(real).is_relative_to(root):
         raise RowFault("E_PATH", f"the link leads out of {root}", "copy the image into the folder")

@@ -12,6 +12,7 @@ from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.faults import RowFault, missing
 from unpad.data.sources.fields import REQUESTS
 from unpad.data.sources.files import SourceFile
+from unpad.data.sources.meaning import refuse_unread
 from unpad.data.sources.reader import examples
 from unpad.data.sources.row import Row, are_messages
 from unpad.recipes.data import DataSettings
@@ -33,7 +34,10 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
             raise RowFault("E_TYPE", "the row is no object", 'write an object with "prompt", "chosen" and "rejected"')
         prompt, replies = _pair_of_row(row, file.field)
         turns = in_turns([*prompt, replies[CHOSEN]], "the pair")
+        if not (replies[CHOSEN].learned and replies[REJECTED].learned):
+            raise RowFault("E_NO_TARGET", "the pair has a reply that is marked as not learned", "remove the row")
         split, group, keywords = row.declared()
+        refuse_unread(row, (*turns, replies[REJECTED]))
         return Example(row.where, turns, split, group or _name(prompt), keywords, replies[REJECTED])
 
     return examples(file, data, (*REPLIES, file.field, "system") if file.field else FIELDS, convert, "pairs")
@@ -53,7 +57,9 @@ def _pair_of_row(row: Row, field: str | None) -> tuple[list[Turn], dict[str, Tur
     if field and named is None:
         raise missing((field,), row.names)
     conversations = {
-        name: messages_of(row[name], f'"{name}"') if are_messages(row[name]) else [Turn("assistant", row.text(name))]
+        name: messages_of(row[name], f'"{name}"', row)
+        if are_messages(row[name])
+        else [Turn("assistant", row.text(name))]
         for name in REPLIES
     }
     prompt = _common(conversations) if named is None else asked(row, named)

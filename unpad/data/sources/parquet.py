@@ -150,13 +150,13 @@ class Batch(NamedTuple):
 def read_parquet(
     path: Path, wanted: tuple[str, ...], optional: tuple[str, ...], advise: Advise | None = None
 ) -> Iterator[Row | BadRow]:
-    """Yield every row, numbered from 1, or the bad row.
+    """Yield every row, numbered from 1, or the bad row; columns of bytes are left out.
 
     Args:
-        wanted: the file must have one of these columns; optional: further columns to read.
+        wanted: the file must have one of these columns; optional: others, also read under near spellings.
         advise: what to do about a file without any of `wanted`, from its first rows.
     """
-    for batch in read_batches(path, wanted, optional, BATCH_ROWS, advise):
+    for batch in read_batches(path, wanted, optional, BATCH_ROWS, advise, every=True):
         if isinstance(batch, BadRow):
             yield batch
             continue
@@ -165,9 +165,15 @@ def read_parquet(
 
 
 def read_batches(
-    path: Path, wanted: tuple[str, ...], optional: tuple[str, ...], batch_rows: int, advise: Advise | None = None
+    path: Path,
+    wanted: tuple[str, ...],
+    optional: tuple[str, ...],
+    batch_rows: int,
+    advise: Advise | None = None,
+    *,
+    every: bool = False,
 ) -> Iterator[Batch | BadRow]:
-    """Yield the rows of a file in batches; see `read_parquet`.
+    """Yield the rows of a file in batches, with columns of other names only where `every` is set; see `read_parquet`.
 
     A file or a row group that cannot be read is one bad row with the number of rows that are lost with it.
     """
@@ -178,7 +184,7 @@ def read_batches(
         with open_parquet(path) as table:
             sizes = [table.metadata.row_group(index).num_rows for index in range(table.num_row_groups)]
             try:
-                columns = _columns(table, wanted, optional)
+                columns = _columns(table, wanted, optional, every=every)
             except RowFault as wrong:
                 if advise and wrong.code == "E_MISSING":
                     wrong.fix = advise(_sample(path, table)) or wrong.fix
@@ -206,8 +212,10 @@ def read_batches(
         yield fault.at(str(path), num_rows=None)
 
 
-def _columns(table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, str]:
-    """Choose the columns to read, with the known name of each.
+def _columns(
+    table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str, ...], *, every: bool = False
+) -> dict[str, str]:
+    """Choose the columns to read, with the known name of each; all but those of bytes where `every` is set.
 
     Raises:
         RowFault: none of them is wanted, or two could be the same.
@@ -225,7 +233,9 @@ def _columns(table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str
     again = next((name for name in columns if present.count(name) > 1), None)
     if again is not None:
         raise RowFault("E_DUPKEY", f'the column "{again}" occurs twice')
-    return columns
+    of_bytes = {column.name for column in table.schema_arrow if "binary" in str(column.type)}
+    rest = [name for name in present if every and name not in of_bytes and present.count(name) == 1]
+    return {name: name for name in rest} | columns
 
 
 def column_named(table: pq.ParquetFile, name: str) -> str:

@@ -11,11 +11,12 @@ from typing import Any, Protocol, TypeVar
 
 from unpad.data.sources.delimited import read_delimited
 from unpad.data.sources.documents import read_documents
-from unpad.data.sources.example import BadRow, Example
+from unpad.data.sources.example import BadRow, Example, Unread
 from unpad.data.sources.faults import FIXES, FieldFault, RowFault, twice
-from unpad.data.sources.fields import Advise, SpellingError, advice, spelling
+from unpad.data.sources.fields import Advise, SpellingError, advice, setting, spelling
 from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.json_rows import read_array, read_lines
+from unpad.data.sources.meaning import count_unread
 from unpad.data.sources.parquet import read_parquet
 from unpad.data.sources.row import Row
 from unpad.errors import SourceError
@@ -95,9 +96,9 @@ def examples(
     """
     advise = partial(advice, kind, Path(file.named or file.path), asked=file.field)
     rows = read(file, data, fields, optional, advise)
-    return converted(
-        _without_ignored(rows, file) if file.ignore else rows, convert, advise, partial(_leave, kind, file)
-    )
+    file.unread.clear()
+    rows = _without_ignored(rows, file) if file.ignore else rows
+    return converted(rows, convert, advise, partial(_leave, kind, file), file.unread)
 
 
 def _without_ignored(rows: Iterable[Row | BadRow], file: SourceFile) -> Iterator[Row | BadRow]:
@@ -118,7 +119,9 @@ def _without_ignored(rows: Iterable[Row | BadRow], file: SourceFile) -> Iterator
 
 def _leave(kind: str, file: SourceFile, field: str) -> str:
     """What to do about a field that changes the meaning of a row."""
-    return f"take it out, or train without it: {file.setting(kind, ignore=(*file.ignore, field))}"
+    fields = {"field": file.field} if file.field else {}
+    leave = setting(kind, file.named or file.path, **fields, ignore=(*file.ignore, field))
+    return f"mend the row, or leave the field out if it means nothing: {leave}"
 
 
 def converted(
@@ -126,12 +129,14 @@ def converted(
     convert: Callable[[Row], T],
     advise: Advise | None = None,
     leave: Callable[[str], str] | None = None,
+    unread: Unread | None = None,
 ) -> Iterator[T | BadRow]:
     """Yield `convert(row)` of every row, or the bad row where `convert` raises RowFault.
 
     Args:
         advise: what to do about rows without a field, by the first of them, so that all have one fix.
         leave: what to do about a field that changes the meaning of a row, by its name.
+        unread: counts the fields that nobody read of the rows that are converted.
     """
     advised: str | None = None
     for row in rows:
@@ -139,7 +144,7 @@ def converted(
             yield row
             continue
         try:
-            yield convert(row)
+            made = convert(row)
         except RowFault as fault:
             if advise and fault.code == "E_MISSING" and fault.fix == FIXES["E_MISSING"] and type(row.value) is dict:
                 advised = advise([row.value]) if advised is None else advised
@@ -147,6 +152,10 @@ def converted(
             elif leave and isinstance(fault, FieldFault):
                 fault.fix = leave(fault.field)
             yield fault.at(row.where, row.value)
+            continue
+        if unread is not None:
+            count_unread(unread, row)
+        yield made
 
 
 def collect(items: Iterator[T | BadRow], path: Path) -> tuple[list[T], list[BadRow]]:

@@ -11,6 +11,9 @@ from unpad.data.sources.faults import FieldFault, RowFault, missing, type_name
 _ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff"
 
 
+UNSEEN = object()  # value of a field that was not read from the file
+
+
 class Row:
     """A row of a file, which knows those of its fields that nobody read.
 
@@ -27,7 +30,7 @@ class Row:
         """
         self.where = where
         self.value = value
-        self._others = others
+        self._others = list(others)
         self._read: list[str] = []
 
     def __contains__(self, name: object) -> bool:
@@ -65,7 +68,15 @@ class Row:
 
     def unread(self) -> list[str]:
         """Names of the fields that nobody asked for, those that the reader left out included."""
-        return [name for name in (*self.names, *self._others) if name not in self._read]
+        return [name for name in dict.fromkeys((*self.names, *self._others)) if name not in self._read]
+
+    def get_unread(self, name: str) -> Any:
+        """The value of a field, which stays unread; UNSEEN where only its name is known."""
+        return self.value.get(name, UNSEEN) if type(self.value) is dict else UNSEEN
+
+    def pass_over(self, *names: str) -> None:
+        """Note fields within the row, or of its messages, that nobody reads."""
+        self._others += names
 
     def leave_out(self, names: Collection[str]) -> set[str]:
         """Drop fields of the row, an object, and of objects in its lists; returns those that there were."""
@@ -144,7 +155,9 @@ class Row:
 
 def is_blank(value: object) -> bool:
     """True for null, a text of white space, and an empty list or object: a field that is not filled."""
-    return value is None or value in ([], {}) or (type(value) is str and not value.strip())
+    if type(value) is dict:
+        return all(map(is_blank, value.values()))
+    return value is None or value == [] or (type(value) is str and not value.strip())
 
 
 def listed(value: object) -> object:

@@ -203,7 +203,11 @@ def content_key(example: Example) -> int:
 
 def turns_key(turns: Sequence[Turn]) -> int:
     """64-bit hash of the roles and contents of some turns."""
-    content = "\0".join(part for turn in turns for part in (turn.role, turn.content, *filter(None, [turn.thoughts])))
+    content = "\0".join(
+        part
+        for turn in turns
+        for part in (turn.role, turn.content, *filter(None, [turn.thoughts]), *[""] * (not turn.learned))
+    )
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
 
 
@@ -297,6 +301,20 @@ def assign(
     parts: NDArray[np.uint8] = side[unit]
     parts[declared != Split.UNDECLARED] = declared[declared != Split.UNDECLARED]
     return parts
+
+
+def assign_end(unit: NDArray[np.int64], holdout: float) -> NDArray[np.uint8]:
+    """Hold out the last round(holdout * n) of n rows, at least one, but for those whose unit begins before; a part of a
+    text whose neighbours are trained on measures too well.
+
+    Args:
+        unit: (num_rows,) number of the unit of each row, as of `units`.
+
+    Returns:
+        (num_rows,) uint8 of `Split`.
+    """
+    first = len(unit) - (max(1, round(holdout * len(unit))) if holdout else 0)
+    return np.where(np.isin(unit, unit[:first]), Split.TRAIN, Split.HOLDOUT).astype(np.uint8)
 
 
 def assign_by_hash(

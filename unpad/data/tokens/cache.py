@@ -18,6 +18,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import field as dataclass_field
 from functools import cache, cached_property
 from importlib.metadata import version
 from io import BufferedReader
@@ -27,7 +28,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from pydantic import TypeAdapter
 
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import BadRow, Unread
 from unpad.data.tokens.lost import commonest
 from unpad.errors import DiskError, SourceError
 from unpad.storage import cache_folder, clean_leftovers, make_folder, sha256, sha256_file, write_atomic
@@ -46,10 +47,11 @@ DTYPES = {
     "offsets": "<i8", "loss_mask": "|b1", "content_key": "<u8", "declared": "|i1", "copy": "|u1", "num_targets": "<i4",
     "target_chars": "<i4", "target_bytes": "<i4", "num_chars": "<i4", "lost_chars": "<i4", "lost_target_chars": "<i4",
     "lost_target_bytes": "<i4", "num_system": "<i4", "num_chosen": "<i4", "details": "|u1", "bad": "|u1",
+    "unread": "|u1",
 }  # fmt: skip
 TOKEN_DTYPES = ("<u2", "<u4")
 Stored = TypeVar("Stored")
-NOT_OF_ROWS = ("offsets", "loss_mask", "details", "bad")  # columns of other lengths than one value per row
+NOT_OF_ROWS = ("offsets", "loss_mask", "details", "bad", "unread")  # columns of other lengths than one value per row
 
 
 def make_key(*parts: object) -> str:
@@ -129,7 +131,7 @@ class Shard:
         num_system: (rows,) int32, system turns.
         num_chosen: (rows,) int32, tokens of a pair's prompt and chosen reply, before those of the prompt and the
             rejected reply; 0 for other rows.
-        details, bad: (bytes,) uint8, JSON that is parsed at its first use.
+        details, bad, unread: (bytes,) uint8, JSON that is parsed at its first use.
     """
 
     tokens: np.ndarray
@@ -149,6 +151,7 @@ class Shard:
     num_chosen: np.ndarray
     details: np.ndarray
     bad: np.ndarray
+    unread: np.ndarray = dataclass_field(default_factory=lambda: np.zeros(0, np.uint8))
 
     @property
     def num_rows(self) -> int:
@@ -185,6 +188,12 @@ class Shard:
         rows = _stored(_BAD_ROWS, self.bad) if self.bad.size else []
         return [replace(row, where=path + row.where) for row in rows]
 
+    @property
+    def unread_fields(self) -> Unread:
+        """Fields of the rows that nobody read."""
+        counts, marks = _stored(_UNREAD, self.unread) if self.unread.size else ({}, [])
+        return Unread(self.num_rows, Counter(counts), set(marks))
+
 
 @dataclass(frozen=True)
 class RowDetails:
@@ -198,6 +207,7 @@ class RowDetails:
 
 _DETAILS = TypeAdapter(RowDetails)
 _BAD_ROWS = TypeAdapter(list[BadRow])
+_UNREAD = TypeAdapter(tuple[dict[str, int], list[str]])
 
 
 def pack_details(
@@ -217,6 +227,11 @@ def pack_bad_rows(bad: Iterable[BadRow], path: str) -> np.ndarray:
     """Pack a file's bad rows without the file's name as JSON, (bytes,) uint8; empty without bad rows."""
     rows = [asdict(replace(row, where=row.where.removeprefix(path))) for row in bad]
     return _json_bytes(rows) if rows else np.zeros(0, np.uint8)
+
+
+def pack_unread(unread: Unread) -> np.ndarray:
+    """Pack the fields that nobody read as JSON, (bytes,) uint8; empty without one."""
+    return _json_bytes([unread.counts, sorted(unread.marks)]) if unread.counts else np.zeros(0, np.uint8)
 
 
 def _json_bytes(value: Any) -> np.ndarray:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unpad.data.sources.example import BadRow, Example, count_bad
+from unpad.data.sources.example import BadRow, Example, Unread, count_bad
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
@@ -23,6 +23,7 @@ from unpad.data.tokens.cache import (
     open_shard,
     pack_bad_rows,
     pack_details,
+    pack_unread,
     read_sealed,
     write_sealed,
     write_shard,
@@ -42,7 +43,7 @@ from unpad.data.tokens.corpus_files import (
     split_documents,
     split_settings,
 )
-from unpad.data.tokens.encode import LOSS_ROLES, encode_examples, lossy_texts, reserved_texts
+from unpad.data.tokens.encode import encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import CorpusShard, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
@@ -71,7 +72,7 @@ def keep_last_reply(examples: Sequence[Example], loss_mask: np.ndarray, offsets:
         SourceError: the tokens with loss of one of several replies are not in one run.
     """
     for example, (start, stop) in zip(examples, pairwise(offsets.tolist()), strict=True):
-        mask, num_replies = loss_mask[start:stop], sum(turn.role == "assistant" for turn in example.turns)
+        mask, num_replies = loss_mask[start:stop], sum(turn.has_loss for turn in example.turns)
         if num_replies == 1:
             continue
         begins = np.flatnonzero(mask[1:] & ~mask[:-1]) + 1  # the first token, BOS or of a prompt, carries no loss
@@ -218,8 +219,10 @@ def report_of(
         cache_misses=work.misses,
         encoded_documents=work.encoded,
         bad_rows=bad,
+        unread=Unread.of([part.shard.unread_fields for part in tokens.parts if not part.shard.copy.any()]),
         events=work.events,
         seconds=work.seconds,
+        book=work.book,
     )
 
 
@@ -354,7 +357,7 @@ def _learned(example: Example, targets: np.ndarray, tokenizer: Tokenizer) -> str
     """Text that carries loss, from the messages; with thoughts from the ids, as templates may write only a part."""
     if tokenizer.chat is not None and any(map(has_thoughts, example.turns)):
         return tokenizer.decode(targets.tolist())
-    return "".join(turn.content for turn in example.turns if turn.role in LOSS_ROLES)
+    return "".join(turn.content for turn in example.turns if turn.has_loss)
 
 
 def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokenizer) -> Shard:
@@ -397,6 +400,7 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
             lost.counts,
         ),
         bad=pack_bad_rows(rows.bad, path),
+        unread=pack_unread(work.files[index].file.unread),
     )
 
 

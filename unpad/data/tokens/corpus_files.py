@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from unpad.data.sources.alike import near_sets, plain
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
-from unpad.data.sources.example import BadRow, Example, count_bad
+from unpad.data.sources.documents import Shape, describe_book
+from unpad.data.sources.example import BadRow, Example, Unread, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadable
 from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading
@@ -24,6 +25,7 @@ from unpad.data.sources.split import (
     PARTS,
     Split,
     Wanted,
+    assign_end,
     content_key,
     declared_splits,
     divide,
@@ -80,6 +82,7 @@ class Preparation:
     num_followed: int = 0
     held_groups: int = 0
     shared_groups: int = 0
+    book: Shape | None = None
     events: list[str] = field(default_factory=list)
     hits: int = 0
     misses: int = 0
@@ -196,10 +199,12 @@ class CorpusReport:
         num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
         held_groups: named groups with a document of valid; shared_groups: those also with one of train.
         num_system: system turns of training conversations.
+        unread: fields of the rows that nobody read.
         leaks: None without held-out documents, and until they are compared with training.
         leak_places: places of the worst leaks of the report, in its order, and of their training documents.
         test_leaks: None without documents of the test part; test_leak_places likewise.
         events: damaged files that were rebuilt.
+        book: description of a text whose end is held out, as it is one in paragraphs.
         seconds: per stage; the stages add up to the whole.
     """
 
@@ -225,12 +230,14 @@ class CorpusReport:
     cache_misses: int
     encoded_documents: int
     bad_rows: list[BadRow]
+    unread: Unread
     events: list[str]
     seconds: dict[str, float]
     leaks: LeakReport | None = None
     leak_places: Sequence[tuple[str, str]] = ()
     test_leaks: LeakReport | None = None
     test_leak_places: Sequence[tuple[str, str]] = ()
+    book: Shape | None = None
 
     def lines(self) -> list[str]:
         """The report as text."""
@@ -244,6 +251,10 @@ class CorpusReport:
             f"cache: {number_of(self.cache_hits, 'hits')}, {self.cache_misses:,} missed,"
             f" {number_of(self.encoded_documents, 'documents')} encoded, {sum(self.seconds.values()):.2f} s",
         ]
+        lines += self.unread.lines()
+        if self.book:
+            held = f"  its end is held out, {number_of(self.num_holdout, 'documents')}"
+            lines += [f"note: {self.book.what}", f"  do: {self.book.fix}", held]
         if self.num_followed:
             lines.append(f"  {describe_followed(self.num_followed)}")
         if self.lost.lost or self.may_lose:
@@ -310,7 +321,7 @@ def split_documents(work: Preparation) -> None:
     links = [(np.arange(len(keys)), np.where(groups < 0, -1, groups * len(TEXT_KINDS) + kinds))]
     if work.recipe.data.near_duplicates == "together" and work.wanted is not Wanted.NEW:
         links.append((np.arange(len(keys)), near_documents(work)))
-    unit = units(keys, links)
+    unit, work.book = units(keys, links), _book(work)
     split = _divide_kinds(work, keys, declared, kinds, unit)
     if work.wanted is not Wanted.NEW:
         work.num_followed = int(((split == Split.TEST) & (declared == Split.UNDECLARED)).sum())
@@ -331,7 +342,7 @@ def _divide_kinds(
     work: Preparation, keys: np.ndarray, declared: np.ndarray, kinds: np.ndarray, unit: np.ndarray
 ) -> np.ndarray:
     """Part of every document, (num_documents,) uint8 of `Split`. Each kind is divided by itself; what is near
-    documents of other kinds follows these."""
+    documents of other kinds follows these. Of a book the end is held out."""
     follows = work.recipe.data.split_version > 1 and work.wanted is not Wanted.NEW
     known = np.full(int(unit.max(initial=-1)) + 1, Split.UNDECLARED, np.int8)  # (num_units,)
     for value in (Split.TEST, Split.HOLDOUT, Split.TRAIN):
@@ -343,12 +354,26 @@ def _divide_kinds(
         if follows:
             declared_split = np.where(declared_split == Split.UNDECLARED, known[unit[mine]], declared_split)
         ties = [(np.arange(len(mine)), unit[mine])]
-        split[mine] = divide(
-            keys[mine], declared_split, work.recipe.data, work.recipe.train.seed, work.wanted, links=ties
-        )
+        if work.book and TEXT_KINDS[kind] == "text" and (declared_split == Split.UNDECLARED).all():
+            split[mine] = assign_end(unit[mine], work.recipe.data.holdout)
+        else:
+            split[mine] = divide(
+                keys[mine], declared_split, work.recipe.data, work.recipe.train.seed, work.wanted, links=ties
+            )
         free = known[unit[mine]] == Split.UNDECLARED
         known[unit[mine][free]] = split[mine][free]
     return split
+
+
+def _book(work: Preparation) -> Shape | None:
+    """Describe the only file of texts if it is a book; None also where the rule of the split knows of no books."""
+    texts = [index for index, file in enumerate(work.files) if file.kind == "text"]
+    if len(texts) != 1 or work.recipe.data.split_version < 3 or work.wanted is Wanted.NEW:
+        return None
+    (index,) = texts
+    shard = work.shards[index]
+    characters = shard.num_chars.tolist() if shard else [len(one.turns[0].content) for one in work.rows(index).examples]
+    return describe_book(work.files[index].file, work.recipe.data.separator, characters)
 
 
 def _groups(work: Preparation) -> np.ndarray:
@@ -365,7 +390,7 @@ def split_settings(work: Preparation) -> tuple[object, ...]:
     data, seed = work.recipe.data, work.recipe.train.seed
     if data.split_version == 1:
         return data.holdout, seed
-    return data.holdout, seed, data.split_version, sha256(b"".join(side.tobytes() for side in work.sides))
+    return data.holdout, seed, min(data.split_version, 2), sha256(b"".join(side.tobytes() for side in work.sides))
 
 
 # --------------------------------------------------------------------------- documents that occur in training

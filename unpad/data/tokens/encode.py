@@ -54,7 +54,9 @@ def encode_chat(example: Example, tokenizer: Tokenizer, thinking: bool | None) -
         ids, places = tokenizer.encode_marked(marked.text, marked.messages or (), bounds)
     except SourceError as error:
         raise SourceError(error.what, where=error.where or example.where, fix=error.fix) from None
-    counts = bytes(any(reply.start <= place.start < reply.stop for reply in marked.replies) for place in places)
+    said = [turn for turn in example.turns if turn.role == "assistant"]
+    replies = [reply for reply, turn in zip(marked.replies, said, strict=True) if turn.learned]
+    counts = bytes(any(reply.start <= place.start < reply.stop for reply in replies) for place in places)
     return ids, counts
 
 
@@ -73,7 +75,6 @@ def encode_chat_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, thinking: bo
     return tokenizer.encode_marked(marked.text, marked.messages or (), bounds)[0]
 
 
-LOSS_ROLES = ("text", "assistant")
 EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of their arrays; fewer for long examples:
 CHARS_AT_ONCE = 500_000
 THREADS = 2  # the tokenizer encodes one part, without the interpreter's lock, while another becomes arrays
@@ -310,7 +311,7 @@ def _lost_text(examples: Sequence[Example], lost: Sequence[str]) -> LostText:
             gone = next(following)
             counts.update(gone)
             chars[row] += len(gone)
-            if turn.role in LOSS_ROLES:
+            if turn.has_loss:
                 target_chars[row] += len(gone)
                 target_bytes[row] += len(gone.encode())
     return LostText(chars, target_chars, target_bytes, counts)
@@ -347,8 +348,6 @@ def _append(
             loss += bytes(len(lead))
         content = next(contents)
         ids += content
-        if turn.role in LOSS_ROLES:
-            ids.append(tokenizer.eos_id)
-            loss += b"\1" * (len(content) + 1)
-        else:
-            loss += bytes(len(content))
+        is_reply = turn.role in ("text", "assistant")
+        ids += [tokenizer.eos_id] * is_reply
+        loss += (b"\1" if turn.has_loss else b"\0") * (len(content) + is_reply)

@@ -71,6 +71,10 @@ class Tokenizer(Protocol):
         """Bytes of each id, b"" for a special one; None if they depend on the neighbours."""
 
     @property
+    def specials(self) -> dict[int, str]:
+        """Names of the special tokens, by id."""
+
+    @property
     def added(self) -> list[str]:
         """Names of pad, bos and eos tokens that were missing in a file and added after its vocabulary."""
 
@@ -200,7 +204,7 @@ class LibraryTokenizer:
         special = {token["content"] for token in fields["added_tokens"] if token["special"]}
         # A reply shows its thoughts, so their marks are text to whoever reads it, whatever the file calls them.
         shown = {THINK, END_THINK} if self.chat is not None else set[str]()
-        self.special_ids = frozenset(vocabulary[name] for name in special - shown)
+        self.specials = {vocabulary[name]: name for name in special - shown}
         # The unknown token is special too, but some files use it for texts that they cannot spell.
         unknown = _unknown_token(fields["model"])
         self._unknown_id = vocabulary.get(unknown) if unknown is not None else None
@@ -217,7 +221,7 @@ class LibraryTokenizer:
         )
         decoder = fields.get("decoder") or {}
         if decoder.get("type") == "ByteLevel":
-            skipped = self.special_ids - set(self._marks.values())
+            skipped = self.specials.keys() - self._marks.values()
             texts = {id: _token_bytes(token) for token, id in vocabulary.items() if id not in skipped}
             self.pieces = tuple(texts.get(id, b"") for id in range(self.vocab_size))
         elif '"ByteFallback"' in json.dumps(decoder):
@@ -417,7 +421,7 @@ class DecodeStream:
         if pieces is not None:
             return self._utf8.decode(pieces[id])
         assert isinstance(self._tokenizer, LibraryTokenizer)
-        if id in self._tokenizer.special_ids:
+        if id in self._tokenizer.specials:
             return ""
         self._pending.append(id)
         return "" if id in self._tokenizer.byte_ids else self._settle()

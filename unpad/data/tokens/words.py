@@ -54,6 +54,7 @@ class WordTokenizer:
     pad_id, bos_id, eos_id = 0, 2, 3
     stop_ids = frozenset({3})
     chat = None
+    specials = dict(enumerate(SPECIALS))  # noqa: RUF012
 
     def __init__(self, tokens: Sequence[str], reserved: Sequence[str] = ()) -> None:
         first = FIRST_TOKEN + len(reserved)

@@ -1,7 +1,8 @@
 """The certificate for an external model, collator or trainer: findings, a verdict, and each failure's cause and fix."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
@@ -10,8 +11,7 @@ from torch import nn
 from unpad.proof.content import is_zero
 from unpad.proof.foreign.measure import Errors, Moves, UpdateResults
 from unpad.proof.foreign.model import config_of
-from unpad.proof.foreign.targets import Taken
-from unpad.proof.foreign.update import IGNORE, Labels, Update, count_cut, read_labels
+from unpad.proof.foreign.update import Labels, Update, count_cut, read_labels
 from unpad.proof.line import Certificate, Line, not_applicable
 from unpad.terminal.table import columns, wrapped
 
@@ -154,12 +154,7 @@ CROSSING = "set the label of each sequence's first token to -100"
 LONGER = "raise the longest length, or leave them out"
 
 MEAN = "divide the sum over targets by the targets of the whole update (num_items_in_batch)"
-TAKEN: dict[Taken, str] = {
-    "itself": "the loss takes each token for its own target: shift the labels",
-    "later": "the loss learns a label without the token before it: are the labels shifted twice?",
-}
-NO_MEAN = "{} is a loss of the trainer's own, and no mean over the targets of these batches"
-SAME_LOSS = 1e-5  # relative difference of two losses that are the same
+OTHER_UPDATE = "{} is another loss than the mean cross-entropy over targets, and only that one is judged; {}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,8 +162,7 @@ class Measured:
     """An update in its batches and, as the truth, its sequences one at a time.
 
     Args:
-        taken: the targets that the loss takes, as of `taken_by`.
-        own: name of a trainer's own loss, which is not accused where it is no mean over targets.
+        own: name of a loss that may be another than the mean cross-entropy, and then is not judged.
         doubt: why it cannot be told which targets are meant; empty for none.
     """
 
@@ -177,7 +171,6 @@ class Measured:
     found: UpdateResults
     moves: Moves
     bounds: Errors
-    taken: Taken = "next"
     own: str = ""
     doubt: str = ""
 
@@ -185,43 +178,11 @@ class Measured:
     def errors(self) -> Errors:
         return self.found.errors(self.truth)
 
-    @cached_property
-    def mean_of_means(self) -> str:
-        """Of what the loss is the mean of the means over targets, by their number or not: "sequences", "batches"."""
-        means, loss = self.truth.means, self.found.loss
-
-        def fits(parts: Sequence[float], *factors: float) -> bool:
-            mean = sum(parts) / max(len(parts), 1)
-            return any(abs(loss - factor * mean) <= SAME_LOSS * abs(factor * mean) for factor in factors)
-
-        if len(means) > 1 and fits(list(means.values()), 1):
-            return "sequences"
-        of_batches = list[float]()
-        for index in range(len(self.update.batches)):
-            pieces = [self.update.pieces[piece] for piece, _, _ in self.update.places(index)]
-            counts = {one.sequence: sum(label != IGNORE for label in self.update.labels_of(one)) for one in pieces}
-            shares = [means[one] * count for one, count in counts.items() if one in means]
-            of_batches += [sum(shares) / sum(counts.values())] if shares else []
-        num = len(of_batches)
-        return "batches" if num > 1 and fits(of_batches, 1, num, 1 / num) else ""
-
-    @cached_property
-    def labels(self) -> Labels:
-        """Without those of padding that a loss of one's own is shown to ignore."""
-        labels = read_labels(self.update)
-        return replace(labels, padding_predicts=0, padding_predicted=0) if self.num_ignored else labels
-
-    @cached_property
-    def num_ignored(self) -> int:
-        """Labels of padding that change neither a loss of one's own nor its gradient."""
-        labels, errors, bounds = read_labels(self.update), self.errors, self.bounds
-        is_right = errors.loss <= bounds.loss and errors.gradient <= bounds.gradient
-        return labels.padding_predicts + labels.padding_predicted if self.own and is_right else 0
-
 
 def findings(model: nn.Module, measured: Measured) -> tuple[BatchClaim, ...]:
     """Judge the measurements."""
-    update, labels, errors, bounds = measured.update, measured.labels, measured.errors, measured.bounds
+    update, errors, bounds = measured.update, measured.errors, measured.bounds
+    labels = read_labels(update)
     cut, num_cut = count_cut(update)
     found: list[BatchClaim] = []
 
@@ -233,9 +194,8 @@ def findings(model: nn.Module, measured: Measured) -> tuple[BatchClaim, ...]:
     add("unknown", labels.unknown_tokens, 0, "the collator adds tokens; prove with the sequences as it writes them")
     add("crossing", labels.crossing, 0, f"targets predicted from another document: {labels.crossing}; {CROSSING}")
     add("padding", labels.padding_predicts + labels.padding_predicted, 0, _padding(labels))
-    askew = update.num_wanted if measured.taken in TAKEN else 0
-    num_wrong = labels.missing + labels.added + labels.wrong + askew
-    add("targets", num_wrong, 0, _targets(update, labels, measured.taken), measured.doubt)
+    num_wrong = labels.missing + labels.added + labels.wrong
+    add("targets", num_wrong, 0, _targets(update, labels), measured.doubt)
     moved = measured.moves
     add("isolation", moved.others, bounds.logits, _isolation(model, update), ALONE if moved.itself is None else "")
     if moved.filler is not None:
@@ -246,8 +206,8 @@ def findings(model: nn.Module, measured: Measured) -> tuple[BatchClaim, ...]:
     add("logits", errors.logits, bounds.logits, _logits(update, failed), alike)
     failed |= {finding.kind for finding in found if finding.passed is False}
     is_wrong = errors.loss > bounds.loss or errors.gradient > bounds.gradient
-    if measured.own and is_wrong and measured.mean_of_means != "batches":
-        reason = NO_MEAN.format(measured.own)
+    if measured.own and is_wrong:
+        reason = OTHER_UPDATE.format(measured.own, MEAN)
         return (*found, *(BatchClaim(kind, 0, bounds.loss, gap=reason) for kind in ("loss", "gradient")))
     explained = "follows from the findings above"
     add("loss", errors.loss, bounds.loss, explained if failed else _loss(measured))
@@ -271,8 +231,8 @@ def _padding(labels: Labels) -> str:
     return ". ".join(parts)
 
 
-def _targets(update: Update, labels: Labels, taken: Taken) -> str:
-    parts = [TAKEN[taken]] if taken in TAKEN else []
+def _targets(update: Update, labels: Labels) -> str:
+    parts = []
     if labels.missing:
         parts.append(f"{labels.missing} of {update.num_wanted} targets have no label")
         if len(labels.missing_ids) == 1:
@@ -334,8 +294,6 @@ def _loss(measured: Measured) -> str:
     """The most likely cause of a wrong loss with correct targets and logits."""
     num, found, truth = len(measured.update.batches), measured.found, measured.truth
     scale = found.loss / truth.loss if truth.loss else 1.0
-    if measured.mean_of_means == "sequences":
-        return f"the loss weighs sequences alike and not their targets: {MEAN}, unless that is meant"
     for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
         if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ slightly
             return f"the loss is {scale:.3g} times the mean over targets: {cause} by the {num} micro-batches"

@@ -8,15 +8,15 @@ from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import nn
-from torch.nn import functional as F
 
 from unpad.errors import ProofError, SourceError, UnpadError, is_memory_error
 from unpad.interchange.hub import download_config, is_hub_name
 from unpad.proof.foreign import shrink
 from unpad.proof.foreign.certificate import ForeignCertificate, Kind
 from unpad.proof.foreign.collators import Collator, collators
+from unpad.proof.foreign.judge import raise_memory
+from unpad.proof.foreign.measure import OTHER_LOSS, error_of_loss
 from unpad.proof.foreign.pairs import prove_callable
 from unpad.proof.foreign.small_model import (
     SmallModel,
@@ -27,6 +27,7 @@ from unpad.proof.foreign.small_model import (
     read_config,
     sample,
 )
+from unpad.proof.foreign.update import labelled
 from unpad.storage.paths import user_path
 from unpad.terminal.progress import progress
 from unpad.terminal.table import columns, text_table, wrapped
@@ -37,10 +38,9 @@ if TYPE_CHECKING:
 ROW_TOKENS = 64  # length of packed rows: above the longest sequence, so that packing need not cut
 QUIET = ("sound", "refused", "not proven")  # verdicts of batches not proven to train anything wrong
 HEAD = ("batches", "verdict", "gradient", "loss", "others move", "cut")
-BY_LOGITS = "Its batches are judged by the loss of the logits"
 UNSHIFTED = (
-    "the model does not shift labels: with those of these collators its own loss teaches it to repeat each token. "
-    f"{BY_LOGITS}"
+    "the model's own loss of a sequence alone is not the mean cross-entropy of the next tokens, as where it does not "
+    "shift the labels. Its batches are judged by the loss of the logits"
 )
 PACKAGES = ("transformers", "trl", "torch")
 
@@ -241,21 +241,14 @@ class OnlyLogits(nn.Module):
         return self.model(**inputs)
 
 
-@torch.no_grad()
 def fault_of_loss(model: "PreTrainedModel") -> str:
     """A note if a model's own loss of a sequence alone differs from next-token cross-entropy; else empty."""
-    ids = torch.tensor(sample()[:1])
     try:
-        output = model(input_ids=ids, labels=ids)
-    except Exception as error:
-        if is_memory_error(error):
-            raise
-        return f"the model's own loss of a sequence alone is an exception ({message_of(error)}). {BY_LOGITS}"
-    if output.loss is None:
-        return ""
-    logits = output.logits.float()[0]
-    own, following = F.cross_entropy(logits, ids[0]), F.cross_entropy(logits[:-1], ids[0, 1:])
-    return UNSHIFTED if (output.loss - own).abs() < (output.loss - following).abs() else ""
+        error = error_of_loss(model, labelled(sample()[:1], None))
+    except Exception as error_of_model:
+        raise_memory(error_of_model)
+        return UNSHIFTED
+    return UNSHIFTED if error is not None and error > OTHER_LOSS else ""
 
 
 def describe_blocks(small: SmallModel) -> str:

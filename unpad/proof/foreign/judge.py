@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Literal
 
 from torch import nn
@@ -17,16 +17,12 @@ from unpad.proof.foreign.measure import (
     Forward,
     UpdateResults,
     by_rounding,
-    eager_experts,
-    has_experts,
     in_fp64,
-    is_smooth,
     moves,
     not_below_fp32,
     relative,
 )
 from unpad.proof.foreign.model import untouched_generators
-from unpad.proof.foreign.targets import Taken
 from unpad.proof.foreign.update import Update
 
 Precision = Literal["auto", "fp64", "fp32"]
@@ -35,12 +31,6 @@ RANDOM = 1e-4  # difference of two runs of the same batches that no order of sum
 FP32_LIKE = 1e-4  # errors below may be of a part that computes in fp32
 MOST_REFUSED = 300  # characters of an exception's message
 NO_ROUTER_LOSS = "the router's auxiliary loss is left out: a mean per batch, it depends on batching by definition"
-IGNORED_PADDING = "{} labels are padding, and the loss ignores them: they change neither it nor its gradient"
-OWN_LOSS = "the loss is not the mean cross-entropy of the logits; it is compared with itself, one at a time"
-DOUBTS: dict[Taken, str] = {
-    "inputs": "the loss reads its targets from input_ids: it is not shown which token each position is taught",
-    "unclear": "no label shows which tokens the loss learns it from",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,11 +38,11 @@ class ComparedUpdate:
     """An update in one precision, and how it is measured.
 
     Args:
-        alone: measures the sequences one at a time, by the mean cross-entropy or the model's own loss.
+        alone: measures the sequences one at a time, by the mean cross-entropy.
         together: measures the batches.
         forward: the model on one batch's inputs, without labels.
-        truth: loss and gradient of the sequences one at a time by a loss of the trainer's own; None for `alone`.
-        own, taken: as of `Measured`.
+        truth: loss and gradient of the sequences one at a time by an earlier model; None for those of `alone`.
+        own: as of `Measured`.
         doubts: what cannot be told is meant; with one, nothing is proved.
     """
 
@@ -62,9 +52,7 @@ class ComparedUpdate:
     forward: Forward
     truth: UpdateResults | None = None
     own: str = ""
-    taken: Taken = "next"
     doubts: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
 
     def measured(self, bounds: Errors | None = None, model: nn.Module | None = None) -> Measured:
         """Both sides.
@@ -76,7 +64,7 @@ class ComparedUpdate:
             RefusedError: the model raises on a batch.
         """
         alone = self.alone()
-        truth = alone if self.truth is None else replace(self.truth, logits=alone.logits)
+        truth = UpdateResults(alone.logits, self.truth.loss, self.truth.gradient) if self.truth else alone
         try:
             found, moved = self.together(), moves(self.forward, self.update)
         except ProofError:
@@ -86,8 +74,7 @@ class ComparedUpdate:
         if bounds is None:
             assert model is not None
             bounds = by_rounding(model, EPS, self.alone).errors(alone).bounds()
-        doubts = (*self.doubts, *filter(None, [DOUBTS.get(self.taken)]))
-        return Measured(self.update, truth, found, moved, bounds, self.taken, self.own, "; ".join(doubts))
+        return Measured(self.update, truth, found, moved, bounds, self.own, "; ".join(self.doubts))
 
 
 class RefusedError(Exception):
@@ -107,20 +94,16 @@ def judge(
     """
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     wants_exact = precision == "fp64" or (precision == "auto" and num_weights <= MOST_EXACT)
-    attempts = [(True, False), (True, True)] if wants_exact and has_experts(model) else [(True, False)] * wants_exact
-    for exact, eager in attempts:
-        with ExitStack() as stack:
-            try:
-                if eager:  # the grouped products of transformers' experts have no fp64
-                    stack.enter_context(eager_experts(model))
-                stack.enter_context(in_fp64(model))
-                comparison = compare(exact)
-                measured = comparison.measured(Errors(EXACT, EXACT, EXACT))
-            except Exception as error:
-                raise_memory(error)
-                continue
+    with in_fp64(model) if wants_exact else nullcontext():
+        try:
+            comparison = compare(True) if wants_exact else None
+            measured = comparison.measured(Errors(EXACT, EXACT, EXACT)) if comparison else None
+        except Exception as error:
+            raise_memory(error)
+            comparison = None
+        if comparison and measured:
             certificate = _certificate(model, comparison, measured, "fp64", notes)
-            if not _has_small_errors(certificate) or is_smooth(model, comparison.together):
+            if not _has_small_errors(certificate):
                 return certificate
     if precision == "fp64":
         raise ProofError("the model does not compute in fp64, or a part of it in less", fix='use precision="auto"')
@@ -148,15 +131,14 @@ def _certificate(
     Raises:
         ProofError: it cannot be judged, or results are random.
     """
-    update, num_ignored = measured.update, measured.num_ignored
+    update = measured.update
     if not math.isfinite(measured.truth.loss):
         raise ProofError("the loss of the sequences alone is not finite", fix="prove a model with other weights")
     if measured.moves.itself == 0:
         raise ProofError("the logits do not depend on the tokens", fix="prove a model with weights other than zero")
-    ignored = (IGNORED_PADDING.format(num_ignored),) if num_ignored else ()
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
-    remarks = (*notes, *ignored, *comparison.notes, *_remarks(update))
+    remarks = (*notes, *_remarks(update))
     certificate = ForeignCertificate(findings(model, measured), name, None, remarks, *size)
     _refuse_random(certificate, comparison.together)
     return certificate
@@ -183,8 +165,7 @@ def _refuse_random(certificate: ForeignCertificate, together: Callable[[], Updat
     """Refuse a model or step with results that are not those of its batches alone, where that shows.
 
     Raises:
-        ProofError: errors failed, and the same batches twice differ by more than a rounding, with other random numbers
-            or with equal ones.
+        ProofError: errors failed, and the same batches twice differ by more than a rounding.
     """
     if all(finding.kind in COUNTED for finding in certificate.failed):
         return
@@ -193,22 +174,11 @@ def _refuse_random(certificate: ForeignCertificate, together: Callable[[], Updat
         with untouched_generators(seed):
             return together()
 
-    def differ(one: UpdateResults, other: UpdateResults) -> bool:
-        return max(map(relative, one.tensors(), other.tensors()), default=0.0) > RANDOM
-
-    once, twice = results(0), results(1)
-    if not differ(once, twice):
-        return
-    if differ(twice, results(1)):
+    if max(map(relative, results(0).tensors(), results(1).tensors()), default=0.0) > RANDOM:
         raise ProofError(
-            "the same batches give other results each time, with the same random numbers: the model or the step keeps "
-            "state from call to call",
-            fix="leave that state out for the proof, such as running means, counters and schedules",
+            "the same batches give other results each time: the model or the step draws random numbers or keeps state",
+            fix="set its noise to 0, and leave running means, counters and schedules out for the proof",
         )
-    raise ProofError(
-        "the same batches give other results each time: the model or the step draws random numbers",
-        fix="set its noise to 0 for the proof",
-    )
 
 
 def _has_small_errors(certificate: ForeignCertificate) -> bool:

@@ -1,11 +1,9 @@
 """Logits, losses and gradients of a foreign model, alone and in batches, in fp64 or else with error bounds."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -13,26 +11,22 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from unpad.proof.foreign.locate import Span
 from unpad.proof.foreign.model import (
     Inputs,
     accepts,
     alone_inputs,
     base_of,
-    called,
     logits_alone,
     logits_of,
     loss_of,
     taken_labels,
 )
-from unpad.proof.foreign.update import IGNORE, Update
+from unpad.proof.foreign.update import IGNORE, LabelledSequence, Update
 
 EXACT = 1e-10  # most error of a result in fp64
 MARGIN = 32.0  # largest error of batching in fp32, in multiples of the error of the same sequences alone
 EPS = torch.finfo(torch.float32).eps
 LEAST = 16 * EPS  # least bound in fp32
-NUDGE = 1e-8  # relative change of all weights that rounds to another fp32 number here and there
-CURVED = 1e-12  # most second difference of a smooth function by that change; roundings to fp32 make 1e-9
 T = TypeVar("T")
 
 
@@ -73,7 +67,7 @@ class Errors:
     loss: float
     gradient: float
 
-    def bounds(self) -> Errors:
+    def bounds(self) -> "Errors":
         """Bounds for the same work in batches, in fp32, from the errors of sequences alone."""
         return Errors(*(max(LEAST, MARGIN * error) for error in (self.logits, self.loss, self.gradient)))
 
@@ -92,7 +86,7 @@ def relative(found: Tensor, truth: Tensor) -> float:
 def by_rounding(model: nn.Module, size: float, compute: Callable[[], T]) -> T:
     """A result with every weight changed by a random share of at most `size`; the weights are restored to the bit.
 
-    The shares are always the same ones; a negative size turns them around.
+    The shares are always the same ones.
     """
     weights = [parameter for parameter in model.parameters() if parameter.is_floating_point()]
     kept = [parameter.data for parameter in weights]
@@ -107,25 +101,10 @@ def by_rounding(model: nn.Module, size: float, compute: Callable[[], T]) -> T:
             parameter.data = data
 
 
-def is_smooth(model: nn.Module, compute: Callable[[], UpdateResults]) -> bool:
-    """True if logits and gradients each change smoothly with small changes of all weights, as in fp64, and not in
-    steps, as with parts in fp32."""
-    here, more, less = compute(), by_rounding(model, NUDGE, compute), by_rounding(model, -NUDGE, compute)
-    gradients = [list(one.gradient.values()) for one in (here, more, less)]
-    return _bends_little(here.logits, more.logits, less.logits) and _bends_little(*gradients)
-
-
-def _bends_little(here: list[Tensor], more: list[Tensor], less: list[Tensor]) -> bool:
-    bends = [a.double() + b.double() - 2 * x.double() for x, a, b in zip(here, more, less, strict=True)]
-    bend = sum(float(one.square().sum()) for one in bends) ** 0.5
-    size = sum(float(one.double().square().sum()) for one in here) ** 0.5
-    return bool(bend <= CURVED * size)
-
-
 @contextmanager
 def in_fp64(model: nn.Module) -> Iterator[None]:
     """Weights and buffers in fp64, and computation in it; the model has its own weights again afterwards."""
-    with _cast(model, (torch.float32, torch.bfloat16, torch.float16), torch.float64), wide():
+    with eager_experts(model), _cast(model, (torch.float32, torch.bfloat16, torch.float16), torch.float64), wide():
         yield
 
 
@@ -159,16 +138,14 @@ def _cast(model: nn.Module, dtypes: Collection[torch.dtype], to: torch.dtype) ->
             module._buffers[name] = buffer
 
 
-def has_experts(model: nn.Module) -> bool:
-    """True for a model with experts that can be computed in several ways, as those of transformers."""
-    return hasattr(base_of(model), "set_experts_implementation")
-
-
 @contextmanager
 def eager_experts(model: nn.Module) -> Iterator[None]:
-    """Experts one by one."""
+    """Experts of transformers one by one: their grouped products have no fp64."""
     base: Any = base_of(model)
-    before = base.get_experts_implementation()
+    before = base.get_experts_implementation() if hasattr(base, "set_experts_implementation") else None
+    if before is None:
+        yield
+        return
     base.set_experts_implementation("eager")
     try:
         yield
@@ -177,7 +154,7 @@ def eager_experts(model: nn.Module) -> Iterator[None]:
 
 
 MOST_COLUMNS = 1024  # number of evenly spaced vocabulary entries with compared logits
-OWN = 1e-4  # least relative difference of a loss that is not the mean cross-entropy
+OTHER_LOSS = 1e-4  # least relative difference of a loss that is not the mean cross-entropy
 TRIED = 3  # sequences to find out if a model's own loss is the mean cross-entropy of its logits
 Forward = Callable[[Inputs], object]
 
@@ -187,24 +164,22 @@ class UpdateResults:
     """Results of the sequences of one update.
 
     Args:
-        logits: of every piece, (length, columns); in batches without those of an end that a mask hides.
+        logits: of every piece, (length, columns).
         loss: mean over the targets of the update.
         gradient: of that mean, by name, for trainable parameters.
-        means: over the targets of each sequence, by its number, where they were measured one at a time.
     """
 
     logits: list[Tensor]
     loss: float
     gradient: dict[str, Tensor]
-    means: Mapping[int, float] = field(default_factory=dict)
 
     def tensors(self) -> list[Tensor]:
         return [*self.logits, *self.gradient.values()]
 
-    def errors(self, truth: UpdateResults) -> Errors:
+    def errors(self, truth: "UpdateResults") -> Errors:
         """Relative errors against the reference."""
         pairs = zip(self.logits, truth.logits, strict=True)
-        logits = max((relative(one, other[: len(one)]) for one, other in pairs), default=0.0)
+        logits = max((relative(one, other) for one, other in pairs), default=0.0)
         loss = abs(self.loss - truth.loss) / max(abs(truth.loss), 1e-30)
         return Errors(logits, loss if loss == loss else float("inf"), _gradient_error(self.gradient, truth.gradient))
 
@@ -223,42 +198,22 @@ def _gradient_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float
     return error if error == error else float("inf")
 
 
-@dataclass(frozen=True)
-class FollowedLoss:
-    """The loss that a proof follows.
-
-    Args:
-        returned: True if the model returns a loss given labels; else the loss is computed from the logits.
-        own: True if its loss for a sequence alone is not the mean cross-entropy of its logits. The reference is then
-            its own loss, one sequence at a time, weighted by targets.
-    """
-
-    returned: bool
-    own: bool
-
-
 @torch.no_grad()
-def objective_of(model: nn.Module, update: Update) -> FollowedLoss:
-    """Determine the objective from a few sequences."""
+def error_of_loss(model: nn.Module, sequences: Sequence[LabelledSequence]) -> float | None:
+    """Relative error of the loss that a model returns of some sequences alone, given labels, beside the mean
+    cross-entropy of its logits; None if it returns none."""
     if not accepts(model, "labels"):
-        return FollowedLoss(returned=False, own=False)
-    tried = [piece for piece in update.pieces if any(label != IGNORE for label in update.labels_of(piece))]
-    worst = 0.0
-    for piece in sorted(tried, key=lambda piece: piece.length)[:TRIED]:
-        inputs, labels = _alone(model, update, piece), update.labels_of(piece)
-        target = torch.tensor([labels], device=next(model.parameters()).device)
-        output = called(model, {**inputs, "labels": target})
+        return None
+    errors, device = [0.0], next(model.parameters()).device
+    for one in sorted((one for one in sequences if one.num_targets), key=lambda one: len(one.ids))[:TRIED]:
+        labels = torch.tensor([one.labels], device=device)
+        output = model(**alone_inputs(model, one.ids), labels=labels)
         returned = loss_of(output)
         if returned is None:
-            return FollowedLoss(returned=False, own=False)
-        count = max(sum(label != IGNORE for label in labels), 1)
-        expected = float(cross_entropy(logits_alone(output, target)[:-1], target[0, 1:])) / count
-        worst = max(worst, abs(float(returned) - expected) / max(abs(expected), 1e-30))
-    return FollowedLoss(returned=bool(tried), own=worst > OWN)
-
-
-def _alone(model: nn.Module, update: Update, piece: Span) -> dict[str, object]:
-    return {**alone_inputs(model, update.ids_of(piece)), **update.given_of(piece)}
+            return None
+        expected = float(cross_entropy(logits_alone(output, labels)[:-1], labels[0, 1:])) / one.num_targets
+        errors.append(abs(float(returned) - expected) / max(abs(expected), 1e-30))
+    return max(errors)
 
 
 def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
@@ -267,36 +222,33 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(wide, targets.flatten().to(logits.device), ignore_index=IGNORE, reduction="sum")
 
 
-def one_at_a_time(model: nn.Module, update: Update, objective: FollowedLoss) -> UpdateResults:
-    """Measure every piece as a sequence of its own; gradients of `model` must be empty, and are empty afterwards."""
-    logits, means, total, loss = [], dict[int, float](), max(update.num_wanted, 1), 0.0
-    device = next(model.parameters()).device
-    for piece in update.pieces:
-        labels = torch.tensor([update.labels_of(piece)], device=device)
-        count = int((labels != IGNORE).sum())
-        given = {"labels": labels} if objective.own and count else {}
-        output = called(model, {**_alone(model, update, piece), **given})
-        one = logits_alone(output, labels)
-        logits.append(_columns(one))
-        returned = loss_of(output) if given else None
-        share = cross_entropy(one[:-1], labels[0, 1:]) if returned is None else returned * count
-        if count:
-            loss += _backward(share / total)
-            means[piece.sequence] = float(share.detach()) / count
-    return UpdateResults(logits, loss, take_gradient(model), means)
+def one_at_a_time(model: nn.Module, sequences: Sequence[LabelledSequence]) -> UpdateResults:
+    """Measure every sequence alone; gradients of `model` must be empty, and are empty afterwards."""
+    logits, loss, total = [], 0.0, max(sum(one.num_targets for one in sequences), 1)
+    for one in sequences:
+        labels = torch.tensor([one.labels], device=next(model.parameters()).device)
+        made = logits_alone(model(**alone_inputs(model, one.ids)), labels)
+        logits.append(_columns(made))
+        if one.num_targets:
+            loss += _backward(cross_entropy(made[:-1], labels[0, 1:]) / total)
+    return UpdateResults(logits, loss, take_gradient(model))
 
 
-def in_batches(model: nn.Module, update: Update, objective: FollowedLoss) -> UpdateResults:
-    """Measure the batches; each loss is weighted by its number of targets."""
+def in_batches(model: nn.Module, update: Update, *, returned: bool) -> UpdateResults:
+    """Measure the batches; each loss is weighted by its number of targets.
+
+    Args:
+        returned: True for the loss that the model returns given labels, False for that of its logits.
+    """
     logits = dict[int, Tensor]()
     total, loss = max(update.num_labelled, 1), 0.0
     for index, batch in enumerate(update.batches):
-        labels = taken_labels(model, batch) if objective.returned and batch.num_targets else {}
-        output = called(model, {**batch.inputs, **labels})
-        one = _take(logits, update, index, output)
-        returned = loss_of(output) if labels else None
+        labels = taken_labels(model, batch) if returned and batch.num_targets else {}
+        output = model(**batch.inputs, **labels)
+        made = _take(logits, update, index, output)
         if batch.num_targets:
-            share = cross_entropy(one, batch.targets) if returned is None else returned * batch.num_targets
+            mean = loss_of(output) if labels else None
+            share = cross_entropy(made, batch.targets) if mean is None else mean * batch.num_targets
             loss += _backward(share / total)
     return UpdateResults([logits[piece] for piece in sorted(logits)], loss, take_gradient(model))
 
@@ -319,7 +271,7 @@ def _take(pieces: dict[int, Tensor], update: Update, index: int, output: object)
     batch = update.batches[index]
     logits = logits_of(output, batch)
     for piece, row, cells in update.places(index):
-        pieces[piece] = _columns(logits[row, cells][: batch.num_shown(row, cells)])
+        pieces[piece] = _columns(logits[row, cells])
     return logits
 
 

@@ -79,16 +79,6 @@ def logits_alone(output: object, ids: Tensor) -> Tensor:
     return logits
 
 
-def called(model: nn.Module, inputs: Inputs) -> Any:
-    """The output of a model, without the logits of learned vectors before each sequence (prompt tuning)."""
-    output = model(**inputs)
-    num, ids = getattr(getattr(model, "active_peft_config", None), "num_virtual_tokens", 0), inputs.get("input_ids")
-    width = ids.shape[-1] if isinstance(ids, Tensor) and hasattr(output, "logits") else 0
-    if num and width and output.logits.shape[-2] == width + num:
-        output.logits = output.logits[..., num:, :]
-    return output
-
-
 def loss_of(output: object) -> Tensor | None:
     """The loss that a model returns when called with labels."""
     if isinstance(output, Mapping):

@@ -9,10 +9,9 @@ from torch import nn
 
 from unpad.errors import ProofError
 from unpad.proof.foreign.certificate import ForeignCertificate
-from unpad.proof.foreign.judge import NO_ROUTER_LOSS, OWN_LOSS, ComparedUpdate, Precision, judge, raise_memory, refused
-from unpad.proof.foreign.measure import in_batches, objective_of, one_at_a_time
-from unpad.proof.foreign.model import alone_inputs, called, loss_of, no_router_loss, untouched, untouched_generators
-from unpad.proof.foreign.targets import taken_by
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS, ComparedUpdate, Precision, judge, raise_memory, refused
+from unpad.proof.foreign.measure import OTHER_LOSS, error_of_loss, in_batches, one_at_a_time
+from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.update import (
     IGNORE,
     Collated,
@@ -59,8 +58,8 @@ def prove_callable(
         seed: of random numbers that the collator draws.
 
     Raises:
-        ProofError: fewer than two sequences, none with a target, batches that cannot be read, or precision="fp64" with
-            a model that computes parts in less.
+        ProofError: fewer than two sequences, none with a target, batches that cannot be read, a model with another loss
+            than the mean cross-entropy of its logits, or precision="fp64" with a model that computes parts in less.
     """
     with untouched_generators(seed), no_router_loss(model) as router, untouched(model):
         notes = [NO_ROUTER_LOSS] if router else []
@@ -111,21 +110,18 @@ def _with_padding_token(sequences: list[LabelledSequence], batches: Sequence[For
 
 def _compare(model: nn.Module, update: Update, exact: bool) -> ComparedUpdate:
     """The update in a precision."""
-    device = next(model.parameters()).device
-    update = converted(update, device=device, floats=torch.float64 if exact else None)
-    objective = objective_of(model, update)
-
-    @torch.no_grad()
-    def loss(_: int, ids: list[int], labels: list[int]) -> float:
-        found = loss_of(model(**alone_inputs(model, ids), labels=torch.tensor([labels], device=device)))
-        return float("nan") if found is None else float(found)
-
-    comparison = ComparedUpdate(
+    update = converted(update, device=next(model.parameters()).device, floats=torch.float64 if exact else None)
+    sequences = update.one_at_a_time()
+    error = error_of_loss(model, sequences)
+    if error is not None and error > OTHER_LOSS:
+        raise ProofError(
+            f"the loss of {type(model).__name__} for a sequence alone is not the mean cross-entropy of its logits over "
+            "the next tokens, and only that one is judged",
+            fix="let it shift the labels once, or pass a module whose forward takes no labels: its logits are judged",
+        )
+    return ComparedUpdate(
         update,
-        lambda: one_at_a_time(model, update, objective),
-        lambda: in_batches(model, update, objective),
-        partial(called, model),
-    )
-    return (
-        replace(comparison, taken=taken_by(update.sequences, loss), notes=(OWN_LOSS,)) if objective.own else comparison
+        lambda: one_at_a_time(model, sequences),
+        lambda: in_batches(model, update, returned=error is not None),
+        lambda inputs: model(**inputs),
     )

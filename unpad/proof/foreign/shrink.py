@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from functools import cache
 
-from unpad.proof.foreign.lengths import thresholds
+from unpad.proof.foreign.lengths import row_limit
 
 Fields = dict[str, object]
 
@@ -87,13 +87,11 @@ KEY_HEADS = _names(
 HEAD_SIZES = _names("head_dim swa_head_dim global_head_dim attention_head_dim mamba_headdim")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "emb_dim", "embedding_dim")
 
-# Fields for differing blocks: lists of block numbers, first blocks, last blocks, and intervals between blocks.
+# Fields for differing blocks: lists of block numbers, first blocks, and intervals between blocks.
 BLOCK_LISTS = _names(
     "full_attn_idxs moe_layers mlp_only_layers cross_attention_layers hybrid_layer_ids ple_layer_ids attn_layer_indices"
 )
 FIRST_BLOCKS = ("first_k_dense_replace", "num_dense_layers", "moe_layer_start_index", "max_window_layers")
-LAST_BLOCKS = ("num_kv_shared_layers",)
-END_BLOCKS = ("moe_layer_end_index",)
 PERIODS = _names(
     "attn_layer_period expert_layer_period decoder_sparse_step interleave_moe_layer_step full_attention_interval "
     "sliding_window_pattern global_attn_every_n_layers no_rope_layer_interval layer_group_size moe_layer_interval "
@@ -102,11 +100,11 @@ PERIODS = _names(
 OFFSETS = _names("attn_layer_offset expert_layer_offset prefix_dense_sliding_window_pattern")
 BLOCK_TYPES = ("layer_types", "layers_block_type")  # lists that count the blocks where no field does
 CYCLES = ("block_types",)  # lists that repeat over the blocks
-SHARING = ("hybrid",)  # types with blocks that share weights: two of them are kept
 
 # Fields with the same value in every small model. Trainers compute without a cache, and the loss of a router is a mean
 # over the tokens of a batch, which depends on batching by definition.
 FIXED: Fields = {
+    "per_layer_config": {},
     "use_cache": False,
     "is_decoder": True,
     "dtype": "float32",
@@ -131,26 +129,6 @@ SUMS = (
     ("head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")),
     ("head_dim", ("qk_rope_head_dim",)),
 )
-
-# Families with sizes that depend on each other in ways of their own.
-FAMILIES: dict[str, Fields] = {
-    "cpmant": {"prompt_length": 4},
-    "deepseek_v4": {"compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 8}},
-    "mamba2": {"head_dim": 32, "num_heads": 4, "time_step_rank": 4},
-    "musicgen_decoder": {"num_codebooks": 1},
-    "reformer": {"axial_pos_embds": False},
-    "roc_bert": {"pronunciation_embed_dim": 32, "shape_embed_dim": 32},
-    "xlm": {"causal": True},
-    "zamba": {"attention_hidden_size": 128, "attention_head_dim": 32, "mamba_dt_rank": 4},
-    "zamba2": {
-        "attention_hidden_size": 128,
-        "attention_head_dim": 32,
-        "mamba_headdim": 32,
-        "kv_channels": 16,
-        "num_query_groups": 4,
-    },
-}
-
 
 MOST_BLOCKS = 6
 
@@ -187,23 +165,14 @@ def shrink(full: Fields) -> Fields:
 
 def _shrink(full: Fields, outer: _Whole | None) -> Fields:
     whole = _measure(full, outer)
-    family = FAMILIES.get(str(full.get("model_type")), {})
-    small: Fields = {}
-    for name, value in full.items():
-        if name in family:
-            small[name] = family[name]
-        elif name not in LEFT_OUT:
-            small[name] = _field(name, value, whole)
-    _spread_special_ids(full, small)
-    _derive(full, small, family)
-    if isinstance(layers := full.get("per_layer_config"), dict):
-        small["per_layer_config"] = _per_layer(layers, full, small, whole)
+    small = {name: _field(name, value, whole) for name, value in full.items() if name not in LEFT_OUT}
+    _derive(full, small)
     if isinstance(rope := small.get("rope_parameters"), dict):
         small["rope_parameters"] = made = _rope(rope, small)
-        lowered = [LIMITS[kind] for kind in thresholds(small) if kind in LIMITS]
+        name = LIMITS.get(limit.kind) if (limit := row_limit(small)) else None
         for part in (small, made, *made.values()):
-            if isinstance(part, dict):
-                part.update(dict.fromkeys((name for name in lowered if name in part), WINDOW))
+            if isinstance(part, dict) and name in part:
+                part[name] = WINDOW
     return small
 
 
@@ -234,11 +203,11 @@ def _stack(full: Fields) -> _Stack:
     types = [_type(full, num, index) for index in range(num)]
     kept: list[int] = []
     for index, kind in enumerate(types):
-        twice = any(part in SHARING for part in kind)
-        if sum(types[other] == kind for other in kept) <= twice:
+        if kind not in [types[other] for other in kept]:
             kept.append(index)
     kept = kept[:MOST_BLOCKS]
-    kept += [index for index in range(num) if index not in kept][: max(_fewest(full, num) - len(kept), 0)]
+    cycles = [len(value) for name in CYCLES if isinstance(value := full.get(name), list)]
+    kept += [index for index in range(num) if index not in kept][: max(max(2, *cycles, 0) - len(kept), 0)]
     return _Stack(num, tuple(sorted(kept)))
 
 
@@ -250,16 +219,7 @@ def _type(full: Fields, num: int, index: int) -> tuple[object, ...]:
         if isinstance(value, list) and (len(value) == num or name in BLOCK_LISTS)
     ]
     first = [index >= limit for name in FIRST_BLOCKS if (limit := _count(full, name)) is not None]
-    last = [index >= num - many for name in LAST_BLOCKS if (many := _count(full, name)) is not None]
-    return (*entries, *first, *last)
-
-
-def _fewest(full: Fields, num: int) -> int:
-    """Fewest blocks that contain every type that recurs at a fixed interval."""
-    lists = [value for value in full.values() if isinstance(value, list) and len(value) == num]
-    cycles = [len(value) for name in CYCLES if isinstance(value := full.get(name), list)]
-    periods = not lists and any((_count(full, name) or 0) > 1 for name in PERIODS)
-    return max(2, 4 if periods else 0, *cycles)
+    return (*entries, *first)
 
 
 # --------------------------------------------------------------------------- fields
@@ -271,7 +231,7 @@ def _field(name: str, value: object, whole: _Whole) -> object:
     if isinstance(value, list):
         return _list(name, value, whole)
     if isinstance(value, dict):
-        return value if name in ("rope_parameters", "rope_scaling", "per_layer_config") else _shrink(value, whole)
+        return value if name in ("rope_parameters", "rope_scaling") else _shrink(value, whole)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if any(part in name for part in SILENCED):
@@ -323,8 +283,6 @@ _RULES: tuple[tuple[Collection[str], Callable[[int, _Whole], int]], ...] = (
     (VOCABULARIES, lambda value, whole: VOCABULARY),
     (STACKS, _blocks),
     (FIRST_BLOCKS, lambda value, whole: sum(index < value for index in whole.stack.kept)),
-    (LAST_BLOCKS, lambda value, whole: sum(index >= whole.stack.num - value for index in whole.stack.kept)),
-    (END_BLOCKS, lambda value, whole: len(whole.stack.kept) - 1),
     (PERIODS, lambda value, whole: min(value, 2)),
     (OFFSETS, lambda value, whole: min(value, 1)),
     (KEY_HEADS, _key_heads),
@@ -334,40 +292,16 @@ _RULES: tuple[tuple[Collection[str], Callable[[int, _Whole], int]], ...] = (
 )
 
 
-def _spread_special_ids(full: Fields, small: Fields) -> None:
-    """Give each special id of images, sounds and the like an id of its own from the end of the vocabulary."""
-    free = VOCABULARY
-    for name in full:
-        special = name.endswith(("_token_id", "_token_index")) and name not in FIXED
-        if special and name in small and isinstance(full[name], int):
-            free -= 1
-            small[name] = free
-
-
-def _derive(full: Fields, small: Fields, family: Fields) -> None:
+def _derive(full: Fields, small: Fields) -> None:
     """Keep the relations between fields that hold in the whole configuration."""
     relations = [(*one, sum) for one in SUMS] + [(*one, math.prod) for one in PRODUCTS]
     for name, parts, combine in relations:
         wholes = [_count(full, part) for part in parts]
         smalls = [_count(small, part) for part in parts]
-        if name not in small or name in family or None in (*wholes, *smalls):
+        if name not in small or None in (*wholes, *smalls):
             continue
         if full[name] == combine(number for number in wholes if number is not None):
             small[name] = combine(number for number in smalls if number is not None)
-
-
-def _per_layer(layers: Fields, full: Fields, small: Fields, whole: _Whole) -> Fields:
-    """Fields of single blocks that differ from those of the model."""
-    made: Fields = {}
-    for index, fields in layers.items():
-        if isinstance(fields, dict) and int(index) in whole.stack.kept:
-            inner_full = {**full, **fields}
-            inner = _Whole(whole.stack, _first_count(inner_full, QUERY_HEADS), whole.head_size)
-            inner_small = {**small, **{name: _field(name, value, inner) for name, value in fields.items()}}
-            _derive(inner_full, inner_small, {})
-            differing = {name: value for name, value in inner_small.items() if name in fields or small[name] != value}
-            made[str(whole.stack.kept.index(int(index)))] = differing
-    return made
 
 
 # --------------------------------------------------------------------------- rotary embedding

@@ -14,20 +14,19 @@ from torch import Tensor
 
 from unpad.errors import ProofError, RecipeError, SourceError, nearest
 from unpad.proof.foreign.kinds import no_causal_name
-from unpad.proof.foreign.lengths import thresholds
+from unpad.proof.foreign.lengths import row_limit
 from unpad.proof.foreign.shrink import ORDINARY, Fields, shrink
 from unpad.storage.reading import read_file, strict_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
 
-ATTENTIONS = ("sdpa", "eager")  # the first that an architecture has, as transformers chooses
 LENGTHS = (5, 31, 12, 22, 8, 27, 17)  # of the sequences of the proof, in tokens
 MOST_BYTES = 1 << 24  # of a config.json
 MOST_LAYERS = 10_000
 GAIN = 0.8  # standard deviation of a matrix's output for independent inputs of variance 1
 BY_LENGTH = (
-    "numbers depend on the length of the row above {limit:,} tokens ({kind}), here above 8; batches of rows below it "
+    "numbers depend on the length of the row above {:,} tokens ({}), here above 8; batches of rows below it "
     "are as sound as those of a model without"
 )
 LOGARITHMS = ("A_log",)  # parameters that are exponents
@@ -169,27 +168,19 @@ def build_small(whole: PreTrainedConfig, notes: tuple[str, ...] = (), seed: int 
     from transformers import AutoModelForCausalLM
 
     kind = whole.model_type
-    fix = "build a small model of this type yourself and call unpad.prove_callable with it"
-    refused = ""
-    for attention in ATTENTIONS:
-        try:
-            with quiet():
-                small = type(whole).from_dict(shrink(whole.to_dict()))
-                torch.manual_seed(seed)
-                model: PreTrainedModel = AutoModelForCausalLM.from_config(
-                    small, attn_implementation=attention, trust_remote_code=False
-                )
-        except Exception as error:
-            refused = message_of(error)
-            if attention in refused or "attention implementation" in refused:
-                continue
-            break
-        model = model.float().train()
-        _spread(model, seed)
-        limits = thresholds(whole.get_text_config().to_dict())
-        notes = (*notes, *(BY_LENGTH.format(limit=limit, kind=kind) for kind, limit in limits.items()))
-        return SmallModel(model, whole, attention, notes)
-    raise ProofError(f'a model of type "{kind}" cannot be made small: {refused}', fix=fix)
+    try:
+        with quiet():
+            small = type(whole).from_dict(shrink(whole.to_dict()))
+            torch.manual_seed(seed)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(small, trust_remote_code=False)
+    except Exception as error:
+        fix = "build a small model of this type yourself and call unpad.prove_callable with it"
+        raise ProofError(f'a model of type "{kind}" cannot be made small: {message_of(error)}', fix=fix) from None
+    model = model.float().train()
+    _spread(model, seed)
+    limit = row_limit(whole.get_text_config().to_dict())
+    notes = (*notes, BY_LENGTH.format(*limit)) if limit else notes
+    return SmallModel(model, whole, str(model.config._attn_implementation), notes)
 
 
 def sample(seed: int = 0) -> list[list[int]]:

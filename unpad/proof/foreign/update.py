@@ -1,7 +1,7 @@
 """The batches of one update, read without knowledge of their format, and checks of their labels."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -14,8 +14,6 @@ from unpad.proof.foreign.locate import Cells, Span, locate
 
 IGNORE = -100
 LABELS = ("labels", "shift_labels")
-TURNED = "the batches have the tokens of the sequences in reverse order"
-TURNED_FIX = "keep the order of the tokens, or prove with the sequences as the collator writes them"
 NOBODY, OUTSIDE = -1, -2  # owners: a token of no sequence; beyond the end of a row
 
 
@@ -34,6 +32,10 @@ class LabelledSequence:
     ids: list[int]
     labels: list[int]
 
+    @property
+    def num_targets(self) -> int:
+        return sum(label != IGNORE for label in self.labels)
+
 
 @dataclass(frozen=True, eq=False)
 class ForeignBatch:
@@ -44,8 +46,7 @@ class ForeignBatch:
         labels: `labels` and `shift_labels`, as far as the batch has them.
         ids: (rows, width) int64.
         targets: the target of each cell's logits, -100 where none, (rows, width) int64.
-        real: False for masked padding, (rows, width) bool.
-        shown: False for what `attention_mask` hides: padding, and perhaps the last token of a sequence.
+        real: False for what `attention_mask` hides, (rows, width) bool.
     """
 
     inputs: dict[str, object]
@@ -53,17 +54,10 @@ class ForeignBatch:
     ids: Tensor
     targets: Tensor
     real: Tensor
-    shown: Tensor
 
     @property
     def num_targets(self) -> int:
         return int((self.targets != IGNORE).sum())
-
-    def num_shown(self, row: int, cells: slice) -> int:
-        """Length of a sequence without an end that a mask hides."""
-        is_hidden = bool(self.real[row, cells.stop - 1] & ~self.shown[row, cells.stop - 1])
-        length: int = cells.stop - cells.start
-        return length - is_hidden
 
     def rectangle(self, name: str) -> Tensor | None:
         """An input with an entry for every token, (rows, width)."""
@@ -146,23 +140,8 @@ def read_batch(batch: Batch) -> ForeignBatch:
         targets = F.pad(labels["labels"].reshape(ids.shape)[:, 1:], (0, 1), value=IGNORE)
     inputs = {str(name): value for name, value in batch.items() if name not in LABELS}
     mask = inputs.get("attention_mask")
-    shown = mask.reshape(ids.shape) > 0 if isinstance(mask, Tensor) and mask.numel() == ids.numel() else ids == ids
-    return ForeignBatch(inputs, labels, ids, targets, with_hidden_ends(shown, targets), shown)
-
-
-def with_hidden_ends(shown: Tensor, targets: Tensor) -> Tensor:
-    """True where a token is no padding: what a mask shows, and in each row a hidden target behind all of it.
-
-    Scripts that pad with the end token mask what equals it. The end of a sequence stays its last target, which no other
-    token could see anyway. Where further hidden tokens are targets, the row's padding is to be learnt.
-
-    Args:
-        shown: (rows, width) bool.
-        targets: the target of each cell's logits, -100 where none, (rows, width) int64.
-    """
-    hidden = F.pad(targets[:, :-1] != IGNORE, (1, 0), value=False) & ~shown
-    behind = F.pad(shown[:, :-1], (1, 0), value=False) & (shown.flip(1).cumsum(1).flip(1) == 0)
-    return shown | (hidden & behind & (hidden.sum(1, keepdim=True) == 1))
+    real = mask.reshape(ids.shape) > 0 if isinstance(mask, Tensor) and mask.numel() == ids.numel() else ids == ids
+    return ForeignBatch(inputs, labels, ids, targets, real)
 
 
 @dataclass(frozen=True, eq=False)
@@ -173,8 +152,6 @@ class Update:
         pieces: runs of the sequences; their rows are counted over all batches.
         owners: per batch, index into `pieces` of each cell's owner, or NOBODY, (rows, width) int64.
         filler: per batch, True where a cell is padding, (rows, width) bool.
-        given: what the model gets of a sequence alone besides its tokens, by index into `sequences`; each with a batch
-            of 1, and entries for every token in its second dimension.
         complete: True if all sequences are in the batches; otherwise missing sequences are left out.
     """
 
@@ -184,7 +161,6 @@ class Update:
     owners: list[Tensor]
     filler: list[Tensor]
     complete: bool = True
-    given: Mapping[int, Mapping[str, object]] = field(default_factory=dict)
 
     @property
     def num_labelled(self) -> int:
@@ -198,22 +174,14 @@ class Update:
     def ids_of(self, piece: Span) -> list[int]:
         return self.sequences[piece.sequence].ids[piece.offset : piece.offset + piece.length]
 
-    def given_of(self, piece: Span) -> dict[str, object]:
-        """Inputs of a piece alone besides its tokens; of a part, only those with one entry per token."""
-        given, length = self.given.get(piece.sequence, {}), len(self.sequences[piece.sequence].ids)
-        if piece.length == length:
-            return dict(given)
-        cells = slice(piece.offset, piece.offset + piece.length)
-        return {
-            name: value[:, cells]
-            for name, value in given.items()
-            if isinstance(value, Tensor) and value.shape == (1, length)
-        }
+    def one_at_a_time(self) -> list[LabelledSequence]:
+        """Every piece as a sequence of its own."""
+        return [LabelledSequence(self.ids_of(piece), self.labels_of(piece)) for piece in self.pieces]
 
     @property
     def num_wanted(self) -> int:
         """Number of targets of the pieces taken one at a time."""
-        return sum(label != IGNORE for piece in self.pieces for label in self.labels_of(piece))
+        return sum(one.num_targets for one in self.one_at_a_time())
 
     def places(self, batch: int) -> list[tuple[int, int, slice]]:
         """(piece, row in the batch, cells) of every piece in a batch."""
@@ -289,9 +257,6 @@ def refuse_missing(update: Update) -> None:
         ProofError: none of the sequences is in the batches, or none of their tokens is a target.
     """
     if not update.pieces:
-        turned = [LabelledSequence(one.ids[::-1], one.labels) for one in update.sequences]
-        if read_update(update.batches, turned).pieces:
-            raise ProofError(TURNED, fix=TURNED_FIX)
         raise ProofError(
             "none of the sequences is in the batches: the collator writes other tokens, or in another order",
             fix="prove with the sequences as the collator writes them",

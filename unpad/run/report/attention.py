@@ -86,7 +86,7 @@ def _draw(maps: _Maps) -> PageSection:
         for number, digits in enumerate(block["heads"], start=1)
     ]
     note = f"{maps['where']}: {unit}; darker from {', '.join(f'{level:g}' for level in levels)} on"
-    return PageSection("Attention", note, figures, "maps" if tokens is not None else "maps image")
+    return PageSection("Attention", note, figures, "maps" if tokens is not None else "maps image", folded=True)
 
 
 def _map(digits: str, rows: int, columns: int, tokens: list[str] | None) -> str:

@@ -210,6 +210,11 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
     return [upgrade.entry(row) for row in read_rows(log_file(folder), entry_fault)]
 
 
+def chance(num_targets: int) -> float:
+    """Nats of a held-out loss that so many targets move by chance."""
+    return float(0.2 / np.sqrt(max(num_targets, 1)))
+
+
 @dataclass(frozen=True)
 class RunHistory:
     """A run as columns: one array entry per step, in the order of the files.
@@ -252,6 +257,10 @@ class RunHistory:
     def best_check(self) -> dict[str, Any] | None:
         """The one of the lowest loss."""
         return min(self.checks, key=lambda row: float(row["loss"]), default=None)
+
+    def check_of(self, weights: int | None) -> dict[str, Any] | None:
+        """The one of the weights of a step, or else the best."""
+        return next((row for row in reversed(self.checks) if row["step"] == weights), self.best_check)
 
     @property
     def pad_share(self) -> str:

@@ -1,10 +1,11 @@
 """Report page of a run: one HTML file, drawn from the run's own files, that needs neither network nor scripts.
 
 Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `log.jsonl`, `recipe.yaml`, `evaluation.json`,
-`evaluations.jsonl`, `samples.jsonl` and `attention.json`; nothing is made up for a missing file.
+`evaluations.jsonl`, `samples.jsonl`, `attention.json` and `shown.json`; nothing is made up for a missing file.
 """
 
 import json
+import math
 from dataclasses import replace
 from datetime import datetime
 from html import escape
@@ -19,9 +20,10 @@ from unpad.errors import UnpadError
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
 from unpad.run import upgrade
-from unpad.run.report import attention, samples
-from unpad.run.report.history import Array, RunHistory, read_history, run_state
+from unpad.run.report import attention, samples, shown
+from unpad.run.report.history import ENDINGS, Array, RunHistory, chance, read_history, run_state
 from unpad.run.report.section import (
+    IN_USE,
     NO_SECTION,
     FamilySection,
     PageSection,
@@ -73,17 +75,58 @@ def _performance(family: FamilySection, checked: dict[str, Any] | None, evaluate
     return tiles
 
 
-def _tiles(run: RunHistory, family: FamilySection, evaluated: dict[str, Any] | None) -> str:
-    """Key figures: what the model is worth, and then what its training took."""
-    train, timing = run.steps, run.timing
-    tokens, best = train["tokens"].sum(), run.best_check
-    checks = number_of(len(run.checks), "checks")
-    note = f"best of {checks} of valid, step {best['step']:,}" if best else "not evaluated yet"
+def _judgement(run: RunHistory, used: dict[str, Any] | None) -> str:
+    """A sentence on what the held-out loss says of the run; "" while it says nothing.
+
+    Args:
+        used: the check of the weights in use.
+    """
+    checks, best = run.checks, run.best_check
+    if used is None or best is None or len(checks) < 3:
+        return "" if run.evaluations else "No held-out row was checked: nothing here shows what the model is worth."
+    first, last = checks[0], checks[-1]
+    least = chance(int(best["targets"]))
+    at, losses = run.steps["step"], run.steps["loss"]
+    width, at, losses = max(len(at) // 20, 1), at[np.isfinite(losses)], losses[np.isfinite(losses)]
+    recent = [losses[at <= row["step"]][-width:] for row in (best, last)]
+    before, after = (float(values.mean()) if values.size else math.nan for values in recent)
+    if first["loss"] - best["loss"] <= least:
+        return (
+            f"The held-out loss did not fall in {number_of(len(checks), 'checks')}: unpad doctor looks for the cause."
+        )
+    if last["loss"] - best["loss"] > least and before - after > least:
+        weights = (
+            "the best ones" if used is best else f"those of step {used['step']:,}, of loss {_number(used['loss'])}"
+        )
+        return (
+            f"The held-out loss stopped falling at step {best['step']:,} of {last['step']:,}, while the training loss "
+            f"fell from {_number(before)} to {_number(after)}: from there on the model learnt by heart. "
+            f"The weights in use are {weights}."
+        )
+    if checks[-1 - max(len(checks) // 5, 1)]["loss"] - last["loss"] > least:
+        return "The held-out loss was still falling at the end: more steps may help (train.max_epochs)."
+    reached = next(row for row in checks if row["loss"] - best["loss"] <= least)
+    return f"The held-out loss has hardly changed since step {reached['step']:,}: the run learnt what it could."
+
+
+def _tiles(
+    run: RunHistory, family: FamilySection, used: dict[str, Any] | None, evaluated: dict[str, Any] | None
+) -> str:
+    """Key figures: what the model is worth, and then what its training took.
+
+    Args:
+        used: the check of the weights in use; evaluated: the newest evaluation.
+    """
+    train, timing, best = run.steps, run.timing, run.best_check
+    tokens = train["tokens"].sum()
+    note = f"of valid, step {used['step']:,}" if used else "not evaluated yet"
+    if used and best and best["step"] != used["step"]:
+        note += f", in use; best {_number(best['loss'])}, step {best['step']:,}"
     busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
-    exp = ("Held-out perplexity", _number(best["perplexity"]) if best else "–", "exp of the best loss of valid")
+    exp = ("Held-out perplexity", _number(used["perplexity"]) if used else "–", "exp of this loss")
     tiles = [
-        *_performance(family, best, evaluated),
-        ("Held-out loss", _number(best["loss"]) if best else "–", note),
+        *_performance(family, used, evaluated),
+        ("Held-out loss", _number(used["loss"]) if used else "–", note),
         *([exp] if family.perplexity else []),
         (
             "Steps",
@@ -145,23 +188,26 @@ def _plots(run: RunHistory, limit: float | None, family: FamilySection) -> str:
         plot("Gradient norm", norm, Axes("before clipping"), stages=bounds, limit=limit),
         plot("Speed", rate, Axes(f"real {family.length_unit} per second", zero=True), stages=bounds),
         plot("Memory", memory, Axes("GB", zero=True), stages=bounds),
-        plot("Padding", padding, Axes("% of computed cells", zero=True), stages=bounds),
+        *([plot("Padding", padding, Axes("% of computed cells", zero=True), stages=bounds)] if pad.any() else []),
         plot("Waiting for data", waited, Axes("ms per step", zero=True), stages=bounds),
     ]
     return f"<div class=plots>{''.join(figures)}</div>"
 
 
-def _table(title: str, heads: list[str], rows: list[list[str]], text: int) -> list[PageSection]:
+def _table(
+    title: str, heads: list[str], rows: list[list[str]], text: int, *, folded: bool = False
+) -> list[PageSection]:
     """A table with text in the first `text` columns; with too many rows it keeps the newest and says so."""
     note = f"the newest {MAX_ROWS} of {len(rows):,}" if len(rows) > MAX_ROWS else ""
-    return [PageSection(title, note, table=table(heads, rows[-MAX_ROWS:], range(text)))] if rows else []
+    shown = table(heads, rows[-MAX_ROWS:], range(text))
+    return [PageSection(title, note, table=shown, folded=folded)] if rows else []
 
 
-def _evaluations(run: RunHistory, perplexity: bool) -> list[PageSection]:
+def _evaluations(run: RunHistory, used: dict[str, Any] | None, perplexity: bool) -> list[PageSection]:
     names = list(dict.fromkeys(name for row in run.evaluations for name in row["values"]))
     newest_best = {row["stage"]: index for index, row in enumerate(run.evaluations) if row["best"]}
     measures = ["loss", "perplexity"] if perplexity else ["loss"]
-    heads = ["Stage", "Step", "Epoch", *map(_column, [*measures, *names]), "Targets", "Best"]
+    heads = ["Stage", "Step", "Epoch", *map(_column, [*measures, *names]), "Targets", "Weights"]
     rows = [
         [
             row["stage"],
@@ -169,7 +215,7 @@ def _evaluations(run: RunHistory, perplexity: bool) -> list[PageSection]:
             "" if row["epoch"] is None else str(row["epoch"]),
             *(_number(value) for value in (*map(row.get, measures), *map(row["values"].get, names))),
             f"{row['targets']:,}",
-            "★" if newest_best.get(row["stage"]) == index else "✓" if row["best"] else "",
+            ", ".join([IN_USE] * (row is used) + ["best of the stage"] * (newest_best.get(row["stage"]) == index)),
         ]
         for index, row in enumerate(run.evaluations)
     ]
@@ -202,9 +248,9 @@ def _log(run: RunHistory) -> list[PageSection]:
     log = [entry for entry in run.log if entry["kind"] not in ("environment", "timers")]
     rows = [[_clock(entry["time"]), entry["kind"].replace("_", " "), _details(entry)] for entry in log]
     return [
-        *_table("Where the time went" + _timed_part(timed, run), ["Part", "Seconds", "Share"], timers, 1),
-        *_table("Log", ["Time", "Entry", "Details"], rows, 3),
-        *_table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2),
+        *_table("Where the time went" + _timed_part(timed, run), ["Part", "Seconds", "Share"], timers, 1, folded=True),
+        *_table("Log", ["Time", "Entry", "Details"], rows, 3, folded=True),
+        *_table("Environment", ["Name", "Value"], _pairs(known.get("environment", {})), 2, folded=True),
     ]
 
 
@@ -253,9 +299,10 @@ def write_report(folder: Path) -> Path:
     run = read_history(folder)
     family = _family(run.recipe)
     limit = None if run.recipe is None else run.recipe.train.grad_norm_warning
+    used = run.check_of(samples.weights_step(folder))
     sections = [
         *(section for kind, rows in run.readings.items() for section in readings_section(kind, rows, run.recipe)),
-        *_evaluations(run, family.perplexity),
+        *_evaluations(run, used, family.perplexity),
         *_evaluation(folder, family),
         *samples.draw(folder),
         *attention.draw(folder),
@@ -265,15 +312,18 @@ def write_report(folder: Path) -> Path:
     stages = " → ".join(escape(stage) for stage, _ in run.stage_starts)
     written = f"written {datetime.now():%Y-%m-%d %H:%M:%S}"
     started = f"started {_clock(run.log[0]['time'])} · " if run.log else ""
+    judgement = escape(_judgement(run, used)) if state in ENDINGS else ""
     recipe = escape(run.recipe_text) or "There is no recipe.yaml in this run directory."
     body = f"""<header>
 <h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
 {"".join(f"<p class=gap>{escape(gap)}</p>" for gap in (*run.gaps, *samples.old_notes(folder)))}
-<div class=tiles>{_tiles(run, family, samples.newest_evaluation(folder))}</div>
+{f"<p class=judgement>{judgement}</p>" if judgement else ""}
+<div class=tiles>{_tiles(run, family, used, samples.newest_evaluation(folder))}</div>
 {_plots(run, limit, family)}
 {"".join(section.html() for section in sections)}
+{shown.draw(folder)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 """
-    path, style = folder / "report.html", attention.STYLE + family.style
+    path, style = folder / "report.html", attention.STYLE + shown.STYLE + family.style
     storage.write_atomic(path, document(name, style, body), private=family.private)
     return path

@@ -60,6 +60,11 @@ def has_samples(folder: Path, step: int) -> bool:
     return any(row["step"] == step for row in _read(folder / SAMPLES, _Sample))
 
 
+def newest_prompts(folder: Path, most: int) -> list[str]:
+    """Different prompts of the newest replies of a run, with the words of its template."""
+    return list(dict.fromkeys(row["prompt"] for row in reversed(_read(folder / SAMPLES, _Sample))))[:most]
+
+
 def _step(line: bytes) -> float:
     """Step of a sample; infinite for a damaged line, which is left out."""
     step = (json_object(line) or {}).get("step")
@@ -74,7 +79,7 @@ def newest_evaluation(folder: Path) -> dict[str, Any] | None:
 
 def old_notes(folder: Path) -> list[str]:
     """A line if the newest evaluation of a run is of other weights than it has now, such as before it trained on."""
-    evaluation, step = newest_evaluation(folder), _weights_step(folder)
+    evaluation, step = newest_evaluation(folder), weights_step(folder)
     if evaluation is None or step in (None, evaluation["step"]):
         return []
     return [f"the evaluation is of step {evaluation['step']:,}, the weights are of step {step:,}: evaluate them anew"]
@@ -84,7 +89,7 @@ class _Stepped(TypedDict):
     step: Count
 
 
-def _weights_step(folder: Path) -> int | None:
+def weights_step(folder: Path) -> int | None:
     """Step of the weights that verbs use, the best or else the newest; None if no checkpoint can be read."""
     checkpoints = folder / CHECKPOINTS
     best = [checkpoints / name / "state.json" for name in ("best", ".old-best")]

@@ -13,6 +13,7 @@ from unpad.run.report import svg
 from unpad.storage.reading import misfit
 
 Reading = dict[str, Any]
+IN_USE = "in use"  # ends the row of the weights that verbs load, which is bold
 # A browser runs no script and loads nothing for the page, regardless of the contents of the run's files.
 POLICY = (
     "<meta http-equiv=Content-Security-Policy "
@@ -30,7 +31,7 @@ main{max-width:1120px;margin:0 auto;padding:40px 24px 64px}
 header{display:flex;flex-wrap:wrap;align-items:center;gap:6px 14px;margin-bottom:24px}
 h1{font-size:28px;line-height:1.2;margin:0;letter-spacing:-.02em}
 h2,summary{font-size:16px;font-weight:600;margin:36px 0 10px}
-h2 small{font-weight:400;overflow-wrap:anywhere}
+h2 small,summary small{font-weight:400;overflow-wrap:anywhere}
 summary{cursor:pointer}
 header p{margin:0;color:var(--soft);flex-basis:100%}
 .state{border:1px solid;border-radius:99px;padding:0 12px;font-size:13px;color:var(--main)}
@@ -41,7 +42,9 @@ header p{margin:0;color:var(--soft);flex-basis:100%}
 .tiles{grid-template-columns:repeat(auto-fit,minmax(min(230px,44%),1fr));margin-bottom:14px}
 .plots{grid-template-columns:repeat(2,minmax(0,1fr))}
 .plots figure:first-child,figure.wide{grid-column:1/-1}
-@media(max-width:760px){main{padding:28px 16px 48px}.plots{grid-template-columns:minmax(0,1fr)}th,td{padding:6px 12px}}
+@media(max-width:760px){main{padding:28px 16px 48px}.plots{grid-template-columns:minmax(0,1fr)}
+th,td{padding:6px 8px;white-space:normal}}
+.judgement{font-size:17px;margin:0 0 22px;max-width:70ch}
 .tile,figure,.box{background:var(--card);border:1px solid var(--line);border-radius:10px;margin:0}
 .tile{padding:14px 18px}
 .tile span,.tile small{display:block;color:var(--soft);font-size:13px}
@@ -104,6 +107,7 @@ class PageSection:
         css: class of the grid of figures.
         table: as of `table`.
         text: below all.
+        folded: whether only the heading shows until a click.
     """
 
     title: str
@@ -112,13 +116,15 @@ class PageSection:
     css: str = "plots"
     table: str = ""
     text: str = ""
+    folded: bool = False
 
     def html(self) -> str:
         """The section; empty with nothing below its heading but a note."""
         head = escape(self.title) + (f" <small>{escape(self.note)}</small>" if self.note else "")
         figures = f'<div class="{self.css}">{"".join(self.figures)}</div>' if self.figures else ""
         text = f"<p class=none>{escape(self.text)}</p>" if self.text else ""
-        return f"<h2>{head}</h2>{figures}{self.table}{text}"
+        below = f"{figures}{self.table}{text}"
+        return f"<details><summary>{head}</summary>{below}</details>" if self.folded else f"<h2>{head}</h2>{below}"
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[int] = (0,), css: str = "") -> str:
@@ -131,7 +137,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], text: Collection[
     sides = [" class=l" if place in text else "" for place in range(len(heads))]
 
     def line(tag: str, cells: Sequence[str]) -> str:
-        best = " class=best" if cells[-1] == "★" else ""
+        best = " class=best" if cells[-1].startswith(IN_USE) else ""
         shown = (f"<{tag}{side}>{escape(cell)}</{tag}>" for side, cell in zip(sides, cells, strict=True))
         return f"<tr{best}>{''.join(shown)}</tr>"
 

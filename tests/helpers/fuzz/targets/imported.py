@@ -165,8 +165,7 @@ def hf_files(folder: Path) -> Target:
         for name, content in files.items():
             (folder / "model" / name).write_bytes(content)
         try:
-            changes = json.loads(data).items()
-            for name, (kind, other, seed) in changes:
+            for name, (kind, other, seed) in json.loads(data).items():
                 _spoil(folder / "model" / name, kind, other, random.Random(seed))
         except (ValueError, TypeError, AttributeError):
             return  # a case that was reduced too far
@@ -200,8 +199,5 @@ def _spoil(path: Path, kind: str, other: str, rng: random.Random) -> None:
 
 
 BUILDERS: dict[str, Callable[[Path], Target]] = {
-    "hf_config": hf_config,
-    "hf_index": hf_index,
-    "hf_weights": hf_weights,
-    "hf_files": hf_files,
-}
+    "hf_config": hf_config, "hf_index": hf_index, "hf_weights": hf_weights, "hf_files": hf_files,
+}  # fmt: skip

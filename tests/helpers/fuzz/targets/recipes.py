@@ -90,14 +90,8 @@ _WORDS: tuple[str, ...] = (
     *("中文", "toy.yaml", "data.text=a.jsonl", "1", "-1", "nan"),
 )  # fmt: skip
 _QUICK = (
-    ["data", "check"],
-    ["runs"],
-    ["recipes", "copy"],
-    ["compare"],
-    ["import"],
-    ["export"],
-    [],
-)
+    ["data", "check"], ["runs"], ["recipes", "copy"], ["compare"], ["import"], ["export"], [],
+)  # fmt: skip
 _NEVER = ("train", "prove", "serve", "chat", "plan")  # verbs that work for long when all is right
 
 
@@ -191,8 +185,5 @@ def called(words: list[str]) -> tuple[int, str, str]:
 
 
 BUILDERS: dict[str, Callable[[Path], Target]] = {
-    "recipe_yaml": recipe_yaml,
-    "recipe_fields": recipe_fields,
-    "command_line": command_line,
-    "data_check": data_check,
-}
+    "recipe_yaml": recipe_yaml, "recipe_fields": recipe_fields, "command_line": command_line, "data_check": data_check,
+}  # fmt: skip

@@ -133,8 +133,7 @@ def _array(kind: str, rows: list[dict[str, Any]]) -> Builder:
 
         def make(rng: random.Random) -> bytes:
             if rng.random() < 0.4:
-                items = [damage_rows([row], rng).strip() for row in whole]
-                return b"[" + b",\n".join(items) + b"]"
+                return b"[" + b",\n".join([damage_rows([row], rng).strip() for row in whole]) + b"]"
             return damage_bytes(rng.choice(seeds), seeds, rng)
 
         def run(data: bytes) -> None:

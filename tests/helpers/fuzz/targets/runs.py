@@ -230,8 +230,7 @@ def resume_state(folder: Path) -> Target:
     setup = prepare_setup(resolved(open_recipe(str(toy), [])), run, None, Timers())
     run.mkdir(exist_ok=True)
     write_run_files(setup, str(toy), [])
-    monitor = silent_monitor()
-    monitor.close()
+    silent_monitor().close()
     progress, _, _ = restore(setup)
     progress.step = progress.stage_step = 3
     path = save_checkpoint(setup, progress, make_optimizer(setup.model, setup.stages[0].recipe.optim), {})

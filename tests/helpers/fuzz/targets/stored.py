@@ -16,16 +16,7 @@ from tests.helpers.fuzz.mutate import damage_bytes, damage_json
 from tests.helpers.fuzz.target import Target, WrongError
 from unpad import storage
 from unpad.data.sources.example import BadRow
-from unpad.data.tokens.cache import (
-    MAGIC,
-    Shard,
-    open_shard,
-    pack_bad_rows,
-    pack_details,
-    read_sealed,
-    shard_path,
-    write_shard,
-)
+from unpad.data.tokens import cache
 from unpad.errors import CheckpointError, RecipeError, RunInUseError, SourceError
 from unpad.models.adapters import adapt, kept_weights
 from unpad.nn import product_speed
@@ -129,8 +120,7 @@ def _sealed_checkpoint(lora: bool) -> Callable[[Path], Target]:
             name, body = _split(data, files)
             changed = {**files, name: body}
             _put(path, {**changed, MANIFEST: manifest_of(changed)})
-            loaded = checkpoint.load(path)
-            put_weights(model, model_weights(loaded.tensors), str(path))
+            put_weights(model, model_weights(checkpoint.load(path).tensors), str(path))
 
         return Target(make, run, (CheckpointError,))
 
@@ -177,7 +167,7 @@ def manifest(folder: Path) -> Target:
 # --------------------------------------------------------------------------- sealed files
 
 
-def _shard() -> Shard:
+def _shard() -> cache.Shard:
     rows, lengths = np.arange(3), np.array([2, 3, 4])
     total = int(lengths.sum())
     counts = {
@@ -185,16 +175,16 @@ def _shard() -> Shard:
         for name in ("num_targets", "target_chars", "target_bytes", "num_chars", "lost_chars", "lost_target_chars",
                      "lost_target_bytes", "num_system", "num_chosen")
     }  # fmt: skip
-    return Shard(
+    return cache.Shard(
         tokens=np.arange(total).astype("<u2"), loss_mask=np.arange(total) % 3 > 0,
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), content_key=rows.astype(np.uint64),
         declared=np.full(3, -1, np.int8), copy=np.zeros(3, np.uint8), **counts,
-        details=pack_details([":1", ":2", ":3"], ["", "水", ""], [(), ("水", "火"), ()], Counter(rare=1)),
-        bad=pack_bad_rows([BadRow("a.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")], "a.jsonl"),
+        details=cache.pack_details([":1", ":2", ":3"], ["", "水", ""], [(), ("水", "火"), ()], Counter(rare=1)),
+        bad=cache.pack_bad_rows([BadRow("a.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")], "a.jsonl"),
     )  # fmt: skip
 
 
-def _use(shard: Shard) -> None:
+def _use(shard: cache.Shard) -> None:
     """Read what training reads of stored tokens."""
     shard.bad_rows("a.jsonl")
     for row in range(len(shard.offsets) - 1):
@@ -205,13 +195,13 @@ def _use(shard: Shard) -> None:
 
 def token_cache(folder: Path) -> Target:
     """Stored tokens with damaged bytes: made again, never read."""
-    write_shard(folder, KEY, _shard())
-    path = shard_path(folder, KEY)
+    cache.write_shard(folder, KEY, _shard())
+    path = cache.shard_path(folder, KEY)
     whole = path.read_bytes()
 
     def run(data: bytes) -> None:
         path.write_bytes(data)
-        shard, why = open_shard(folder, KEY)
+        shard, why = cache.open_shard(folder, KEY)
         if shard is not None and data != whole:
             raise WrongError("damaged tokens are read")
         if shard is None and not why:
@@ -224,9 +214,9 @@ def token_cache(folder: Path) -> Target:
 
 def token_cache_header(folder: Path) -> Target:
     """Stored tokens whose checksum agrees with another header."""
-    write_shard(folder, KEY, _shard())
-    path = shard_path(folder, KEY)
-    payload = path.read_bytes()[len(MAGIC) + 32 :]
+    cache.write_shard(folder, KEY, _shard())
+    path = cache.shard_path(folder, KEY)
+    payload = path.read_bytes()[len(cache.MAGIC) + 32 :]
     size = int.from_bytes(payload[:8], "little")
     head = json.loads(payload[8 : 8 + size])
 
@@ -237,8 +227,8 @@ def token_cache_header(folder: Path) -> Target:
         return len(changed).to_bytes(8, "little") + changed + payload[8 + size :]
 
     def run(data: bytes) -> None:
-        path.write_bytes(MAGIC + hashlib.sha256(data).digest() + data)
-        shard, _ = open_shard(folder, KEY)
+        path.write_bytes(cache.MAGIC + hashlib.sha256(data).digest() + data)
+        shard, _ = cache.open_shard(folder, KEY)
         if shard is not None:
             _use(shard)
 
@@ -250,7 +240,7 @@ def reference_file(folder: Path) -> Target:
     path, named = folder / "reference.bin", Named("w" * 64, "d" * 64, "stage")
     write_reference(path, named, np.arange(4.0))
     whole = path.read_bytes()
-    body = whole[len(MAGIC) + 32 :]
+    body = whole[len(cache.MAGIC) + 32 :]
 
     def make(rng: random.Random) -> bytes:
         kind = rng.random()
@@ -262,10 +252,10 @@ def reference_file(folder: Path) -> Target:
     def run(data: bytes) -> None:
         if data[:1] == b"R":
             path.write_bytes(data[1:])
-            if read_sealed(path)[0] is not None and data[1:] != whole:
+            if cache.read_sealed(path)[0] is not None and data[1:] != whole:
                 raise WrongError("a damaged file is read")
         else:
-            path.write_bytes(MAGIC + hashlib.sha256(data[1:]).digest() + data[1:])
+            path.write_bytes(cache.MAGIC + hashlib.sha256(data[1:]).digest() + data[1:])
         read_reference(folder)
 
     return Target(make, run, (CheckpointError,))

@@ -156,73 +156,45 @@ _START = ("'a'", "[1]", "(1,)", "{}", "7", "1.5", "messages", "messages[0].conte
 _VALUE = ("x", "y", "n.x", "messages", "m.content", "bos_token", "'ab'", "3", "10**9", "[x, y]", "(x, n.x)", "{x: y}")
 _STEP = (
     *(
-        "A + B",
-        "A ~ B ~ A",
-        "A * B",
-        "A ** B",
-        "A % B",
-        "A - B",
-        "A // B",
-        "-A",
-        "[A, B]",
-        "(A, A)",
-        "{A: B}",
+        "A + B", "A ~ B ~ A", "A * B", "A ** B", "A % B", "A - B", "A // B", "-A", "[A, B]", "(A, A)", "{A: B}",
         "A == B",
     ),
     *("A in B", "A[B]", "A[1:]", "A[::-1]", "A.x", "A if B else A", "A and B", "A | F", "A | F | F", "A.M", "A is T"),
     *("f(A)", "f(f(A))", "namespace(x=A)", "dict(x=A)", "range(9999)", "g(A, 9)", "[A] + [B]", "A | string"),
-)
+)  # fmt: skip
 _FILTER = (
     *("join(B)", "replace(A, B)", "indent(B, true)", "tojson", "tojson(indent=B)", "list", "sort", "unique", "string"),
     *("map('upper')", "map(attribute='x')", "select", "selectattr('x', '==', B)", "sum", "sum(start=B)", "round(B)"),
     *("int", "int(0, 16)", "float", "length", "reverse", "dictsort", "groupby('x')", "items", "max", "first", "safe"),
     *(
-        "escape",
-        "title",
-        "default(B)",
-        "wordcount",
-        "trim",
-        "first",
-        "last",
-        "count",
-        "upper",
-        "center(B)",
+        "escape", "title", "default(B)", "wordcount", "trim", "first", "last", "count", "upper", "center(B)",
         "attr('x')",
     ),
-)
+)  # fmt: skip
 _METHOD = (
     *("join(B)", "split(B)", "split()", "replace(A, B)", "upper()", "format(B)", "center(B)", "items()", "get(B)"),
     *("count(B)", "index(B)", "copy()", "splitlines()", "zfill(B)", "keys()", "strip()", "values()"),
 )
 _BLOCK = (
     *(
-        "{% for x in A %}S{% endfor %}",
-        "{% for x in range(99999) if B %}S{% else %}S{% endfor %}",
+        "{% for x in A %}S{% endfor %}", "{% for x in range(99999) if B %}S{% else %}S{% endfor %}",
         "{% if A %}S{% endif %}",
     ),
     *("{% for m in messages %}S S{% endfor %}", "{% set x = A %}S", "{% set n.x = A %}S", "{% set y %}S{% endset %}"),
     *(
-        "{% macro f(x) %}S S{% endmacro %}S",
-        "{% call f(A) %}S{% endcall %}",
-        "{% filter F %}S{% endfilter %}",
+        "{% macro f(x) %}S S{% endmacro %}S", "{% call f(A) %}S{% endcall %}", "{% filter F %}S{% endfilter %}",
         "{{ A }}S",
     ),
     *(
-        "{% generation %}S{% endgeneration %}",
-        "{% for i in range(60) %}{% set n.x = A %}S{% endfor %}{{ n.x }}",
+        "{% generation %}S{% endgeneration %}", "{% for i in range(60) %}{% set n.x = A %}S{% endfor %}{{ n.x }}",
         "{{ A }}",
     ),
-)
+)  # fmt: skip
 _PLACE = re.compile(r"(?<![A-Za-z_'])[ABFMTS](?![A-Za-z'])")
 _LAST = {"S": "", "F": "string", "M": "upper()", "T": "string"}
 _WORDS = {
-    "A": _VALUE,
-    "B": _VALUE,
-    "F": _FILTER,
-    "M": _METHOD,
-    "T": ("string", "eq(y)", "in(y)", "mapping"),
-    "S": _BLOCK,
-}
+    "A": _VALUE, "B": _VALUE, "F": _FILTER, "M": _METHOD, "T": ("string", "eq(y)", "in(y)", "mapping"), "S": _BLOCK,
+}  # fmt: skip
 
 
 def _drawn(rng: random.Random) -> str:
@@ -263,10 +235,7 @@ def tokenizer_folder(folder: Path) -> Target:
     values: dict[str, Any] = {
         TOKENIZER: json.loads(byte_level(CORPUS).to_str()),
         TOKENIZER_CONFIG: {
-            "eos_token": "<|im_end|>",
-            "bos_token": {"content": "<s>"},
-            "chat_template": CHATML,
-            "pad_token": None,
+            "eos_token": "<|im_end|>", "bos_token": {"content": "<s>"}, "chat_template": CHATML, "pad_token": None,
         },
         "special_tokens_map.json": {
             "eos_token": {"content": "<|im_end|>", "lstrip": False},
@@ -274,7 +243,7 @@ def tokenizer_folder(folder: Path) -> Target:
         },
         "generation_config.json": {"eos_token_id": [2, 0]},
         "chat_template.json": {"chat_template": [{"name": "default", "template": CHATML}]},
-    }
+    }  # fmt: skip
     files = {name: json.dumps(value).encode() for name, value in values.items()} | {CHAT_TEMPLATE: MARKED.encode()}
 
     def make(rng: random.Random) -> bytes:

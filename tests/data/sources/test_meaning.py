@@ -1,0 +1,174 @@
+"""Nothing is learnt that a row did not say: every field is read, metadata, refused by name, or named as not read."""
+
+import csv
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.helpers.corpus import make_recipe, messages
+from tests.helpers.shell import Shell
+from unpad.data.check import check
+from unpad.data.sources.meaning import is_metadata
+from unpad.data.tokens.corpus import prepare
+
+U, A = "user", "assistant"
+ASKED: dict[str, Any] = {"prompt": "问", "completion": "答"}
+
+
+def put(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def reply(content: str = "答", **fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": U, "content": "问"}, {"role": A, "content": content, **fields}]}
+
+
+def verdict(tmp_path: Path, *rows: dict[str, Any]) -> Any:
+    """Fields that are not read of rows that can be used; else the code of the first fault, with the fields it names."""
+    report = check(put(tmp_path / "rows.jsonl", list(rows)))
+    if report.bad:
+        return report.bad[0].code, set(re.findall(r'"([\w.]+)"', report.bad[0].what))
+    return report.to_json()["files"][0]["not_read"]
+
+
+# --------------------------------------------------------------------------- fields of rows
+
+
+METADATA = [
+    ("id", 7), ("prompt_id", "a1"), ("source", "web"), ("dataset_name", "x"), ("url", "https://a.org/b"),
+    ("license", "MIT"), ("lang", "zh"), ("created_at", "2024-01-02"), ("sha256", "ab"), ("category", "math"),
+    ("quality_score", 0.4), ("num_turns", 1), ("tags", ["a", "b"]), ("metadata", {"a": "b"}), ("timestamp", 1.5),
+    ("token_count", 1), ("promptIds", [1, 2]), ("weird", "0123456789abcdef0123"), ("seen", "2024-01-02 10:00"),
+    ("stars", 4), ("where", "http://a.org"), ("keywords", ["0"]), ("empty", None), ("blank", " "),
+    ("nothing", {"a": None}),
+]  # fmt: skip
+
+
+@pytest.mark.promise("data.fields")
+@pytest.mark.parametrize(("name", "value"), METADATA)
+def test_metadata_are_quiet(tmp_path: Path, name: str, value: Any) -> None:
+    assert verdict(tmp_path, {**ASKED, name: value}) == {}
+
+
+@pytest.mark.promise("data.fields")
+@pytest.mark.parametrize(
+    ("name", "value"), [("persona", "A cook."), ("source_text", "x"), ("hint", {"a": "b"}), ("id_of_what", "a b")]
+)
+def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, name: str, value: Any) -> None:
+    assert not is_metadata(name, value)
+    assert verdict(tmp_path, {**ASKED, name: value}, {**ASKED, name: None}) == {name: 0.5}
+
+
+REFUSED = [
+    ("label", False), ("label", 0), ("label", "false"), ("label", "rejected"), ("desirable", False), ("accepted", 0),
+    ("is_correct", False), ("chosen", False), ("rejected", True), ("train", False), ("masked", True), ("weight", 0.5),
+    ("weight", 3), ("loss_mask", [0, 1]), ("anything", [0.5]), ("anything", [None, True]), ("documents", ["a", "b"]),
+    ("images", ["a.png"]), ("image_url", "https://a.org/a.png"), ("audio", {"path": "a.wav"}), ("choices", ["a", "b"]),
+]  # fmt: skip
+
+
+@pytest.mark.promise("data.fields")
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_a_field_that_inverts_or_completes_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
+    assert verdict(tmp_path, {**ASKED, name: value}) == ("E_FIELD", {name})
+
+
+@pytest.mark.promise("data.fields")
+def test_a_row_that_says_it_is_wanted_and_a_repeated_text_are_quiet(tmp_path: Path) -> None:
+    assert verdict(tmp_path, {**ASKED, "label": True, "masked": False, "weight": 1, "text": "Q: 问 A: 答"}) == {}
+    assert verdict(tmp_path, {**reply(), "prompt": "问", "answer": "答"}) == {}
+
+
+@pytest.mark.promise("data.fields")
+def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
+    rows = [{**ASKED, "toxic": False, "level_of_doubt": share, "persona": "A cook."} for share in (0.1, 0.9)]
+    lines = " ".join(" ".join(check(put(tmp_path / "rows.jsonl", rows)).lines()).split())
+    assert "not read: toxic in 100 % of rows (a mark or a weight?), level_of_doubt in 100 % (a" in lines
+    assert "persona in 100 %" in lines
+    assert verdict(tmp_path, {**ASKED, "doubt": 0.5}, {**ASKED, "doubt": 4}) == {}  # a number above 1
+
+
+# --------------------------------------------------------------------------- fields of messages
+
+
+@pytest.mark.promise("data.fields")
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"weight": 1, "train": True, "masked": False, "id": 1, "turn": 0, "name": "", "tool_calls": []}, {}),
+        ({"weight": 0.5}, ("E_FIELD", {"messages", "weight"})),
+        ({"weight": 2}, ("E_FIELD", {"messages", "weight"})),
+        ({"redacted": False}, ("E_FIELD", {"messages", "redacted"})),
+        ({"do_not_train": True}, ("E_FIELD", {"messages", "do_not_train"})),
+        ({"mask": 1}, ("E_FIELD", {"messages", "mask"})),
+        ({"confidence": 0.3}, ("E_FIELD", {"messages", "confidence"})),
+        ({"images": ["a.png"]}, ("E_FIELD", {"messages", "images"})),
+        ({"train": False}, ("E_NO_TARGET", {"messages"})),
+        ({"remark": "Short."}, {"messages[].remark": 1.0}),
+    ],
+)
+def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any], expected: Any) -> None:
+    assert verdict(tmp_path, reply(**fields)) == expected
+    row = reply()
+    row["messages"][0] |= {name: value for name, value in fields.items() if name in ("weight", "train", "mask")}
+    assert verdict(tmp_path, row) == {}
+
+
+@pytest.mark.promise("data.fields")
+@pytest.mark.parametrize(
+    "mark", [{"weight": 0}, {"train": False}, {"trainable": 0}, {"masked": True}, {"skip": True}, {"learn": "false"}]
+)
+def test_a_reply_that_is_marked_is_context_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: dict[str, Any]
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    talk = messages("2+2?", "It is five.", "No.", "It is four.")
+    rows = [{"messages": [talk[0], {**talk[1], **marks}, *talk[2:]]} for marks in ({}, mark)] * 3
+    put(tmp_path / "chat.jsonl", rows)
+    tokens, tokenizer, _ = prepare(make_recipe(tmp_path, data={"text": [], "holdout": 0.0}))
+    plain, marked = ((tokens.tokens(i), tokens.loss_mask(i)) for i in (0, 1))
+    assert plain[0].tolist() == marked[0].tolist()
+    learned = [tokenizer.decode(ids[mask].tolist()) for ids, mask in (plain, marked)]
+    assert ["five" in text for text in learned] == [True, False]
+    assert all("It is four." in text for text in learned)
+    assert len(np.unique(tokens.parts[0].shard.content_key)) == 2
+
+
+# --------------------------------------------------------------------------- where it is said
+
+
+@pytest.mark.promise("data.fields")
+def test_check_plan_and_a_second_training_say_what_is_not_read(unpad: Shell, tmp_path: Path) -> None:
+    put(tmp_path / "chat.jsonl", [{**ASKED, "prompt": f"第{i}问", "persona": "A cook."} for i in range(40)])
+    changes = ("data.chat=chat.jsonl", "train.max_steps=1", "model.context=64")
+    line = "not read: persona in 100 % of rows"
+    assert line in unpad("data", "check", "chat", *changes).out
+    for command in ("plan", "train --out run", "train --out again"):  # the second and third read the cache
+        told = unpad(*command.split(), "chat", *changes)
+        assert line in told.out + told.err
+    assert '"not_read": {"persona": 1.0}' in (tmp_path / "again" / "log.jsonl").read_text(encoding="utf-8")
+    plan = json.loads(unpad("plan", "chat", *changes, "--json").out)
+    assert plan["corpus"]["not_read"] == {"persona": 1.0}
+
+
+@pytest.mark.promise("data.fields")
+def test_columns_of_tables_are_fields(tmp_path: Path) -> None:
+    rows = [{"prompt": f"{i}?", "completion": f"{i}.", "persona": "x" * (i % 2), "label": "true"} for i in range(4)]
+    with (tmp_path / "a.csv").open("w", newline="", encoding="utf-8") as handle:
+        writer = csv.DictWriter(handle, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+    table = pa.Table.from_pylist([{**row, "label": True, "bytes": b"x"} for row in rows])
+    pq.write_table(table, tmp_path / "a.parquet")
+    read, of_parquet = (check(tmp_path / f"a.{ending}").to_json()["files"][0] for ending in ("csv", "parquet"))
+    assert (read["used"], read["not_read"]) == (4, {"persona": 0.5})
+    assert (of_parquet["used"], of_parquet["not_read"]) == (4, {"bytes": 1.0, "persona": 0.5})
+    pq.write_table(table.set_column(3, "label", pa.array([True, True, False, True])), tmp_path / "a.parquet")
+    assert [bad.code for bad in check(tmp_path / "a.parquet").bad] == ["E_FIELD"]

@@ -1,0 +1,251 @@
+"""`unpad predict`: a row for each row of data, as alone, in every format; rows that cannot be used are named."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.helpers.families import Finished
+from tests.helpers.shell import Shell
+from unpad.errors import RecipeError
+from unpad.inference.embed import embed_file
+from unpad.inference.images import ask, classify
+from unpad.inference.loaded import load
+from unpad.inference.predict import Predictions, predict
+from unpad.storage import LineLog
+
+pytestmark = pytest.mark.slow
+
+QUARANTINE = ["data.on_bad_row=quarantine"]
+
+
+@pytest.fixture
+def pictures(finished: Finished, tmp_path: Path) -> Path:
+    """Six pictures of a finished run in a folder."""
+    folder = tmp_path / "new"
+    folder.mkdir()
+    for number, path in enumerate(sorted((finished("images").recipe.parent / "pictures").rglob("*.png"))[::16]):
+        shutil.copy(path, folder / f"{number}.png")
+    return folder
+
+
+def table_of(folder: Path, ending: str) -> Path:
+    """A table of the pictures of a folder, with an id and a column that nobody reads."""
+    rows = [{"id": f"a{i}", "image": path.name, "ward": "x"} for i, path in enumerate(sorted(folder.glob("*.png")))]
+    path = folder / f"table{ending}"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        if ending == ".csv":
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+        else:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+    return path
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    if path.suffix == ".csv":
+        return list(csv.DictReader(path.read_text("utf-8").splitlines()))
+    if path.suffix == ".parquet":
+        rows: list[dict[str, Any]] = pq.read_table(path).to_pylist()
+        return rows
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
+
+
+@pytest.mark.promise("cli.predict")
+@pytest.mark.parametrize("kind", ["folder", "file", ".jsonl", ".csv"])
+def test_pictures_get_the_classes_of_each_alone_under_their_names_and_ids(
+    finished: Finished, pictures: Path, kind: str
+) -> None:
+    run, paths = load(finished("images").run), sorted(pictures.glob("*.png"))
+    data = pictures if kind == "folder" else paths[0] if kind == "file" else table_of(pictures, kind)
+    found = predict(run, data)
+    paths = paths[:1] if kind == "file" else paths
+    alone = [classify(run, [path], 1)[0].top[0] for path in paths]
+    assert [(row["class"], row["probability"]) for row in found.rows] == alone
+    names = [path.name if kind.startswith(".") else str(path) for path in paths]
+    assert [row["image"] for row in found.rows] == names
+    assert [row.get("id") for row in found.rows] == [f"a{i}" if kind[0] == "." else None for i in range(len(paths))]
+    assert len({row["class"] for row in found.rows}) == (1 if kind == "file" else 2), "the model tells pictures apart"
+
+
+@pytest.mark.promise("cli.predict")
+def test_files_of_every_format_hold_the_rows_that_json_has(
+    unpad: Shell, finished: Finished, pictures: Path, tmp_path: Path
+) -> None:
+    run = finished("images").run
+    told = json.loads(unpad("predict", run, pictures, "--json").out)
+    for ending in (".csv", ".jsonl", ".parquet"):
+        out = tmp_path / f"out{ending}"
+        assert unpad("predict", run, pictures, "--out", out).out == f"6 pictures predicted: {out}\n"
+        rows = read_rows(out)
+        if ending != ".csv":
+            assert rows == told
+        assert [(row["image"], float(row["probability"])) for row in rows] == [
+            (row["image"], row["probability"]) for row in told
+        ]
+    for name in ("out.txt", "out", "none/out.csv"):
+        assert unpad("predict", run, pictures, "--out", tmp_path / name).code in (2, 6)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["new", "out.csv", "out.jsonl", "out.parquet"]
+
+
+@pytest.mark.promise("cli.predict")
+def test_rows_that_cannot_be_used_stop_it_or_are_written_with_their_fault(
+    unpad: Shell, finished: Finished, pictures: Path, tmp_path: Path
+) -> None:
+    run, table, out = finished("images").run, table_of(pictures, ".jsonl"), tmp_path / "out.csv"
+    (pictures / "1.png").write_bytes(b"")
+    with table.open("a", encoding="utf-8") as file:
+        file.write('{"id": "b"}\n{"id": "c", "image": "../new/0.png"}\n')
+    refused = unpad("predict", run, table, "--out", out, code=3)
+    assert (out.exists(), f"at: {table}:2\n" in refused.err, "E_EMPTY" in refused.err) == (False, True, True)
+    assert f"\n  {table}:7: E_MISSING" in refused.err
+    assert "data.on_bad_row=quarantine" in refused.err
+    told = unpad("predict", run, table, "--out", out, *QUARANTINE, code=3)
+    assert told.out == f"5 pictures predicted, 3 with a fault: {out}\n"
+    codes = {row["id"]: row["fault"].partition(" ")[0] for row in read_rows(out) if row["fault"]}
+    assert codes == {"a1": "E_EMPTY", "b": "E_MISSING", "c": "E_PATH"}
+    assert not any(row["class"] or row["probability"] for row in read_rows(out) if row["fault"])
+    table.write_text('{"id": "b"}\n{"id": "c"}\n')
+    assert "E_MISSING" in unpad("predict", run, table, *QUARANTINE, code=3).err
+    table.write_text("")
+    assert "there are no pictures in it" in unpad("predict", run, table, code=3).err
+
+
+@pytest.mark.promise("cli.predict")
+def test_patients_get_the_numbers_of_embed_under_their_ids(finished: Finished, tmp_path: Path) -> None:
+    folder = finished("patients").recipe.parent / "tables"
+    run = load(finished("patients").run)
+    for data in (folder, None):
+        found = predict(run, data, tmp_path / "out.parquet")
+        embed_file(run, data, "patient", tmp_path / "vectors.parquet")
+        vectors = pq.read_table(tmp_path / "vectors.parquet").drop_columns("embedding")
+        assert pq.read_table(tmp_path / "out.parquet").to_pylist() == vectors.to_pylist() == found.rows
+        assert len({row["probability"] for row in found.rows}) > 50
+    assert (tmp_path / "out.parquet").stat().st_mode & 0o77 == 0, "for the owner only"
+
+
+@pytest.mark.promise("cli.predict")
+@pytest.mark.parametrize("kind", ["questions", "conversations"])
+def test_replies_to_a_table_are_continued_and_then_written_whole(
+    unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    run, out = finished(kind).run, tmp_path / "out.csv"
+    if kind == "questions":
+        shutil.copy(min((finished(kind).recipe.parent / "pictures").rglob("*.png")), tmp_path / "0.png")
+    rows = [
+        {"id": i, "image": "0.png", "question": f"{'亮' * i}不亮？"}
+        if kind == "questions"
+        else {"prompt": f"{'天' * i}吗"}
+        for i in range(1, 5)
+    ]
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    said = "answer" if kind == "questions" else "reply"
+    told = json.loads(unpad("predict", run, file, "--json", code=0).out)
+    append = LineLog.append
+
+    def interrupted(log: LineLog, line: dict[str, Any]) -> None:
+        if line["line"] == 3:
+            raise KeyboardInterrupt
+        append(log, line)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LineLog, "append", interrupted)
+        assert unpad("predict", run, file, "--out", out).code == 130
+    assert (out.exists(), (tmp_path / "out.csv.part.jsonl").read_bytes().count(b"\n")) == (False, 2)
+    unpad("predict", run, file, "--out", out, code=0)
+    assert not (tmp_path / "out.csv.part.jsonl").exists()
+    assert [row[said] for row in read_rows(out)] == [row[said] for row in told]
+    unpad("predict", run, file, "--out", tmp_path / "out.jsonl", code=0)
+    assert [row[said] for row in read_rows(tmp_path / "out.jsonl")] == [row[said] for row in told]
+
+
+@pytest.mark.promise("cli.predict")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("in.txt", "你好\n\n天吗\n"),
+        ("in.csv", "prompt;ward\n你好;3\n天吗;4\n"),
+        ("in.jsonl", '{"prompt": "你好"}\n{"prompt": "天吗"}'),
+    ],
+)
+def test_prompts_are_read_from_texts_and_tables(finished: Finished, tmp_path: Path, name: str, content: str) -> None:
+    run = load(finished("conversations").run)
+    (tmp_path / name).write_text(content, "utf-8")
+    found = predict(run, tmp_path / name)
+    replies = run.replies([run.prompt("你好"), run.prompt("天吗")], [run.recipe.generate.seed + i for i in range(2)])
+    assert [(row["prompt"], row["reply"]) for row in found.rows] == [(one.prompt.text, one.text) for one in replies]
+
+
+@pytest.mark.promise("cli.predict")
+def test_what_a_run_cannot_predict_is_refused_with_what_it_can(
+    unpad: Shell, finished: Finished, tmp_path: Path, pictures: Path
+) -> None:
+    picture = pictures / "0.png"
+    assert "no data is named" in unpad("predict", finished("images").run, code=2).err
+    assert "--question" in unpad("predict", finished("questions").run, picture, code=2).err
+    assert "unpad predict" in unpad("infer", finished("patients").run, "--image", picture, code=2).err
+    refused = unpad("embed", finished("patients").run, "--out", tmp_path / "out.csv", code=2)
+    assert "unpad predict RUN DATA --out out.csv" in refused.err
+
+
+@pytest.mark.promise("cli.predict")
+def test_from_python_images_are_paths_bytes_or_pictures(finished: Finished, pictures: Path) -> None:
+    run, paths = load(finished("images").run), sorted(pictures.glob("*.png"))
+    (pictures / "bad.png").write_bytes(b"")
+    *rows, bad = run.classify(
+        [str(paths[0]), paths[1], paths[2].read_bytes(), Image.open(paths[3]), pictures / "bad.png"]
+    )
+    assert [row["image"] for row in rows] == [str(paths[0]), str(paths[1]), "image 2", "image 3"]
+    assert [row["top"] for row in rows] == [dict(classify(run, [path])[0].top) for path in paths[:4]]
+    assert (bad["class"], bad["fault"].partition(" ")[0]) == (None, "E_EMPTY")
+    assert run.classify(paths[0]) == run.classify([paths[0]])
+    assert run.predict(str(pictures / "0.png"))[0].items() <= run.classify(paths[0])[0].items()
+    with pytest.raises(RecipeError, match="answers no questions"):
+        run.ask([{"image": "0.png", "question": "?"}])
+
+
+@pytest.mark.promise("cli.predict")
+def test_from_python_questions_are_rows(finished: Finished) -> None:
+    run = load(finished("questions").run)
+    first, second = sorted((finished("questions").recipe.parent / "pictures").rglob("*.png"))[::9][:2]
+    asked = [
+        {"image": str(first), "question": "亮不亮？", "id": 7}, {"image": [second, second], "question": "?"},
+        {"question": "天"}, {"image": "none.png", "question": "?"}, {"image": first},
+    ]  # fmt: skip
+    rows = run.ask(asked)
+    assert rows[0].items() >= {**asked[0], "answer": ask(run, [first], "亮不亮？")[0].text}.items()
+    assert [row["fault"].partition(" ")[0] for row in rows] == ["", "", "", "E_MISSING", "E_NULL"]
+    assert ["answer" in row for row in rows] == [True] * 3 + [False] * 2
+    assert run.ask(asked[1:2]) == rows[1:2]
+
+
+def test_a_terminal_shows_the_first_rows_in_80_columns_and_counts_the_others() -> None:
+    rows = [
+        {
+            "image": f"{'folder/' * 9}{i}.png",
+            "class": "狗" * 30,
+            "probability": 0.5,
+            "notes": [],
+            "mark": "",
+            "fault": "",
+        }
+        for i in range(23)
+    ]
+    lines = Predictions(rows, "pictures").table()
+    assert lines[0].split() == ["image", "class", "probability"]
+    assert re.fullmatch(r"….*/0.png +狗+… +50.0%", lines[1])
+    assert (len(lines), lines[-1]) == (22, "... and 3 more: --out FILE.csv")
+    assert max(map(len, lines)) <= 80
+    assert Predictions([{"line": 1, "prompt": "a", "reply": "", "seed": 5}], "prompts").table() == [
+        "line  prompt  reply", "1     a       (no answer)"
+    ]  # fmt: skip

@@ -1,0 +1,187 @@
+"""What fields mean that no reader asks for: metadata, marks of what is not to be learned, what completes a request."""
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from functools import lru_cache
+from typing import Any
+
+from unpad.data.sources.example import Turn, Unread
+from unpad.data.sources.faults import FieldFault, type_name
+from unpad.data.sources.fields import is_date_like
+from unpad.data.sources.row import Row, is_blank, listed
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# Words of names, without the s of a plural. A field is metadata by the last word that is no filler.
+_METADATA = _words(
+    "id uuid idx index hash sha url uri link source origin dataset corpus subset version licence license language "
+    "lang locale country region date time timestamp year created updated modified category genre topic tag type kind "
+    "task domain subject difficulty level split fold meta metadata model engine author annotator worker file filename "
+    "path line page position order rank count length len size score rating quality perplexity seed"
+)
+_FILLERS = _words("at by code no name number value")
+_COUNTS = _words("num n number count meta metadata")  # first words that make a count of what follows
+_PLACES = _words("id idx index turn number position order time timestamp")  # numbers of a message
+_TRAINED = _words("train trainable training learn learned loss supervise weight")
+_MASKED = _words("mask masked ignore ignored skip skipped exclude excluded")
+_WANTED = _words("label desirable desired accepted accept chosen preferred wanted correct approved good")
+_UNWANTED = _words("rejected undesirable undesired unwanted bad wrong incorrect")
+_NOT = _words("no not non never dont")
+_COMPLETING = _words(
+    "context passage document article background paragraph image picture photo audio video choice option attachment "
+    "tool function kwarg"
+)
+_WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+")
+_IDENTIFYING = re.compile(r"[0-9a-fA-F-]{16,}|\w+://\S+|www\.\S+")
+LONGEST_METADATA = 200  # characters of a text
+
+
+@lru_cache(maxsize=1024)
+def words_of(name: str) -> tuple[str, ...]:
+    """Words of a name in lower case, without the s of a plural: ("prompt", "id") of promptIds."""
+    return tuple(re.sub(r"(?<=.[^s])s$", "", word.lower()) for word in _WORDS.findall(name))
+
+
+def _last(name: str) -> str:
+    words = words_of(name)
+    telling = [word for word in words if word not in _FILLERS] or list(words)
+    return telling[-1] if telling else ""
+
+
+def is_metadata(name: str, value: Any) -> bool:
+    """True for an id, a source, a url, a licence, a date, a hash, a category or a score, by its name or its value."""
+    if type(value) is list:
+        return _named_metadata(name) or all(is_metadata("", item) for item in value)
+    if type(value) is str:
+        text = value.strip()
+        as_name = _named_metadata(name) and len(text) <= LONGEST_METADATA
+        return as_name or _IDENTIFYING.fullmatch(text) is not None or is_date_like(text)
+    return _named_metadata(name)
+
+
+def _named_metadata(name: str) -> bool:
+    words = words_of(name)
+    return _last(name) in _METADATA or (len(words) > 1 and words[0] in _COUNTS)
+
+
+def number_of(value: Any) -> float | None:
+    """A number, a truth value as 0 or 1, or either of them in a text, as tables have them; None for anything else."""
+    if type(value) is str:
+        folded = value.strip().lower()
+        if folded in ("true", "false"):
+            return float(folded == "true")
+        try:
+            return float(folded)
+        except ValueError:
+            return None
+    return float(value) if type(value) in (bool, int, float) else None
+
+
+def _says_wanted(name: str, wanted: frozenset[str], unwanted: frozenset[str]) -> bool | None:
+    """Whether "true" under a name says yes (train) or no (masked); None where it has words of neither, or of both."""
+    words = set(words_of(name))
+    yes, no = bool(words & wanted), bool(words & unwanted)
+    return None if yes == no or words & _NOT else yes
+
+
+def read_marks(message: dict[str, Any], known: Collection[str], place: str, is_reply: bool) -> tuple[bool, list[str]]:
+    """Whether a message is to be learned where it is a reply, and its fields that nobody reads.
+
+    Args:
+        known: fields that the reader reads; place: of the message.
+
+    Raises:
+        FieldFault: a field may weigh or invert the reply, or holds what completes the message.
+    """
+    learned, unread = True, []
+    for name, value in message.items():
+        if name in known or is_blank(value) or _last(name) in _PLACES:
+            continue
+        number, wanted = number_of(value), _says_wanted(name, _TRAINED, _MASKED)
+        if wanted is not None and not is_reply:
+            continue
+        if wanted is not None and number in (0, 1) and (wanted or type(value) is bool):
+            learned = learned and wanted == bool(number)
+        elif 0 <= (-1 if number is None else number) <= 1 or (wanted is not None and number is not None):
+            raise FieldFault(name, f'{place}."{name}" is {shown(value)}, which may weigh or mask it, and is not read')
+        elif _completes(name) or (type(value) in (list, dict) and not is_metadata(name, value)):
+            raise FieldFault(name, f'{place}."{name}" is {shown(value)}, which is not read')
+        elif number is None and not is_metadata(name, value):
+            unread.append(name)
+    return learned, unread
+
+
+def refuse_unread(row: Row, turns: Sequence[Turn]) -> None:
+    """Refuse a row with a field that nobody read and that may invert, weigh or complete it.
+
+    What only repeats the messages, or says that the row is as wanted, counts as read.
+
+    Args:
+        turns: all messages of the row.
+
+    Raises:
+        FieldFault: names the field.
+    """
+    texts = [turn.content.strip() for turn in turns]
+    lengths = len(turns), sum(turn.role == "assistant" for turn in turns)
+    for name in row.unread():
+        value = listed(row.get_unread(name))
+        number, wanted = number_of(value), _says_wanted(name, _TRAINED | _WANTED, _MASKED | _UNWANTED)
+        if type(value) is str and value.strip().lower() in _UNWANTED:
+            number = 0
+        if is_blank(value):
+            continue
+        if type(value) is str and _repeats(value.strip(), texts):
+            row.get(name)
+        elif type(value) is list and len(value) in lengths and all(item is None or _is_share(item) for item in value):
+            raise FieldFault(name, f'"{name}" has a number for each message, which may weigh or mask it')
+        elif _completes(name):
+            raise FieldFault(name, f'"{name}" is {shown(value)} that completes the request, and is not read here')
+        elif is_metadata(name, value) or wanted is None or number is None:
+            continue
+        elif bool(number) != wanted or number not in (0, 1):
+            raise FieldFault(name, f'"{name}" is {shown(value)}, so the row is not one to learn as it is')
+        else:
+            row.get(name)
+
+
+def _completes(name: str) -> bool:
+    last = _last(name)
+    return last in _COMPLETING or (last in ("url", "path", "file") and not _COMPLETING.isdisjoint(words_of(name)))
+
+
+def _is_share(value: Any) -> bool:
+    return type(value) in (bool, int, float) and 0 <= value <= 1
+
+
+def _repeats(text: str, texts: Sequence[str]) -> bool:
+    """True for a text that is in a message, or has all messages in it."""
+    return any(text in content for content in texts) or all(content in text for content in texts)
+
+
+def shown(value: Any) -> str:
+    """A number or a truth value as it is, of anything else the type."""
+    return json.dumps(value) if type(value) in (bool, int, float) else type_name(value)
+
+
+def count_unread(unread: Unread, row: Row) -> None:
+    """Count the fields of a row that was read."""
+    unread.num_rows += 1
+    for name in row.unread():
+        value = row.get_unread(name)
+        if is_blank(value) or name in unread.numbers or is_metadata(name, value):
+            continue
+        number = number_of(value)
+        if number is not None and not 0 <= number <= 1:
+            unread.numbers.add(name)
+            del unread.counts[name]
+            continue
+        if number is None:
+            unread.marks.discard(name)
+        elif name not in unread.counts:
+            unread.marks.add(name)
+        unread.counts[name] += 1

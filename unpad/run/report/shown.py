@@ -1,0 +1,88 @@
+"""Sequences as the model got them: the page of `unpad data show`, and the section of a run's report on `shown.json`."""
+
+import json
+from collections.abc import Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import TypedDict
+
+from unpad.errors import CheckpointError
+from unpad.run.report.section import document, table
+from unpad.storage import write_atomic
+from unpad.storage.reading import read_shaped
+
+SHOWN = "shown.json"  # of a run
+STYLE = """
+.seq{padding:14px 18px;margin-bottom:14px;max-height:none}
+.seq h3{font-size:15px;margin:0;overflow-wrap:anywhere}
+.seq p{margin:0;color:var(--soft);font-size:13px}
+.seq pre{padding:10px 0 0;white-space:pre-wrap;overflow-wrap:anywhere}
+.seq .box{margin-top:10px}
+.seq th,.seq td{padding:3px 10px}
+.seen{display:grid;gap:0 14px;grid-template-columns:repeat(auto-fill,minmax(min(340px,100%),1fr))}
+.seq b,.key b{font-weight:inherit;color:var(--good);text-decoration:underline;text-underline-offset:3px}
+.seq i,.key i{font-style:normal;border:1px solid var(--line);border-radius:5px;padding:0 3px;background:var(--page)}
+.seq img{height:256px;max-width:100%;object-fit:contain;image-rendering:pixelated;margin:10px 14px 0 0}
+"""
+KEY = "<p class=key><b>Learnt tokens</b>, context, and <i>special tokens</i>.</p>"
+
+
+class _Span(TypedDict):
+    text: str
+    learnt: bool
+    special: bool
+
+
+class _Sequence(TypedDict):
+    where: str
+    facts: list[str]
+    spans: list[_Span]
+    pictures: list[str]
+    heads: list[str]
+    rows: list[list[str]]
+
+
+def keep_shown(folder: Path, sequences: Sequence[dict[str, Any]], *, private: bool) -> None:
+    """Write sequences, as `Shown.to_json`, into a run.
+
+    Raises:
+        DiskError: they cannot be written.
+    """
+    write_atomic(folder / SHOWN, json.dumps(sequences, ensure_ascii=False), private=private)
+
+
+def draw(folder: Path) -> str:
+    """The sequences of a run, folded; nothing without the file, or with one that cannot be read."""
+    try:
+        sequences: list[dict[str, Any]] = read_shaped(folder / SHOWN, list[_Sequence])
+    except CheckpointError:
+        return ""
+    return f"<details><summary>What was learnt: the first sequences</summary>{_cards(sequences)}</details>"
+
+
+def page(title: str, line: str, sequences: Sequence[dict[str, Any]]) -> str:
+    """A page of sequences, as `Shown.to_json`; `line` stands above them."""
+    head = f"<header><h1>{escape(title)}</h1><p>{escape(line)}</p></header>"
+    return document(escape(title), STYLE, head + _cards(sequences))
+
+
+def _cards(sequences: Sequence[dict[str, Any]]) -> str:
+    key = KEY if any(one["spans"] for one in sequences) else ""
+    css = " class=seen" if all(one["pictures"] for one in sequences) else ""
+    return f"{key}<div{css}>{''.join(map(_card, sequences))}</div>"
+
+
+def _card(one: dict[str, Any]) -> str:
+    facts = "".join(f"<p>{escape(fact)}</p>" for fact in one["facts"])
+    pictures = "".join(f'<img alt="" src="{escape(picture)}">' for picture in one["pictures"])
+    text = f"<pre>{''.join(map(_span, one['spans']))}</pre>" if one["spans"] else ""
+    rows = table(one["heads"], one["rows"], range(len(one["heads"]))) if one["rows"] else ""
+    return f"<section class='box seq'><h3>{escape(one['where'])}</h3>{facts}{pictures}{text}{rows}</section>"
+
+
+def _span(span: dict[str, Any]) -> str:
+    text = escape(span["text"])
+    text = f"<i>{text}</i>" if span["special"] else text
+    return f"<b>{text}</b>" if span["learnt"] else text
