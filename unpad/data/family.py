@@ -247,7 +247,7 @@ class Data(ABC):
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         """Build a batch of one piece without `load` or a plan; the ground truth of the proof."""
 
-    def show(self, micro: Micro) -> Shown:
+    def show(self, micro: Micro) -> "Shown":
         """The only piece of a micro-batch as `load` gives it to the model; by default its length alone."""
         from unpad.data.show import Shown
 

@@ -75,7 +75,7 @@ def print_styled(console: "Console", line: str, *, wraps: bool = True, style: st
     console.print(escaped(line), style=style, markup=False, highlight=False, emoji=False, soft_wrap=wraps)
 
 
-def print_wrapped(console: Console, text: Text, width: int, indent: int) -> None:
+def print_wrapped(console: "Console", text: "Text", width: int, indent: int) -> None:
     """Print a text whose control characters are escaped, broken at its spaces and its own line breaks."""
     for line in text.wrap(console, width - indent):
         line.rstrip()
