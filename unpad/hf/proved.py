@@ -1,5 +1,7 @@
 """The model that `attach` proved, which computes each micro-batch, and the parts of a trainer that must stay."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,7 @@ class Settings:
     values: dict[str, Any]
 
     @classmethod
-    def now(cls, trainer: Trainer, names: Iterable[str] = CHANGED) -> "Settings":
+    def now(cls, trainer: Trainer, names: Iterable[str] = CHANGED) -> Settings:
         return cls({name: _owner(trainer, name).get(name) for name in names})
 
     def restore(self, trainer: Trainer) -> None:
@@ -63,7 +65,7 @@ class ProvedModel:
     state: dict[str, object]
 
     @classmethod
-    def of(cls, prepared: Prepared, head: TargetHead) -> "ProvedModel":
+    def of(cls, prepared: Prepared, head: TargetHead) -> ProvedModel:
         return cls(prepared, head, _state(prepared, head))
 
     def check(self, trainer: Trainer, called: nn.Module | None = None) -> None:

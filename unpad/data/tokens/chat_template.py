@@ -1,5 +1,7 @@
 """Chat templates of Hugging Face: the text of a conversation, and the parts of it that are replies."""
 
+from __future__ import annotations
+
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -82,7 +84,7 @@ class ChatTemplate:
         self.source, self.names, self.stops, self.thinking = source, dict(names), tuple(stops), thinking
         self._told: dict[bool, ChatTemplate] = {}
 
-    def told(self, thinking: bool | None) -> "ChatTemplate":
+    def told(self, thinking: bool | None) -> ChatTemplate:
         """The template of a model that is to think, or not to; None: as the template has it by itself.
 
         Raises:
