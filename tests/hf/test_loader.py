@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
 from unpad.errors import SourceError
 from unpad.hf import collate, prepare, steps
-from unpad.hf.loader import ChangedRowError, Examples, PlannedBatches, halved
+from unpad.hf.loader import ChangedRowError, Examples, PlannedBatches, filled
 from unpad.recipes.training import PlanSettings
 
 SEQUENCES = make_sequences(24, high=30)
@@ -86,7 +86,7 @@ def test_every_epoch_has_each_sequence_once_in_the_same_number_of_batches(
         sampler.set_epoch(epoch)
         batches = list(sampler)
         assert len(batches) == len(sampler)
-        assert sorted(index for batch in batches for index in batch) == list(range(len(lengths)))
+        assert sorted(index for batch in batches for index in batch if index >= 0) == list(range(len(lengths)))
         for batch in batches:
             assert sum(lengths[index] for index in batch) <= tokens or len(batch) == 1
 
@@ -102,11 +102,10 @@ def test_epochs_have_orders_of_their_own_that_a_seed_repeats() -> None:
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_the_largest_batches_are_cut_in_two() -> None:
-    lengths = np.array([5, 1, 1, 9, 9, 2])
-    assert halved([[0, 1, 2], [3, 4], [5]], lengths, 4) == [[0, 1, 2], [3], [4], [5]]
-    assert halved([[0, 1, 2], [3, 4], [5]], lengths, 5) == [[0], [1, 2], [3], [4], [5]]
-    assert halved([[0, 1, 2]], lengths, 1) == [[0, 1, 2]]
+def test_micro_batches_without_targets_make_up_the_number() -> None:
+    lengths = np.array([5, 2, 1, 9])
+    assert filled([[0, 1, 2], [3]], lengths, 4) == [[0, 1, 2], [3], [~2], [~2]]
+    assert filled([[0, 1, 2]], lengths, 1) == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize(

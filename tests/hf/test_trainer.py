@@ -26,12 +26,11 @@ with warnings.catch_warnings():
         Trainer,
         TrainerCallback,
     )
-    from trl import SFTTrainer
 
 from tests.hf.trainers import ROWS, held_out_loss, make_trainer, trained
 from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, ResumeError, UnpadError
-from unpad.hf import UnpadMixin, attach, head
+from unpad.hf import attach, head
 from unpad.hf import trainer as hf_trainer
 
 pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
@@ -301,20 +300,6 @@ def test_sequences_that_would_change_each_others_numbers_are_refused_by_name(kin
     assert 1 < len(short) < len(trainer.train_dataset)
     trainer.train_dataset = type(trainer.train_dataset).from_list(short)
     attach(trainer, tokens_per_micro=24)
-
-
-@pytest.mark.nightly
-def test_the_mixin_is_what_attach_gives(tmp_path: Path) -> None:
-    class Mixed(UnpadMixin, SFTTrainer):
-        pass
-
-    gradients = []
-    for base in (Mixed, None):
-        trainer = make_trainer("sft", make_model("llama"), tmp_path, base, **({"tokens_per_micro": 64} if base else {}))
-        if base is None:
-            attach(trainer, tokens_per_micro=64)
-        gradients.append(trained(trainer).gradient)
-    assert all(torch.equal(gradients[0][name], gradients[1][name]) for name in gradients[0])
 
 
 def test_a_loss_of_ones_own_gets_all_logits(tmp_path: Path) -> None:

@@ -20,14 +20,14 @@ from unpad.hf.loader import collate, steps
 from unpad.hf.prepare import prepare
 
 if TYPE_CHECKING:
-    from unpad.hf.trainer import UnpadMixin, attach
+    from unpad.hf.trainer import attach
 
-__all__ = ["UnpadMixin", "attach", "collate", "prepare", "steps"]
+__all__ = ["attach", "collate", "prepare", "steps"]
 
 
 def __getattr__(name: str) -> object:
     """Import what trainers need on first use (PEP 562)."""
-    if name not in ("UnpadMixin", "attach"):
+    if name != "attach":
         raise AttributeError(f"module 'unpad.hf' has no attribute {name!r}")
     if find_spec("accelerate") is None:
         raise RecipeError("trainers need accelerate, which is not installed", fix="pip install unpad[hf]")

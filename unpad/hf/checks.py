@@ -258,17 +258,6 @@ def refuse_losses(trainer: Trainer) -> None:
         )
 
 
-def is_mean_of_means(targets: np.ndarray, batch_size: int) -> bool:
-    """True if the mean over rows of the means of their batches, as trainers compute it, is the mean over targets.
-
-    Args:
-        targets: of each row, (num_rows,) int64, in order.
-    """
-    starts = np.arange(0, len(targets), batch_size)
-    rows = np.diff([*starts, len(targets)])
-    return bool((np.add.reduceat(targets, starts) * len(targets) == rows * targets.sum()).all())
-
-
 @dataclass
 class MeanOverTargets:
     """Sum of losses and number of targets; the mean of the batches' means would depend on the batches."""

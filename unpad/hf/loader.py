@@ -1,9 +1,6 @@
 """Flat batches of tokenized examples by our plan: every token once, none of padding."""
 
-from __future__ import annotations
-
 import hashlib
-import heapq
 import math
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
@@ -15,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from unpad.batching.balance import assign_equally
 from unpad.batching.plan import Plan, plan
-from unpad.batching.shares import assign_equally
 from unpad.errors import PlanError, RecipeError, ResumeError, SourceError
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
@@ -216,7 +213,7 @@ class PlannedBatches(Sampler[list[int]]):
 
     The trainers of transformers count the steps of an epoch once, and their ranks wait for each other in every
     micro-batch. Where the plan of an epoch has fewer micro-batches than that of another, or no multiple of the number
-    of ranks, its largest ones are cut in two.
+    of ranks, some without targets are added.
 
     Args:
         tokens: most tokens of a micro-batch, unless a single example has more.
@@ -250,7 +247,7 @@ class PlannedBatches(Sampler[list[int]]):
     def __iter__(self) -> Iterator[list[int]]:
         epoch = self.plan(self.epoch)
         micros = [micro.seq_ids.tolist() for index in range(epoch.num_steps) for micro in epoch.step(index)]
-        yield from self.ranks.own(halved(micros, self.examples.lengths, self.num), self.examples.lengths)
+        yield from self.ranks.own(filled(micros, self.examples.lengths, self.num), self.examples.lengths)
 
 
 def refuse_other_plan(kept: dict[str, Any] | None, now: dict[str, Any]) -> None:
@@ -278,34 +275,15 @@ def rounded_up(num: int, multiple: int) -> int:
     return -(-num // multiple) * multiple
 
 
-def halved(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[int]]:
-    """Cut the largest micro-batches in two until there are `num`; the halves stay neighbours.
-
-    Where all are single sequences, the rest are the shortest one without targets, which changes no sum.
+def filled(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[int]]:
+    """Add micro-batches until there are `num`: of the shortest sequence without targets, which changes no sum.
 
     Args:
         micros: indices of sequences.
         lengths: tokens per sequence, (num_sequences,) int64.
     """
-    parts: dict[tuple[int, ...], list[int]] = {(index,): micro for index, micro in enumerate(micros)}
-    largest: list[tuple[int, tuple[int, ...]]] = [
-        (-int(lengths[micro].sum()), key) for key, micro in parts.items() if len(micro) > 1
-    ]
-    heapq.heapify(largest)
-    while largest and len(parts) < num:
-        _, key = heapq.heappop(largest)
-        micro = parts.pop(key)
-        tokens = np.cumsum(lengths[micro])
-        middle = int(np.clip(np.searchsorted(tokens, tokens[-1] / 2) + 1, 1, len(micro) - 1))
-        for half, part in enumerate((micro[:middle], micro[middle:])):
-            parts[(*key, half)] = part
-            if len(part) > 1:
-                heapq.heappush(largest, (-int(lengths[part].sum()), (*key, half)))
-    cut = [parts[key] for key in sorted(parts)]
-    if len(cut) < num:
-        shortest = min((index for micro in micros for index in micro), key=lambda index: int(lengths[index]))
-        cut += [[~shortest]] * (num - len(cut))
-    return cut
+    shortest = min((index for micro in micros for index in micro), key=lambda index: int(lengths[index]))
+    return micros + [[~shortest]] * (num - len(micros))
 
 
 def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]]) -> dict[str, Any]:
@@ -379,5 +357,5 @@ def steps(
         micros = [micro.seq_ids.tolist() for micro in epoch_plan.step(index)]
         num_targets = int(sum(examples.targets[micro].sum() for micro in micros))
         num = rounded_up(len(micros), world_size)
-        own = Ranks(rank, world_size, num // world_size).own(halved(micros, examples.lengths, num), examples.lengths)
+        own = Ranks(rank, world_size, num // world_size).own(filled(micros, examples.lengths, num), examples.lengths)
         yield Step([collate([examples[one] for one in micro]) for micro in own], torch.tensor(num_targets))

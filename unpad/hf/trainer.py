@@ -24,7 +24,6 @@ from unpad.hf.checks import (
     check_alike,
     divide_by_targets,
     group_of,
-    is_mean_of_means,
     is_sft,
     keeps_evaluation,
     loss_of_ones_own,
@@ -47,7 +46,7 @@ from unpad.hf.loader import (
     refuse_other_plan,
 )
 from unpad.hf.prepare import Prepared, preparing
-from unpad.hf.proved import ProvedModel, Settings
+from unpad.hf.proved import PROMISED, ProvedModel, Settings
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, doubts_of_own, prove_ours, take_own
 from unpad.processes.group import Group
@@ -69,7 +68,6 @@ class Attachment:
         examples: of every dataset that was read.
         loss: name of a loss of the user's own, which gets all logits; empty for others.
         keeps_evaluation: whether the user's own class makes the batches of evaluations, or reads them.
-        before: what the trainer had in the place of what was changed.
         promised: what must stay as it was when the update was proved.
         group: the processes that train together.
         certificate: the proof of the same update on flat batches; None if no proof was asked for.
@@ -85,7 +83,6 @@ class Attachment:
     examples: dict[int, tuple[object, Examples]]
     loss: str
     keeps_evaluation: bool
-    before: Settings
     group: Group
     certificate: ForeignCertificate | None = None
     promised: Settings = field(default_factory=lambda: Settings({}))
@@ -125,41 +122,21 @@ METRICS = (
     "compute_metrics still reads the trainer's own batches, padded: leave out the places whose labels are -100, or its "
     "result depends on how rows are batched"
 )
-SAME_LOSS = 1e-5  # relative difference of two means that are the same
+EVALUATION = "eval_loss is now the mean over all targets of the set; the trainer's own is a mean of batches' means"
 
 
 class UnpadMixin(Trainer):
-    """Trainer with our plan, flat batches and exact evaluation; mix it into Trainer, SFTTrainer or a subclass.
+    """Trainer with our plan, flat batches and exact evaluation, which `attach` mixes into the class of a trainer.
 
-        class MyTrainer(UnpadMixin, SFTTrainer): ...
-        trainer = MyTrainer(model=model, args=args, train_dataset=data, tokens_per_micro=4096)
-
-    `attach` gives the same to a trainer that is there already. `per_device_train_batch_size` no longer says anything: a
-    micro-batch has up to `tokens_per_micro` tokens, and a step `gradient_accumulation_steps` of them on every rank.
-
-    Args:
-        tokens_per_micro, tokens_per_eval, prove: as in `attach`.
+    `per_device_train_batch_size` no longer says anything: a micro-batch has up to `tokens_per_micro` tokens, and a step
+    `gradient_accumulation_steps` of them on every rank.
     """
 
-    attachment: Attachment | None = None
-
-    def __init__(
-        self,
-        *args: Any,
-        tokens_per_micro: int = 4096,
-        tokens_per_eval: int | None = None,
-        prove: bool = True,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(*args, **kwargs)
-        attach(self, tokens_per_micro, tokens_per_eval=tokens_per_eval, prove=prove)
+    attachment: Attachment
 
     def get_train_dataloader(self) -> DataLoader[Any]:
         """Micro-batches of the plan of every epoch."""
         attachment = self.attachment
-        if attachment is None:
-            own: DataLoader[Any] = super().get_train_dataloader()
-            return own
         attachment.check(self)
         examples = attachment.trained = attachment.examples_of(self.train_dataset)
         tokens, args = attachment.tokens_per_micro, self.args
@@ -181,11 +158,10 @@ class UnpadMixin(Trainer):
             ResumeError: the checkpoint is of another plan, by which other rows would be skipped than were trained.
         """
         done = super()._init_training_state(*args, **kwargs)
-        if self.attachment is not None:
-            kept = self.state.stateful_callbacks
-            if self.state.global_step and not self.args.ignore_data_skip:
-                refuse_other_plan(kept.get(PLAN), self.attachment.plan)
-            kept[PLAN] = self.attachment.plan
+        kept = self.state.stateful_callbacks
+        if self.state.global_step and not self.args.ignore_data_skip:
+            refuse_other_plan(kept.get(PLAN), self.attachment.plan)
+        kept[PLAN] = self.attachment.plan
         return done
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
@@ -194,7 +170,7 @@ class UnpadMixin(Trainer):
         Streams, and metrics, which read rows as the collator makes them, keep the trainer's own ones.
         """
         attachment = self.attachment
-        if attachment is None or attachment.keeps_evaluation:
+        if attachment.keeps_evaluation:
             own: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
             return own
         attachment.check(self)
@@ -243,8 +219,7 @@ class UnpadMixin(Trainer):
 
     def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         """A micro-batch, forward and backward, with logits of targets alone."""
-        if self.attachment is not None:
-            self.attachment.model.check(self, model)
+        self.attachment.model.check(self, model)
         with self._targets_alone():
             loss: Tensor = super().training_step(model, *args, **kwargs)
         return loss
@@ -254,7 +229,7 @@ class UnpadMixin(Trainer):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """A batch of an evaluation, with its loss counted by its targets."""
         attachment = self.attachment
-        if attachment is None or attachment.keeps_evaluation:
+        if attachment.keeps_evaluation:
             own: tuple[Any, Any, Any] = super().prediction_step(
                 model, inputs, prediction_loss_only, ignore_keys=ignore_keys
             )
@@ -267,6 +242,7 @@ class UnpadMixin(Trainer):
             loss, logits, given = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         if loss is not None:
             attachment.evaluated.add(loss, num_targets)
+            loss = loss.float()  # a rank without targets has no other type
         return loss, logits, given
 
     def evaluation_loop(
@@ -274,7 +250,7 @@ class UnpadMixin(Trainer):
     ) -> EvalLoopOutput:
         """An evaluation, with the mean over the targets of the whole set for its loss."""
         attachment = self.attachment
-        if attachment is None or attachment.keeps_evaluation:
+        if attachment.keeps_evaluation:
             return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         evaluated, group = MeanOverTargets(), attachment.group
         examples = dataloader.dataset
@@ -286,26 +262,14 @@ class UnpadMixin(Trainer):
         if group.size > 1:  # accelerate's own loaders repeat sequences on the last ranks
             parts = group.exchange([evaluated.total, evaluated.num_targets]) if isinstance(examples, Examples) else []
             evaluated = MeanOverTargets.of_parts(parts)
-        own = out.metrics.get(f"{metric_key_prefix}_loss", evaluated.mean)
-        if isinstance(examples, Examples):
-            is_own = is_mean_of_means(examples.targets, self.args.eval_batch_size)
-        else:
-            is_own = not evaluated.num_targets or math.isclose(own, evaluated.mean, rel_tol=SAME_LOSS)
-        if not is_own:
-            warnings.warn(
-                "the loss of an evaluation is the mean over all targets of the set; the trainer's own is the mean over "
-                "rows of their batches' means, and may be another",
-                stacklevel=2,
-            )
         if evaluated.num_targets:
             out.metrics[f"{metric_key_prefix}_loss"] = evaluated.mean
         return out
 
     def _targets_alone(self) -> AbstractContextManager[None]:
         """Compute the loss alone inside, unless a loss of the user's own reads logits."""
-        attachment = self.attachment
-        needs_all = attachment is None or attachment.loss or self.compute_loss_func is not None
-        return nullcontext() if attachment is None or needs_all else attachment.head.alone()
+        needs_all = self.attachment.loss or self.compute_loss_func is not None
+        return nullcontext() if needs_all else self.attachment.head.alone()
 
 
 def attach(
@@ -330,9 +294,10 @@ def attach(
         ProofError: the model does not keep the sequences of a flat batch apart.
     """
     group, args = group_of(trainer), trainer.args
-    before = Settings.before(trainer)
     with ExitStack() as stack:
         with group.together() as talk:
+            if isinstance(trainer, UnpadMixin):
+                raise RecipeError("unpad.hf.attach has this trainer already", fix="build it anew, and attach once")
             refuse(trainer)
             if trainer.train_dataset is None:
                 raise RecipeError("the trainer has no train_dataset", fix="pass train_dataset to the trainer")
@@ -344,9 +309,8 @@ def attach(
             rows.check(args.per_device_train_batch_size)
             warn_of_cuts(trainer, examples)
             doubts = rows.doubts()
-            with before.restored(trainer):
-                loss = loss_of_ones_own(trainer)
-                own = take_own(trainer, rows, examples) if prove else None
+            loss = loss_of_ones_own(trainer)
+            own = take_own(trainer, rows, examples) if prove else None
             model = trainer.accelerator.unwrap_model(trainer.model)
             prepared = stack.enter_context(preparing(model))
             refuse_long(prepared.limit, max(tokens_per_micro, tokens_per_eval or 0, int(examples.lengths.max())))
@@ -363,7 +327,6 @@ def attach(
                 examples={id(trainer.train_dataset): (trainer.train_dataset, examples)},
                 loss=loss,
                 keeps_evaluation=keeps_evaluation(trainer),
-                before=before,
                 group=group,
             )
             stack.enter_context(replacing(trainer, attachment))
@@ -374,6 +337,8 @@ def attach(
         check_alike("training data or arguments", talk.told)
     if trainer.compute_metrics is not None and not attachment.keeps_evaluation:
         doubts.append(METRICS)
+    if trainer.eval_dataset is not None and not attachment.keeps_evaluation:
+        doubts.append(EVALUATION)
     if own is not None and attachment.certificate is not None:
         doubts += doubts_of_own(own, attachment.certificate)
     for text in doubts:
@@ -381,33 +346,21 @@ def attach(
     return attachment
 
 
-_mixed: dict[type[Trainer], type[UnpadMixin]] = {}
-
-
-def _with_mixin(kind: type[Trainer]) -> type[UnpadMixin]:
-    """The subclass of a trainer's class with `UnpadMixin`, the same one every time."""
-    if kind not in _mixed:
-        _mixed[kind] = type(f"Unpad{kind.__name__}", (UnpadMixin, kind), {"__module__": __name__})
-    return _mixed[kind]
-
-
 @contextmanager
 def replacing(trainer: Trainer, attachment: Attachment) -> Iterator[None]:
     """Give a trainer its attachment, which it loses again, with all that was changed, if anything inside raises."""
-    kind, earlier, now = type(trainer), vars(trainer).get("attachment"), Settings.now(trainer)
+    kind, before = type(trainer), Settings.now(trainer)
     try:
-        attachment.before.restore(trainer)
         divide_by_targets(trainer)
         stop_packing(trainer)
-        if not isinstance(trainer, UnpadMixin):
-            trainer.__class__ = _with_mixin(kind)
+        trainer.__class__ = type(f"Unpad{kind.__name__}", (UnpadMixin, kind), {"__module__": __name__})
         vars(trainer)["attachment"] = attachment
-        attachment.promised = Settings.promised(trainer, attachment.loss)
+        # A loss of one's own may be right in one micro-batch and wrong in several.
+        names = (*PROMISED, "gradient_accumulation_steps") if attachment.loss else PROMISED
+        attachment.promised = Settings.now(trainer, names)
         yield
     except BaseException:
         trainer.__class__ = kind
-        vars(trainer)["attachment"] = earlier
-        if earlier is None:
-            del vars(trainer)["attachment"]
-        now.restore(trainer)
+        vars(trainer).pop("attachment", None)
+        before.restore(trainer)
         raise
