@@ -216,19 +216,28 @@ def test_a_table_of_a_hospital_says_what_it_may_be(
 
 
 @pytest.mark.promise("patients.long-table")
+@pytest.mark.parametrize("name", ["it's wide.csv", "wide.tsv", "wide.jsonl", "wide.parquet"])
 def test_a_table_with_a_column_for_each_measurement_says_how_to_make_it_long(
-    tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
-    rows = "".join(f"{n},0{n}.12.2023,{n + 60},37.{n},{n or ''}\n" for n in range(1, 6))
-    Path("it's wide.csv").write_text("mrn,Date,hr,temp,lactate\n" + rows + "6,07.12.2023,,,\n", encoding="utf-8")
-    said = unpad("data", "check", "it's wide.csv", code=3).err
+    rows = [{"mrn": f"00{n}", "Date": f"0{n}.12.2023", "hr": n + 60, "temp": n + 0.5, "lactate": n - 1 or None}
+            for n in range(1, 6)]  # fmt: skip
+    wide = pandas.DataFrame([*rows, {"mrn": "006", "Date": "07.12.2023"}])
+    if name.endswith("parquet"):
+        wide.to_parquet(name)
+    elif name.endswith("jsonl"):
+        wide.to_json(name, orient="records", lines=True)
+    else:
+        wide.to_csv(name, index=False, sep="\t" if name.endswith("tsv") else ";")
+    said = unpad("data", "check", name, code=3).err
     assert "a column for each measurement (hr, temp, lactate)? events have a row for each: python -c" in said
-    command = shlex.split(said[said.index("python -c") :])[2]
-    exec(command)
-    long = Path("long.csv").read_text(encoding="utf-8").splitlines()
-    assert (long[:2], len(long)) == (["mrn,Date,code,value", "1,01.12.2023,hr,61.0"], 16)
+    exec(shlex.split(said[said.index("python -c") :])[2])
+    (long,) = tmp_path.glob("long.*")
+    read = pandas.read_parquet(long) if name.endswith("parquet") else pandas.read_csv(long, dtype=str)
+    assert (list(read.columns), len(read)) == (["mrn", "Date", "code", "value"], 14)
+    assert read.iloc[0].tolist()[:3] == ["001", "01.12.2023", "hr"]
     Path("two.csv").write_text("mrn,Date,hr,temp\n1,01.12.2023,60,37\n", encoding="utf-8")
     assert "python -c" not in unpad("data", "check", "two.csv", code=3).err
 
