@@ -235,7 +235,7 @@ def test_a_table_with_a_column_for_each_measurement_says_how_to_make_it_long(
     assert "a column for each measurement (hr, temp, lactate)? events have a row for each: python -c" in said
     exec(shlex.split(said[said.index("python -c") :])[2])
     (long,) = tmp_path.glob("long.*")
-    read = pandas.read_parquet(long) if name.endswith("parquet") else pandas.read_csv(long, dtype=str)
+    read = pandas.read_csv(long, dtype=str) if long.suffix == ".csv" else pandas.read_parquet(long)
     assert (list(read.columns), len(read)) == (["mrn", "Date", "code", "value"], 14)
     assert read.iloc[0].tolist()[:3] == ["001", "01.12.2023", "hr"]
     Path("two.csv").write_text("mrn,Date,hr,temp\n1,01.12.2023,60,37\n", encoding="utf-8")
