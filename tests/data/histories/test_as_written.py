@@ -252,10 +252,8 @@ def test_outcomes_in_words_are_labels_by_a_map(tmp_path: Path, unpad: Shell) -> 
     mine = recipe(tmp_path, labels=words.replace(",lost", ",dead"), events={"labels": labels}, format=GERMAN)
     refused = unpad("data", "check", mine)
     change = "events.labels.map={alive: ?, dead: ?}"
-    assert (
-        f"of alive (2), dead (2), say which is 0, which 1 and which null (not known), in place of each ?: '{change}'"
-        in refused.out
-    )
+    said = "of alive (2), dead (2), say which is 0, 1 or null (not known), in place of each ?: "
+    assert f"{said}'{change}'" in refused.out
     assert "in place of each ?" in unpad("data", "check", mine, change, code=2).err
     change = change.replace("?", "0", 1).replace("?", "1")
     assert unpad("data", "check", mine, change).code == 0
