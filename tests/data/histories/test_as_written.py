@@ -96,9 +96,9 @@ def test_times_of_labels_have_a_format_of_their_own(tmp_path: Path) -> None:
 def test_times_with_a_zone_are_not_compared_with_times_without(
     tmp_path: Path, field: str, zone: str, layout: str | None
 ) -> None:
-    def cohort(zone: str) -> PatientTables:
+    def cohort(zone: str, at: str = "2024-01-02 10:00") -> PatientTables:
         rows = "".join(f"{n},2024-01-01 10:00{zone},Na,1\n" for n in range(4))
-        labels = "mrn,died,at\n" + "".join(f"{n},{n % 2},2024-01-02 10:00\n" for n in range(4))
+        labels = "mrn,died,at\n" + "".join(f"{n},{n % 2},{at}\n" for n in range(4))
         named = {"time": "at"} if field == "time" else {}
         events: dict[str, Any] = {"labels": {"path": "l.csv", "id": "mrn", "label": "died", **named}}
         events |= {"landmark": "at"} if field == "landmark" else {}
@@ -110,6 +110,8 @@ def test_times_with_a_zone_are_not_compared_with_times_without(
         return read_cohort(load_recipe(str(path)))
 
     assert not cohort("").bad
+    if field == "time" and layout is None:
+        assert not cohort(zone, at="").bad, "no time has no zone"
     with pytest.raises(
         SourceError, match=r'E_UNIT the times of "taken_at" .* have a zone, and those of "at"'
     ) as caught:
