@@ -4,7 +4,6 @@ import errno
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -83,7 +82,4 @@ def _column(values: list[Any]) -> "pa.Array":
     try:
         return pa.array(values)
     except pa.ArrowException:
-        kept = (str, type(None))
-        return pa.array(
-            [value if isinstance(value, kept) else json.dumps(value, ensure_ascii=False) for value in values]
-        )
+        return pa.array([value if isinstance(value, str | None) else json.dumps(value) for value in values])
