@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import DistributedType
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from unpad.errors import RecipeError, UnlikeProcessesError
 from unpad.hf.loader import IGNORED, Examples, collate
@@ -73,14 +73,6 @@ def check_alike(what: str, told: Sequence[object]) -> None:
         )
         error.is_agreed = True
         raise error
-
-
-def cells_per_token(inner: PreTrainedModel) -> float:
-    """The cost of a model of transformers, see `models.cost`: every block attends to all tokens before."""
-    config = inner.config.get_text_config()
-    embedded = sum(p.numel() for p in inner.get_input_embeddings().parameters())
-    weights = max(sum(p.numel() for p in inner.parameters()) - embedded, 1)
-    return float(weights / (config.num_hidden_layers * config.hidden_size))
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from unpad.batching.ledger import Ledger
 from unpad.errors import RecipeError
 from unpad.hf.checks import (
     MeanOverTargets,
-    cells_per_token,
     check_alike,
     divide_by_targets,
     group_of,
@@ -191,7 +190,7 @@ class UnpadMixin(Trainer):
 
     def _ranks(self, attachment: Attachment, micros: int) -> Ranks:
         group = attachment.group
-        return Ranks(group.rank, group.size, micros, cells_per_token(attachment.prepared.inner))
+        return Ranks(group.rank, group.size, micros)
 
     def _flat_batches(self, examples: Examples, sampler: Sampler[list[int]]) -> DataLoader[Any]:
         args = self.args
