@@ -30,7 +30,7 @@ def _few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.promise("images.classes")
 def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:
-    folder = write_folder(tmp_path / "pictures")
+    folder = write_folder(tmp_path / "my pictures")
     data = images_of(recipe_of(folder))
     assert data.classes == ("dark", "light")
     assert len(data.examples) == 24
@@ -41,6 +41,7 @@ def test_every_image_is_used_split_or_named(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="E_EMPTY") as caught:
         open_data(recipe_of(folder), None)
     assert "broken.png" in str(caught.value)
+    assert f"`unpad data check '{folder}'`" in caught.value.fix
     kept = images_of(recipe_of(folder, data={"images": str(folder), "on_bad_row": "quarantine", "max_bad": 0.1}))
     assert (len(kept.examples), len(kept.bad_rows)) == (24, 1)
     assert any("broken.png" in line for line in kept.lines())

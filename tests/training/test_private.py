@@ -40,6 +40,8 @@ def test_what_a_run_of_patients_writes_is_for_its_owner(unpad, tmp_path):
     assert unpad("eval", "people").code == 0
     assert unpad("runs", "people").code == 0
     assert unpad("embed", "people", "--out", "vectors.parquet").code == 0
+    assert unpad("data", "show", "people", "--html", "people.html").code == 0
+    assert (tmp_path / "people.html").stat().st_mode & 0o777 == 0o600
     assert readable(run) == []
     for name in ("evaluation.json", "report.html", "metrics.jsonl", "shown.json", "events.json", NAMES_KEY):
         assert (run / name).stat().st_mode & 0o777 == 0o600, name

@@ -86,6 +86,9 @@ def test_learnt_tokens_are_those_that_the_loss_counts(unpad: Shell, tmp_path: Pa
     found = [[(byte, span["learnt"]) for span in spans for byte in span["text"].encode()] for spans in of_text]
     expected = [marked(stage, batch, stop) for stage in stages(recipe, *overrides) for batch, stop in batches(stage)]
     assert len(found) > 30
+    if family == "pairs":
+        places = [one["where"] for one in shown if ", " in one["where"]]
+        assert places[1::2] == [place.replace(", chosen", ", rejected") for place in places[::2]]
     assert sorted(found) == sorted(expected)
 
 
@@ -138,6 +141,10 @@ def test_a_row_of_another_part_is_shown_as_such_and_others_are_refused(unpad: Sh
         both = ("data", "show", "chat", "data.chat=[my.jsonl, other.jsonl]")
         assert f"other.jsonl:2\n  {said}\n" in unpad(*both, "--row", "other.jsonl:2", code=0).out
         assert "other.jsonl" not in unpad(*both, code=0).out
+    recipe = families.questions(tmp_path / "made")
+    file = tmp_path / "made" / "pictures" / "questions.jsonl"
+    file.write_text(file.read_text(encoding="utf-8").replace("}", ', "split": "test"}', 1), encoding="utf-8")
+    assert "test: held out, never learnt" in unpad("data", "show", recipe, "--row", 1, code=0).out
     assert "--row my.jsonl:2" in unpad(*both, "--row", 2, code=2).err
     with (tmp_path / "my.jsonl").open("a", encoding="utf-8") as file:
         file.write("no JSON\n")

@@ -60,21 +60,12 @@ def check(
 @verbs.command(epilog="Example: unpad data show chat data.chat=my.jsonl    or    unpad data show my.jsonl --row 17")
 def show(
     subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE|RUN|FILE",
-            help="A recipe, a run, or data that a packaged recipe reads.",
-            autocompletion=run_or_recipe_names,
-        ),
+        str, typer.Argument(metavar="RECIPE|RUN|FILE", help="What to show.", autocompletion=run_or_recipe_names)
     ],
     overrides: Overrides = None,
     num: Annotated[int, typer.Option("-n", min=1, help="Sequences of each stage.")] = 10,
-    row: Annotated[
-        str | None, typer.Option(help="The row of this line, or FILE:LINE; a picture's file; a patient.")
-    ] = None,
-    html: Annotated[
-        Path | None, typer.Option(parser=new_path, metavar="FILE", help="Write a page, with the pictures.")
-    ] = None,
+    row: Annotated[str | None, typer.Option(help="LINE, FILE:LINE, a picture's file, or a patient.")] = None,
+    html: Annotated[Path | None, typer.Option(parser=new_path, metavar="FILE", help="Write a page.")] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -94,8 +85,8 @@ def show(
     elif html is not None:
         from unpad.run.report.shown import page
 
-        content = page(f"data show {subject}", shown.title, [one.to_json() for one in shown.sequences])
-        write_atomic(html, content, private=shown.private)
+        sequences = [one.to_json() for one in shown.sequences]
+        write_atomic(html, page(f"data show {subject}", shown.title, sequences), private=shown.private)
         print_lines([str(html)])
     else:
         coloured = console.color_system is not None

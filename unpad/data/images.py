@@ -44,7 +44,7 @@ KINDS = ("images",)
 UNITS = ("images", "patches")
 FILES = (CLASSES,)
 num_outputs = num_classes
-NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
+NO_TEXT = "this run classifies images and writes no text", "use `unpad predict {run} FILE`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +144,7 @@ class ImageData(ClassData[ImageExample]):
 
 def next_command(recipe: Recipe, run: str) -> str:
     """Command that uses a trained run."""
-    return f"unpad infer {run} --image FILE"
+    return f"unpad predict {run} FILE"
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> ImageData:

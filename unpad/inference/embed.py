@@ -216,7 +216,9 @@ def moved(recipe: Recipe, path: Path, *, labelled: bool = False) -> Recipe:
     if not labelled and labels is not None:
         keep = {"censored": "keep", "missing": "keep"}
         labels = labels.model_copy(update=keep) if isinstance(recipe.events.landmark, str) else None
-    names = {source.path for source in recipe.data.events} | ({labels.path} if labels is not None else set())
+    names = dict.fromkeys(
+        [source.path for source in recipe.data.events] + ([labels.path] if labels is not None else [])
+    )
     places = {name: path / Path(name).name for name in names}
     if len(names) == 1 and path.exists() and not all(place.exists() for place in places.values()):
         places = dict.fromkeys(names, path)

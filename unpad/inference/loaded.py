@@ -31,7 +31,7 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.folder import find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.quantized import Quantized, hold_quantized, read_quantized
-from unpad.run.report.history import read_log
+from unpad.run.report.history import read_log, run_state
 from unpad.storage.paths import user_path
 from unpad.terminal.table import number_of
 
@@ -184,6 +184,15 @@ class LoadedRun:
             return count_system_turns(read_log(self.folder))
         except SourceError:
             return None
+
+    @property
+    def ending(self) -> list[str]:
+        """A line on a run that did not finish."""
+        try:
+            state = run_state(self.folder, read_log(self.folder))
+        except SourceError:
+            return []
+        return [] if state == "finished" else [f"note: training did not finish: {state} at step {self.step:,}"]
 
     def data(self) -> Data:
         """The data of the run, read as it was for training: without the test part, which `test_data` reads.

@@ -329,6 +329,9 @@ def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) ->
                 reasons[one] = error.what
         else:
             reasons[one] = f"it holds no model of kind {model.config.kind}"
+    if kind is None and not any(FAMILIES[one].kind == model.config.kind for one in TRIED):
+        fix = "copy the run's folder, which is all that `unpad predict` and `unpad serve` need"
+        raise RecipeError(f"transformers has no form of a model of kind {model.config.kind}", where=name, fix=fix)
     what = "no family holds this model: " + "; ".join(f"{one}: {reason}" for one, reason in reasons.items())
     raise CheckpointError(what, where=name, fix="change the field that a family names, and train again")
 

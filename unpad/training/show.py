@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 from rich.text import Text
 
-from unpad.batching.plan import Micro, plan
+from unpad.batching.plan import SPAN, Micro, plan
 from unpad.data.family import Data, family_of, open_data
 from unpad.data.find import find, no_such_row
 from unpad.data.show import COLOUR, LEARNT, Shown
@@ -19,6 +20,7 @@ from unpad.errors import RecipeError, SourceError
 from unpad.interchange.origin import open_named, starting_files
 from unpad.models import model_config
 from unpad.recipes.recipe import Recipe, stages_of
+from unpad.recipes.training import PlanSettings
 from unpad.run.kept import open_files
 from unpad.run.report.shown import keep_shown
 from unpad.terminal.printing import escaped
@@ -28,6 +30,8 @@ from unpad.training.stage import StageSetup, make_stage, plan_inputs
 
 KEPT = 10  # sequences of each stage that a run keeps
 SPARE = 20  # sequences that are cut for each that is shown, as a plan may leave some out
+Piece = tuple[int, int, int, int]  # sequence, start, stop, first target
+PlanInputs = tuple[np.ndarray, PlanSettings, dict[str, Any]]  # as of `plan_inputs`
 ONE_STEP = {"strategy": "pack", "tokens_per_micro": 1 << 30, "tokens_per_step": 1 << 30, "grow": {}, "drop_last": False}
 
 
@@ -80,8 +84,7 @@ def show(name: str, overrides: Sequence[str], num: int, row: str | None = None, 
 def keep_first(setup: Setup) -> None:
     """Write the first sequences of a new run into it; none where one cannot be read, as its step will say."""
     with suppress(SourceError):
-        sequences = [one.to_json() for one in first_sequences(setup.stages, KEPT)]
-        keep_shown(setup.folder, sequences, private=setup.data.private)
+        keep_shown(setup.folder, [one.to_json() for one in first_sequences(setup.stages, KEPT)])
 
 
 def _stages(recipe: Recipe, data: Data) -> list[StageSetup]:
@@ -101,15 +104,17 @@ def _with_file(data: Data, row: str) -> str:
 
 def first_sequences(stages: Sequence[StageSetup], num: int) -> list[Shown]:
     """The first `num` sequences of each stage in the order of the files, each once."""
-    shown: dict[tuple[int, ...], Shown] = {}
+    shown: dict[Piece, Shown] = {}
     for stage in stages:
-        ids, bundle = np.unique(plan_inputs(stage, 0)[2]["seq_ids"]), stage.data.table.bundle
-        if stage.of_pairs and bundle is not None:
-            ids = ids[np.argsort(bundle[ids], kind="stable")]
-        for number, (piece, one) in enumerate(_pieces(stage, ids[: num * SPARE])):
-            if number == num:
-                break
-            shown.setdefault(piece, _of_stage(one, stage, stages))
+        inputs = plan_inputs(stage, 0)
+        ids, bundles = inputs[2]["seq_ids"], inputs[2]["bundles"]
+        if bundles is not None:
+            ids = ids[np.argsort(bundles[ids], kind="stable")]
+        once = np.array(list(dict.fromkeys(ids[: num * SPARE].tolist())), np.int64)
+        pieces = _pieces(stage, inputs, once)[:num]
+        if pieces:
+            stage.data.load(_micro(stage, [piece for piece, _ in pieces]))  # pictures are decoded at once, and cached
+        shown = {piece: _shown(stage, stages, piece, facts) for piece, facts in pieces} | shown
     return list(shown.values())
 
 
@@ -128,55 +133,48 @@ def _of_row(recipe: Recipe, kept: dict[str, bytes] | None, data: Data, given: st
     for seq_id, begin, end in row.parts:
         kind = data.kinds[int(data.table.kind[seq_id])]
         stage = next(one for one in stages if kind in one.kinds or one is stages[-1])
-        pieces = list(_pieces(stage, np.array([seq_id])))
-        for (_, start, stop, _), one in pieces:
-            if start == stop or (start < end and stop > begin):
-                yield _of_stage(one, stage, stages)
+        pieces = _pieces(stage, plan_inputs(stage, 0), np.array([seq_id]))
+        for piece, facts in pieces:
+            if piece[1] == piece[2] or (piece[1] < end and piece[2] > begin):
+                yield _shown(stage, stages, piece, facts)
         if not pieces:
             longer = "what is longer is dropped (plan.overflow=drop)"
             why = f"in no step: {longer if data.table.num_targets[seq_id] else 'none of it is learnt'}"
-            one = _shown(stage, (seq_id, 0, int(data.table.positions[seq_id]), 0))
-            yield replace(one, facts=(why, *one.facts))
+            yield _shown(stage, stages, (seq_id, 0, int(data.table.positions[seq_id]), 0), [why])
 
 
-def _of_stage(one: Shown, stage: StageSetup, stages: Sequence[StageSetup]) -> Shown:
-    return replace(one, facts=(f"stage {stage.name}", *one.facts)) if len(stages) > 1 else one
-
-
-Piece = tuple[int, int, int, int]  # sequence, start, stop, first target
-
-
-def _pieces(stage: StageSetup, seq_ids: np.ndarray) -> Iterator[tuple[Piece, Shown]]:
-    """Pieces of sequences, (n,) int64, as the plan of the first epoch cuts them."""
-    lengths, settings, known = plan_inputs(stage, 0)
-    whole, unit = settings.model_copy(update=ONE_STEP), family_of(stage.recipe).UNITS[1]
-    pieces = plan(lengths, whole, epoch=0, **{**known, "seq_ids": seq_ids}).pieces
-    columns = (pieces.seq_ids, pieces.starts, pieces.stops, pieces.first_target)
-    each: list[Piece] = list(zip(*(column.tolist() for column in columns), strict=True))
-    for piece in each:
-        seq_id, start, stop, first_target = piece
-        length, facts = int(lengths[seq_id]), list[str]()
+def _pieces(stage: StageSetup, inputs: PlanInputs, seq_ids: np.ndarray) -> list[tuple[Piece, list[str]]]:
+    """Pieces of sequences, (n,) int64, as the plan of the first epoch cuts them, and what is to be said of the cut."""
+    lengths, settings, known = inputs
+    planned = plan(lengths, settings.model_copy(update=ONE_STEP), epoch=0, **{**known, "seq_ids": seq_ids}).pieces
+    pieces: list[Piece] = list(zip(*(getattr(planned, name).tolist() for name in SPAN), strict=True))
+    unit, found = family_of(stage.recipe).UNITS[1], list[tuple[Piece, list[str]]]()
+    for piece in pieces:
+        (seq_id, start, stop, first_target), facts = piece, list[str]()
+        length = int(lengths[seq_id])
         if stop - start < length and settings.overflow == "split":
-            of = [one for one in each if one[0] == seq_id]
+            of = [one for one in pieces if one[0] == seq_id]
             facts.append(f"piece {of.index(piece) + 1} of {len(of)}: {unit} {start + 1:,} to {stop:,} of {length:,}")
         elif stop - start < length:
             at = f"after {stop:,}" if stop < length else f"before {start + 1:,}"
-            facts.append(
-                f"cut: {length - stop + start:,} of {length:,} {unit}, {at} (plan.overflow={settings.overflow})"
-            )
+            why = f"plan.overflow={settings.overflow}"
+            facts.append(f"cut: {length - stop + start:,} of {length:,} {unit}, {at} ({why})")
         if first_target > start:
             facts.append(f"the first {first_target - start:,} {unit} are repeated, as context")
-        one = _shown(stage, piece)
-        yield piece, replace(one, facts=(*facts, *one.facts))
+        found.append((piece, facts))
+    return found
 
 
-def _shown(stage: StageSetup, piece: Piece) -> Shown:
-    """A piece as the model gets it in the first epoch."""
-    data = stage.data
-    seq_id, start, stop, first_target = (np.array([value]) for value in piece)
-    one = data.show(Micro(seq_id, start, stop, first_target, 0, 0, (stage.recipe.train.seed, 0)))
-    rows = data.row_spans(*piece)
+def _micro(stage: StageSetup, pieces: Sequence[Piece]) -> Micro:
+    """Pieces as a micro-batch of the first epoch."""
+    seq_ids, starts, stops, first_target = np.array(pieces).T
+    return Micro(seq_ids, starts, stops, first_target, 0, 0, (stage.recipe.train.seed, 0))
+
+
+def _shown(stage: StageSetup, stages: Sequence[StageSetup], piece: Piece, facts: Sequence[str]) -> Shown:
+    """A piece as the model gets it in the first epoch, with more facts."""
+    data, named = stage.data, [f"stage {stage.name}"] if len(stages) > 1 else []
+    one, rows, part = data.show(_micro(stage, [piece])), data.row_spans(*piece), Split(int(data.table.split[piece[0]]))
     where = rows[0].where if len(rows) < 2 else f"{rows[0].where} to {rows[-1].where}"
-    part = Split(int(data.table.split[piece[0]]))
-    held = () if part is Split.TRAIN else (f"{PARTS[part]}: held out, never learnt",)
-    return replace(one, where=where or one.where, facts=(*held, *one.facts))
+    held = [] if part is Split.TRAIN else [f"{PARTS[part]}: held out, never learnt"]
+    return replace(one, where=where, facts=(*named, *facts, *held, *one.facts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Sequence
 
@@ -87,7 +88,7 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
         return
     path = checked or _file_of(bad[0])
     lines = fault_lines(bad)
-    fix = f"`unpad data check {path}` shows the fix of each kind, and with --json every row"
+    fix = f"`unpad data check {shlex.quote(path)}` shows the fix of each kind, and with --json every row"
     only = bad[0].fix if len({row.fix for row in bad}) == 1 else ""
     if unknown is not None:
         lines.append(f"  {unknown.where}: how many rows follow is unknown, so the fault is never quarantined")

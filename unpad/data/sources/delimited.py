@@ -83,7 +83,7 @@ def read_delimited(
         return
     names = [spelling(tuple(names), (*wanted, *optional)).get(name, name) for name in names]
     for line, cells, num_lines in records:
-        where, row_fault = f"{path}:{line}", _fault_of_row(names, cells, num_lines)
+        where, row_fault = f"{path}:{line}", _fault_of_row(path, names, cells, num_lines)
         if row_fault:
             yield row_fault.at(where, ",".join(cells), num_rows=num_lines if not cells else 1)
         else:
@@ -102,12 +102,12 @@ def _fault_of_header(names: list[str], wanted: tuple[str, ...], optional: tuple[
     return RowFault("E_DUPKEY", f'the column "{again}" occurs twice') if again else None
 
 
-def _fault_of_row(names: list[str], cells: list[str], num_lines: int) -> RowFault | None:
+def _fault_of_row(path: Path, names: list[str], cells: list[str], num_lines: int) -> RowFault | None:
     if not cells:
         return RowFault("E_CSV", f"a quote of this line does not end well; it takes along {num_lines} lines")
     for cell in cells:
         if match := NOT_UTF8.search(cell):
-            return bad_utf8(ord(match[0]) - 0xDC00, "of a cell", cell[:SAMPLE].encode("utf-8", "surrogateescape"))
+            return bad_utf8(ord(match[0]) - 0xDC00, "of a cell", path)
     if len(cells) != len(names):
         return RowFault("E_CSV", f"the row has {len(cells)} fields, the header {len(names)}")
     return None

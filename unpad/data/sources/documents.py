@@ -60,7 +60,7 @@ def read_documents(path: Path, separator: str, *, by_ending: bool = False) -> It
                 if document and not document.isspace():
                     start = buffer.index(document, begin)
                     line, counted = line + buffer.count(b"\n", counted, start), start
-                    yield _document(f"{path}", line, document)
+                    yield _document(path, line, document)
                 begin = following
             line += buffer.count(b"\n", counted, begin)
             buffer = buffer[begin:]
@@ -116,13 +116,13 @@ def _survey(handle: BinaryIO) -> tuple[bool, bool]:
     return has_line_feed, has_end_of_text
 
 
-def _document(path: str, line: int, document: bytes) -> Row | BadRow:
+def _document(path: Path, line: int, document: bytes) -> Row | BadRow:
     try:
         text = document.decode()
     except UnicodeDecodeError as error:
         inside = document.count(b"\n", 0, error.start)
         near, place = around(document, error.start), f"at byte {error.start} of the document"
-        return bad_utf8(document[error.start], place, near).at(f"{path}:{line + inside}", near)
+        return bad_utf8(document[error.start], place, path).at(f"{path}:{line + inside}", near)
     if "\0" in text:
         inside = text.count("\n", 0, text.index("\0"))
         return RowFault("E_CTRL", "a NUL character in plain text").at(f"{path}:{line + inside}", text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
+from pathlib import Path
 
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import SpellingError, looks_like_data
@@ -43,10 +44,11 @@ class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadR
     def __init__(self, code: str, what: str, fix: str = "") -> None:
         super().__init__(code, what)
         self.code, self.what, self.fix = code, what, fix or FIXES[code]
+        self.encoding = "utf-8"  # of bytes in the excerpt
 
     def at(self, where: str, content: object = "", num_rows: int | None = 1) -> BadRow:
         """Return the bad row, with an excerpt of its content."""
-        return BadRow(where, self.code, self.what, self.fix, excerpt(content), num_rows)
+        return BadRow(where, self.code, self.what, self.fix, excerpt(content, self.encoding), num_rows)
 
 
 class FieldFault(RowFault):
@@ -57,10 +59,10 @@ class FieldFault(RowFault):
         self.field = field
 
 
-def excerpt(content: object) -> str:
-    """Return at most 80 printable characters of a row; other characters are escaped."""
+def excerpt(content: object, encoding: str = "utf-8") -> str:
+    """Return at most 80 printable characters of a row; other characters, and bytes of another encoding, are escaped."""
     if isinstance(content, bytes):
-        content = _decoded(content[: 4 * MAX_EXCERPT])
+        content = codecs.getincrementaldecoder(encoding)("backslashreplace").decode(content[: 4 * MAX_EXCERPT])
     elif not isinstance(content, str):
         content = repr(content)
     start = content[: 4 * MAX_EXCERPT].strip()[: MAX_EXCERPT + 1]
@@ -68,28 +70,22 @@ def excerpt(content: object) -> str:
     return text if len(text) <= MAX_EXCERPT else text[: MAX_EXCERPT - 1] + "…"
 
 
-def _decoded(raw: bytes) -> str:
-    """Text of the beginning of a row, in the encoding that it seems to have."""
-    try:
-        is_cut = len(raw) == 4 * MAX_EXCERPT
-        return codecs.getincrementaldecoder("utf-8")().decode(raw, final=not is_cut)
-    except UnicodeDecodeError:
-        return raw.decode(encoding_of(raw) or "utf-8", "backslashreplace")
-
-
-def bad_utf8(byte: int, place: str, raw: bytes) -> RowFault:
-    """Return the fault of a byte, with a guess of the encoding of its row.
+def bad_utf8(byte: int, place: str, path: Path) -> RowFault:
+    """Return the fault of a byte, with a guess of the encoding of its file.
 
     Args:
-        place: position of the byte, such as "at offset 7 of the file"; raw: the row, or what is near the byte.
+        place: position of the byte, such as "at offset 7 of the file".
     """
-    guess = encoding_of(raw)
-    fix = f"; the row seems to be {guess}: where all are, iconv -f {guess} -t UTF-8 FILE > NEW" if guess else ""
-    return RowFault("E_UTF8", f"byte 0x{byte:02x} {place} is not UTF-8", FIXES["E_UTF8"] + fix)
+    guess = encoding_of(path)
+    fault = RowFault("E_UTF8", f"byte 0x{byte:02x} {place} is not UTF-8")
+    if guess:
+        fault.fix = f"the file seems to be {guess}: iconv -f {guess} -t UTF-8 FILE > NEW"
+        fault.encoding = guess
+    return fault
 
 
 def around(raw: bytes, place: int) -> bytes:
-    """Cut out the part of a line that is near a byte, for a guess of the encoding."""
+    """Cut out the part of a line that is near a byte."""
     begin = raw.rfind(b"\n", 0, place) + 1
     begin = begin if place - begin <= 4 * MAX_EXCERPT else place
     return raw[begin : place + 4 * MAX_EXCERPT]

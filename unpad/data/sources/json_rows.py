@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.faults import MAX_DEPTH, MAX_EXCERPT, RowFault, around, bad_utf8, excerpt, type_name
+from unpad.data.sources.faults import MAX_DEPTH, MAX_EXCERPT, RowFault, bad_utf8, excerpt, type_name
 from unpad.data.sources.row import Row
 from unpad.data.sources.sniff import BOM, HEAD_BYTES, mistaken
 
@@ -195,7 +195,7 @@ def read_lines(path: Path) -> Iterator[Row | BadRow]:
                     yield Row(f"{path}:{number}", value)
                 except UnicodeDecodeError as error:
                     place = f"at offset {offset + error.start} of the file"
-                    fault = bad_utf8(raw[error.start], place, around(raw, error.start))
+                    fault = bad_utf8(raw[error.start], place, path)
                     yield fault.at(f"{path}:{number}", raw)
                 except json.JSONDecodeError as error:
                     yield explain(error).at(f"{path}:{number}", raw)
@@ -235,7 +235,7 @@ def read_array(path: Path, key: str = "") -> Iterator[Row | BadRow]:
     if wrong := mistaken(content[:HEAD_BYTES], "json"):
         yield RowFault("E_ENCODING", *wrong).at(f"{path}:1", content[:HEAD_BYTES], num_rows=None)
         return
-    cursor = _Cursor(content.removeprefix(BOM).decode("utf-8", "surrogateescape"), content.startswith(BOM))
+    cursor = _Cursor(path, content.removeprefix(BOM).decode("utf-8", "surrogateescape"), content.startswith(BOM))
     del content
     try:
         yield from _member(path, cursor, key) if key else _whole(path, cursor)
@@ -252,8 +252,8 @@ def read_array(path: Path, key: str = "") -> Iterator[Row | BadRow]:
 class _Cursor:
     """A place in a text of JSON, in which bytes that are not UTF-8 are half characters."""
 
-    def __init__(self, text: str, has_mark: bool) -> None:
-        self.text, self.place = text, 0
+    def __init__(self, path: Path, text: str, has_mark: bool) -> None:
+        self.path, self.text, self.place = path, text, 0
         self._decode = StrictDecoder().part
         self._begin = len(BOM) if has_mark else 0
         self._escaped = _NOT_UTF8.search(text) is not None
@@ -294,9 +294,8 @@ class _Cursor:
         if match is None:
             return value
         before = len(self.text[: match.start()].encode("utf-8", "surrogateescape"))
-        near = self.text[max(start, match.start() - MAX_EXCERPT) : min(self.place, match.start() + MAX_EXCERPT)]
         place = f"at offset {self._begin + before} of the file"
-        return bad_utf8(ord(match[0]) - 0xDC00, place, near.encode("utf-8", "surrogateescape"))
+        return bad_utf8(ord(match[0]) - 0xDC00, place, self.path)
 
 
 def _whole(path: Path, cursor: _Cursor) -> Iterator[Row | BadRow]:

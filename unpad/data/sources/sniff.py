@@ -5,10 +5,13 @@ from __future__ import annotations
 import codecs
 import json
 import re
+from functools import lru_cache
+from pathlib import Path
 
 from unpad.data.sources.fields import COLUMNS, folded
 
 HEAD_BYTES = 1 << 16  # enough of a file to guess its encoding
+SAMPLE_BYTES = 1 << 18  # of the beginning, middle and end of a file, to guess its encoding
 BOM = codecs.BOM_UTF8
 MAX_SNIFFED = 20  # lines of a file that show what it is
 MAGIC = {
@@ -28,6 +31,8 @@ MAGIC = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
+FILM = "HEIC, AVIF or a film"
+_ATOMS = (b"ftyp", b"moov", b"mdat")  # at byte 4
 # What stands in a zip file that is a document.
 OFFICE = {
     b"word/": "a document of Word",
@@ -43,6 +48,7 @@ REMEDIES = {
     "a workbook of Excel": AS_CSV,
     "a database of SQLite": AS_CSV,
     "a document of old Word or Excel": f"{AS_TEXT}, or as CSV",
+    FILM: "save a photo as JPEG; films are not read",
     "PDF": "save its text in UTF-8, for example with `pdftotext FILE NEW.txt`",
     "parquet": "name it .parquet or set format: parquet",
 }
@@ -118,6 +124,8 @@ def guess_encoding(head: bytes) -> str | None:
         if head.startswith(magic):
             inside = (office for mark, office in OFFICE.items() if mark in head)
             return next(inside, name) if name == "zip" else name
+    if head[4:8] in _ATOMS:
+        return FILM
     if len(head) >= 4 and (head[0] == head[2] == 0 or head[1] == head[3] == 0) and head[:4].count(0) == 2:
         return "UTF-16"
     try:
@@ -126,11 +134,14 @@ def guess_encoding(head: bytes) -> str | None:
     except UnicodeDecodeError:
         pass
     # One stray byte in good UTF-8 is a bad row; only a file that is mostly invalid has another encoding.
-    attempt = head.decode("utf-8", "replace")
+    return "GB18030" if not _mostly_utf8(head) and _is_chinese(head) else None
+
+
+def _mostly_utf8(raw: bytes) -> bool:
+    """True if as many characters beyond ASCII are valid as are not."""
+    attempt = raw.decode("utf-8", "replace")
     invalid = attempt.count("\ufffd")
-    if invalid <= sum(char > "\x7f" for char in attempt) - invalid:
-        return None
-    return "GB18030" if _is_chinese(head) else None
+    return invalid <= sum(char > "\x7f" for char in attempt) - invalid
 
 
 def _is_chinese(raw: bytes) -> bool:
@@ -144,13 +155,38 @@ def _is_chinese(raw: bytes) -> bool:
     return chinese >= 2 and chinese * 2 > len(wide)
 
 
-def encoding_of(raw: bytes) -> str | None:
-    """Guess the encoding of a piece of text that is not UTF-8, as iconv and Python name it; None without a guess."""
+def encoding_of(path: Path) -> str | None:
+    """Guess the encoding of a file of text that is not UTF-8, as iconv and Python name it; None without a guess.
+
+    Its beginning, middle and end are looked at, or all of a small file.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    status = path.stat()
+    return _encoding_of(path, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=16)
+def _encoding_of(path: Path, size: int, _: int) -> str | None:
+    with path.open("rb") as handle:
+        if size <= 3 * SAMPLE_BYTES:
+            return _encoding(handle.read())
+        pieces = []
+        for start in (0, (size - SAMPLE_BYTES) // 2, size - SAMPLE_BYTES):
+            handle.seek(start)
+            piece = handle.read(SAMPLE_BYTES)
+            pieces.append(piece[piece.find(b"\n") + 1 if start else 0 : piece.rfind(b"\n") + 1])  # whole lines
+    return _encoding(b"".join(pieces))
+
+
+def _encoding(raw: bytes) -> str | None:
     guess = guess_encoding(raw)
     if guess == "UTF-16" and not raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "UTF-16BE" if raw[0] == 0 else "UTF-16LE"
-    if guess in ("UTF-16", "UTF-32", "GB18030") or (guess is None and _is_chinese(raw)):
-        return guess or "GB18030"
-    high = [index for index, byte in enumerate(raw) if byte > 0x7F]
-    beside = any(raw[max(0, index - 1) : index].isalpha() or raw[index + 1 : index + 2].isalpha() for index in high)
-    return "WINDOWS-1252" if high and beside and all(raw[index] in _LATIN for index in high) else None
+    if guess or _mostly_utf8(raw):
+        return guess
+    # Languages of Windows-1252 have few letters beyond ASCII, and seldom several in a row.
+    high, in_rows = [byte for byte in raw if byte > 0x7F], sum(map(len, re.findall(rb"[\x80-\xff]{3,}", raw)))
+    in_latin = sum(byte in _LATIN for byte in high)
+    return "WINDOWS-1252" if 2 * in_rows <= len(high) and in_latin >= 0.9 * len(high) else None

@@ -307,6 +307,7 @@ def write_report(folder: Path) -> Path:
         *_evaluations(run, used, family.perplexity),
         *_evaluation(folder, family),
         *samples.draw(folder),
+        *shown.draw(folder),
         *attention.draw(folder),
         *_log(run),
     ]
@@ -323,7 +324,6 @@ def write_report(folder: Path) -> Path:
 <div class=tiles>{_tiles(run, family, used, samples.newest_evaluation(folder))}</div>
 {_plots(run, limit, family)}
 {"".join(section.html() for section in sections)}
-{shown.draw(folder)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 """
     path, style = folder / "report.html", attention.STYLE + shown.STYLE + family.style

@@ -8,10 +8,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from typing_extensions import TypedDict
-
 from unpad.errors import CheckpointError
-from unpad.run.report.section import document, table
+from unpad.run.report.section import PageSection, document, table
 from unpad.storage import write_atomic
 from unpad.storage.reading import read_shaped
 
@@ -31,37 +29,22 @@ STYLE = """
 KEY = "<p class=key><b>Learnt tokens</b>, context, and <i>special tokens</i>.</p>"
 
 
-class _Span(TypedDict):
-    text: str
-    learnt: bool
-    special: bool
-
-
-class _Sequence(TypedDict):
-    where: str
-    facts: list[str]
-    spans: list[_Span]
-    pictures: list[str]
-    heads: list[str]
-    rows: list[list[str]]
-
-
-def keep_shown(folder: Path, sequences: Sequence[dict[str, Any]], *, private: bool) -> None:
+def keep_shown(folder: Path, sequences: Sequence[dict[str, Any]]) -> None:
     """Write sequences, as `Shown.to_json`, into a run.
 
     Raises:
         DiskError: they cannot be written.
     """
-    write_atomic(folder / SHOWN, json.dumps(sequences, ensure_ascii=False), private=private)
+    write_atomic(folder / SHOWN, json.dumps(sequences, ensure_ascii=False))
 
 
-def draw(folder: Path) -> str:
-    """The sequences of a run, folded; nothing without the file, or with one that cannot be read."""
+def draw(folder: Path) -> list[PageSection]:
+    """The sequences of a run; nothing without the file, or with one that cannot be read."""
     try:
-        sequences: list[dict[str, Any]] = read_shaped(folder / SHOWN, list[_Sequence])
-    except CheckpointError:
-        return ""
-    return f"<details><summary>What was learnt: the first sequences</summary>{_cards(sequences)}</details>"
+        cards = _cards(read_shaped(folder / SHOWN, list[dict[str, Any]]))
+    except (CheckpointError, LookupError, TypeError, ValueError, AttributeError):
+        return []
+    return [PageSection("What was learnt", "the first sequences as the model got them", table=cards, folded=True)]
 
 
 def page(title: str, line: str, sequences: Sequence[dict[str, Any]]) -> str:
