@@ -1,7 +1,5 @@
 """A proof in the best precision that a model allows, and its certificate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
