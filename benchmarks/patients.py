@@ -32,14 +32,14 @@ from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split
-from unpad.machine.memory import peak_memory, process_memory, restart_peak
+from unpad.machine import peak_memory, process_memory, restart_peak
 from unpad.models import build_model, model_config
 from unpad.models.contract import Trainable
 from unpad.models.objective import Objective
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.model import SetSequence
 from unpad.nn.native import library
-from unpad.nn.precision_choice import choose_precision
+from unpad.nn.product_speed import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.storage import write_atomic

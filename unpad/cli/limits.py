@@ -1,14 +1,12 @@
 """Check of the address space limit (apart: it comes before the libraries that crash if that is too low)."""
 
-from __future__ import annotations
-
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
 from unpad.errors import OutOfMemoryError
-from unpad.machine.memory import limit_of
+from unpad.machine import limit_of
 
 # Of all libraries of a training but torch's own files: 847 MB in all, with a torch of 447 MB (Linux, x86-64).
 OTHERS_MB = 400

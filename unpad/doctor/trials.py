@@ -1,8 +1,6 @@
 """Trials of copies of a model: some steps, a range of learning rates, one batch overfit, labels learnt from some
 sequences and judged on others; and the machine meanwhile."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time
@@ -16,7 +14,7 @@ import torch
 from unpad.batching.plan import Micro
 from unpad.doctor.finding import Found, finding
 from unpad.doctor.subject import Subject, total_loss
-from unpad.machine.load import Load, busy_seconds, cores, own_seconds, quota
+from unpad.machine import Load, busy_seconds, cores, own_seconds, quota
 from unpad.models.adapters import kept_weights
 from unpad.models.contract import Classifies
 from unpad.nn.precision import autocast

@@ -1,7 +1,5 @@
 """Keys and values of the tokens read so far, by row: prompts are read in pieces, then one token per row and step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,7 +15,7 @@ from unpad.nn.attention import attend_rows, in_window, self_attention
 from unpad.nn.kernel import runs_native
 from unpad.nn.linear import rows_are_independent
 from unpad.nn.native import library
-from unpad.nn.native.decode import decode_attention, piece_attention, supports
+from unpad.nn.native.attention import decode_attention, piece_attention, supports_decoding
 from unpad.nn.rope import Rotary, rotate
 
 PLACES = 256  # tokens; without native kernels a prompt may be cut at multiples of it
@@ -93,7 +91,7 @@ class CachedRow:
         if needed > one.buffer.shape[2]:
             one.buffer = _moved(one.buffer, one.length, min(2 * needed, needed + later))
 
-    def copy(self, num: int | None = None, most: int | None = None) -> CachedRow:
+    def copy(self, num: int | None = None, most: int | None = None) -> "CachedRow":
         """A row with the same tokens in buffers of its own.
 
         Args:
@@ -174,7 +172,7 @@ class KeyValueCache:
             if self._reading and runs_native(qkv.dtype, qkv.device, qkv.shape[2]):
                 return piece_attention(qkv, layout.cu_seqlens, buffers, lengths, heads, how)
             biased = any(one.bias is not None for one in held)
-            if not self._reading and not biased and library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
+            if not self._reading and not biased and library.runs(qkv) and supports_decoding(qkv.dtype, qkv.shape[2]):
                 return decode_attention(qkv, buffers, lengths, heads, how)
             q, k, v = _turned(qkv, heads, how.rotary)
             for one, new, keys, values in zip(held, news, k.split(news), v.split(news), strict=True):

@@ -4,8 +4,6 @@ torchrun, or `processes/launch.py`, starts the processes; torch.distributed carr
 a group of one: it imports nothing of torch.distributed and sends nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -21,7 +19,7 @@ import torch
 from torch import Tensor
 
 from unpad.errors import LostProcessError, UnpadError
-from unpad.processes.start import refuse_under_torchrun, started_by_torchrun
+from unpad.processes.worker import refuse_under_torchrun, started_by_torchrun
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -61,7 +59,7 @@ class Group:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    messages: ProcessGroup | None = None
+    messages: "ProcessGroup | None" = None
 
     @property
     def leads(self) -> bool:

@@ -1,7 +1,5 @@
 """Run directories: find one, list them, choose a free one, and match one with its checkpoints."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shlex
@@ -14,7 +12,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from unpad.errors import MOST_NAMES, CheckpointError, ForeignCheckpointError, RecipeError, nearest
-from unpad.processes.start import refuse_under_torchrun
+from unpad.processes.worker import refuse_under_torchrun
 from unpad.recipes.file import SUFFIXES, load_recipe, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import kept_paths
@@ -118,7 +116,7 @@ class Start:
     overrides: list[str]
 
     @classmethod
-    def of(cls, name: str | None, overrides: Sequence[str], out: Path | None, *, resume: bool) -> Start:
+    def of(cls, name: str | None, overrides: Sequence[str], out: Path | None, *, resume: bool) -> "Start":
         """What the words of a command name.
 
         Args:

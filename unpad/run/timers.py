@@ -1,13 +1,11 @@
 """Wall time of a run, by activity, and the share of the cores that its steps get."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter
 from typing import TypedDict
 
-from unpad.machine.load import Load, LoadMeter, cores
+from unpad.machine import Load, LoadMeter, cores
 
 
 class Timing(TypedDict):

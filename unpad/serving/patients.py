@@ -3,8 +3,6 @@
 The model's passes join those of other requests; a patient's numbers have the same bits whoever is beside it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -68,7 +66,7 @@ class Tables:
     landmark: str
 
     @staticmethod
-    def of(run: LoadedRun) -> Tables:
+    def of(run: LoadedRun) -> "Tables":
         """Read the forms of a run's tables from its recipe, and from the tables themselves where names are `auto`."""
         forms = tuple(_form(run, number, source) for number, source in enumerate(run.recipe.data.events))
         landmark = run.recipe.events.landmark
@@ -179,9 +177,9 @@ def _form(run: LoadedRun, number: int, source: EventSource) -> Form:
     read["layout"] = "meds" if layout == "meds" else "table"
     if layout == "patients" and source.negative == "auto":
         read["negative"] = "error"
-    numbered = () if source.set in (None, "auto") else (source.set,)
+    named = tuple(name for name in (source.set, source.value_unit) if name not in (None, "auto"))
     needs = (code,) if layout == "meds" else (time, code)
-    others = (*(() if value is None else (value,)), *numbered)
+    others = (*(() if value is None else (value,)), *named)
     return Form(source.model_copy(update=read), name, (time, code), needs, others)
 
 

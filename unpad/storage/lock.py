@@ -1,7 +1,5 @@
 """One process per run directory."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -17,7 +15,7 @@ from typing import Any
 
 from unpad.errors import RunInUseError
 from unpad.storage.disk import check_held, disk_errors, file_mode, hold, release, truncate, write_all
-from unpad.storage.strict_json import json_object
+from unpad.storage.reading import json_object
 
 LOCK = "run.lock"
 
@@ -39,7 +37,7 @@ class RunLock:
         self.folder, self.path = folder, folder / LOCK
         self._descriptor: int | None = None
 
-    def __enter__(self) -> RunLock:
+    def __enter__(self) -> "RunLock":
         check_held(self.path)
         with disk_errors(self.path):
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, file_mode(self.path))

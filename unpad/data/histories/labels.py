@@ -1,8 +1,6 @@
 """Table of labels, one row per patient and landmark: `label` (0 or 1, or one of several classes), or `event` and
 `duration`, on the clock of the events."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -257,7 +255,7 @@ def _refuse_texts(column: Column, labels: EventLabels) -> None:
         pairs = ", ".join(f"{in_yaml(word)}: ?" for word in sayable)
         others = int(is_text.sum()) - sum(sayable.values())
         counts += f" and {number_of(others, 'others')}" if others else ""
-        fix = f"of {counts}, say which is 0 and which 1, in place of each ?: 'events.labels.map={{{pairs}}}'"
+        fix = f"of {counts}, say which is 0, 1 or null (not known), in place of each ?: 'events.labels.map={{{pairs}}}'"
     if labels.label is None:
         fix += "; words for other ends of observation are in events.labels.competing"
     elif len(sayable) != 2:
