@@ -4,9 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.paths import LOWEST, NATIVE_DTYPES
+from tests.helpers.paths import LOWEST, NATIVE_DTYPES, check_operator, needs_kernels
 from unpad.nn.activation import GATED, KINDS, activation
-from unpad.nn.native import library
 
 pytestmark = needs_kernels
 

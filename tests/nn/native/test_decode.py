@@ -9,7 +9,6 @@ from tests.helpers.grid import pairs
 from tests.helpers.paths import LOWEST, NATIVE_DTYPES, needs_kernels
 from unpad.nn.attend import Attend
 from unpad.nn.linear import rowwise_linear
-from unpad.nn.native import library
 from unpad.nn.native.attention import decode_attention
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
 

@@ -6,8 +6,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.helpers.attention_cases import error
-from tests.helpers.paths import LOWEST
-from unpad.nn.native import library
+from tests.helpers.paths import LOWEST, check_operator, needs_kernels
 from unpad.nn.norm import add_norm
 
 pytestmark = [needs_kernels, pytest.mark.promise("speed.kernels")]
