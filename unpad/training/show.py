@@ -77,8 +77,8 @@ def show(name: str, overrides: Sequence[str], num: int, row: str | None = None, 
         sequences = list(_of_row(recipe, kept, data, _with_file(data, row)))
         return Showing(sequences, note + number_of(len(sequences), unit), data.private)
     sequences = first_sequences(_stages(recipe, data), num)
-    first = f"all {total:,}" if len(sequences) == total else f"the first {len(sequences):,} of {total:,}"
-    return Showing(sequences, f"{note}{first} {unit} to train on", data.private)
+    of = "" if len(sequences) == total else f"the first {len(sequences):,} of "
+    return Showing(sequences, f"{note}{of}{number_of(total, unit)} to train on", data.private)
 
 
 def keep_first(setup: Setup) -> None:
