@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from unpad.batching.length_groups import attention_cells, length_groups
+from unpad.batching.layout import attention_cells, length_groups
 from unpad.batching.plan import plan
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.trials.strategy_table import advise_batch_size, advise_bucket_width, compare

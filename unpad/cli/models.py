@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from unpad.cli.early import check_run, load_torch
-from unpad.cli.options import Debug, Json, Overrides, RunArgument, Sampling, System, print_json
+from unpad.cli.options import Debug, Json, Overrides, RunArgument, Sampling, System, check_run, load_torch, print_json
 from unpad.errors import RecipeError
 from unpad.storage.paths import new_path, refuse_format, user_path
 from unpad.terminal.printing import print_lines, print_text
@@ -77,9 +76,8 @@ def export(
     if merge or int8:
         refuse_run(folder, "choose another FOLDER")
     check_run(run)
-    from unpad.interchange.quantize import quantize_run
     from unpad.interchange.runs import export_adapter, export_gguf, export_run
-    from unpad.run.base import merge_run
+    from unpad.run.base import merge_run, quantize_run
     from unpad.run.kept import what_next
 
     with progress(f"writing {folder}"):

@@ -4,8 +4,6 @@ The header of an image determines its number of patches. Pixels are decoded when
 thread and a few more, and stay in memory while they fit.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from dataclasses import dataclass

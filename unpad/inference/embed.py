@@ -1,7 +1,5 @@
 """`unpad embed`: embeddings of patients or of their sets, as a parquet file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path

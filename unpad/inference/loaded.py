@@ -1,7 +1,5 @@
 """A trained run, opened for use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +20,7 @@ from unpad.models import build_model, model_config
 from unpad.models.contract import Generates, Model, ModelConfig
 from unpad.models.objective import set_objective
 from unpad.nn.precision import Precision
-from unpad.nn.precision_choice import choose_precision
+from unpad.nn.product_speed import choose_precision
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import checked
 from unpad.recipes.training import GenerateSettings
