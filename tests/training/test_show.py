@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from collections.abc import Iterator
 from html import escape
 from pathlib import Path
@@ -137,6 +138,19 @@ def test_what_is_cut_is_said(unpad: Shell, tmp_path: Path, words: str, facts: st
     last = unpad("data", "show", "my.jsonl", "plan.cross_documents=true", "plan.max_tokens=20", "--row", 3, code=0).out
     assert "Type" in last
     assert "piece 1 of" not in last
+
+
+@pytest.mark.promise("data.show")
+def test_the_middle_of_long_texts_is_left_out_where_several_are_shown(unpad: Shell, tmp_path: Path) -> None:
+    numbers = " ".join(map(str, range(250)))
+    (tmp_path / "long.txt").write_text(numbers)
+    first, whole = (
+        unpad("data", "show", "long.txt", *words, code=0).out.replace("\n    ", " ") for words in ([], ["--row", 1])
+    )
+    assert f"[[{numbers[:300]} ... 439 characters ... {numbers[-150:]}<|eos|>]]" in first
+    assert f"[[{numbers}<|eos|>]]" in whole
+    cut = unpad("data", "show", "long.txt", "plan.max_tokens=200", code=0).out
+    assert re.match(r"text, by the recipe small: the first \d pieces of 1 sequence to train on", cut)
 
 
 @pytest.mark.promise("data.show")
