@@ -30,7 +30,7 @@ import torch
 from PIL import Image
 from rich.console import Console
 
-from unpad.examples.simulated import draw_patients
+from unpad.examples.drawn import draw_patients
 from unpad.nn.native import library
 from unpad.processes.group import Group, joined
 from unpad.training.loop import train

@@ -28,7 +28,7 @@ from gpu_sides import SIDES, Make, Side, Sizes, attention_name, missing_packages
 from measure import Work, spread
 
 from unpad.errors import OutOfMemoryError
-from unpad.nn.flops import sizes_of, training_operations
+from unpad.models.cost import sizes_of, training_operations
 from unpad.nn.native import library
 from unpad.storage import make_folder, write_atomic
 

@@ -39,7 +39,7 @@ from unpad.models.objective import Objective
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.model import SetSequence
 from unpad.nn.native import library
-from unpad.nn.precision_choice import choose_precision
+from unpad.nn.product_speed import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.storage import write_atomic

@@ -25,8 +25,8 @@ from torch.nn.utils.rnn import pad_sequence
 from tuning import Tuning, tune
 from workloads import FEATURE_WIDTH, NO_LABEL, NUM_CLASSES, SEED, Workload
 
+from unpad.models.cost import training_operations
 from unpad.models.decoder import Config
-from unpad.nn.flops import training_operations
 
 CPU = torch.device("cpu")
 DEFAULT_BATCH = 8  # per_device_train_batch_size of TrainingArguments

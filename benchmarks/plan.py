@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unpad.batching.length_groups import length_groups
+from unpad.batching.layout import length_groups
 from unpad.batching.plan import plan
 from unpad.recipes.training import PlanSettings, strategy_names
 

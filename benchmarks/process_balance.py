@@ -1,7 +1,7 @@
 """Balance of an update among many processes, simulated: the part `simulation` of `processes.py`.
 
 Nothing is trained. Lengths are drawn, the plans are ours, and a process costs what its micro-batches cost by
-`unpad.batching.shares.micro_cost`. Efficiency is the cost of the real tokens over that of all processes until the
+`unpad.batching.balance.micro_cost`. Efficiency is the cost of the real tokens over that of all processes until the
 most expensive share of every update is done.
 """
 

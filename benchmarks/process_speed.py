@@ -25,7 +25,7 @@ from measure import describe_machine
 from process_updates import Loaded, Trained, load, prepare
 
 from unpad.nn.native import library
-from unpad.nn.precision_choice import choose_precision
+from unpad.nn.product_speed import choose_precision
 from unpad.processes.group import joined
 
 SIZES = (1024, 2048, 4096, 8192, 16384)  # tokens of an update

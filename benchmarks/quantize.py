@@ -25,13 +25,13 @@ from measure import spread
 from unpad.data.sources.split import PARTS, Split
 from unpad.evaluation.run import evaluate_run
 from unpad.inference.engine import advance, prefill, running
-from unpad.interchange.quantize import quantize_run, quantized_names
 from unpad.machine.load import full_processor_name
 from unpad.models import build_model, model_config
 from unpad.models.contract import Generates
 from unpad.models.decoder import Decoder
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
+from unpad.run.base import quantize_run, quantized_names
 from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
 
 SIZES = {"width": 512, "blocks": 6, "heads": 8, "hidden": 2048, "activation": "swiglu", "context": 512, "tied": False}

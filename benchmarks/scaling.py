@@ -48,11 +48,11 @@ from unpad.api import batches
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import plan
 from unpad.data.family import open_data
+from unpad.models.cost import sizes_of, training_operations
 from unpad.models.decoder import Config, Decoder
-from unpad.nn.flops import sizes_of, training_operations
 from unpad.nn.native import library as native
 from unpad.nn.precision import DTYPES
-from unpad.nn.precision_choice import choose_precision
+from unpad.nn.product_speed import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.storage import write_atomic

@@ -64,7 +64,7 @@ from unpad.machine.load import load_average
 from unpad.machine.memory import available_memory, process_memory
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
-from unpad.nn.precision_choice import choose_precision
+from unpad.nn.product_speed import choose_precision
 from unpad.storage import write_atomic
 from unpad.training.memory import keep_freed_memory, return_freed_memory
 

@@ -32,15 +32,15 @@ from unpad.batching.loader import TokenSource, load_micro, load_steps
 from unpad.batching.plan import Plan, plan
 from unpad.data.text import TextData
 from unpad.models.contract import Trainable
+from unpad.models.cost import LayerSizes, sizes_of, training_operations
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
-from unpad.nn.flops import LayerSizes, sizes_of, training_operations
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy
 from unpad.nn.native import library
 from unpad.nn.norm import Norm
 from unpad.nn.precision import DTYPES, autocast
-from unpad.nn.precision_choice import choose_precision
+from unpad.nn.product_speed import choose_precision
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings, PlanSettings
 from unpad.training.optim import make_optimizer

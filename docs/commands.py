@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 
 from unpad.cli.main import main as unpad
-from unpad.examples.simulated import draw_patients, ready_labels
+from unpad.examples.drawn import draw_patients, ready_labels
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").rglob("*.md"))]

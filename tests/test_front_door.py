@@ -82,7 +82,7 @@ def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path):
     assert (run / "report.html").stat().st_size > 1000
 
 
-DIVIDING = ("unpad.training.parallel.sharding", "unpad.run.sharded_checkpoint")  # a model among processes
+DIVIDING = ("unpad.training.parallel.sharding",)  # a model among processes
 
 
 @pytest.mark.promise("processes.one")

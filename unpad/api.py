@@ -1,7 +1,5 @@
 """The Python interface: functions for what the command line does, and batches for any training loop."""
 
-from __future__ import annotations
-
 import json
 import warnings
 from collections.abc import Iterator, Sequence

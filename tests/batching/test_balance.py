@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unpad.batching import balance as module
-from unpad.batching.balance import BUSY, Costs, finer_cut
+from unpad.batching.balance import BUSY, Costs, assign, finer_cut, micro_cost
 from unpad.batching.plan import Plan, plan
-from unpad.batching.shares import assign, micro_cost
 from unpad.recipes.training import PlanSettings, strategy_names
 
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.batching.length_groups import MAX_CELL_RATIO, attention_cells, length_groups
+from unpad.batching.layout import MAX_CELL_RATIO, attention_cells, length_groups
 
 DESCENDING = st.lists(st.integers(1, 300), max_size=120).map(lambda x: np.array(sorted(x, reverse=True), np.int64))
 

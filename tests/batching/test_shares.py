@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from unpad.batching.balance import assign, assign_equally, micro_cost, micro_costs
 from unpad.batching.plan import Micro, plan
-from unpad.batching.shares import assign, assign_equally, micro_cost, micro_costs
 from unpad.recipes.training import PlanSettings, strategy_names
 
 COSTS = st.lists(st.floats(0, 1e6), max_size=40)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from unpad.data.meaning import claims
+from unpad.data.sources.example import Turn
 from unpad.data.tokens import encode
 from unpad.data.tokens.corpus import open_corpus
 from unpad.data.tokens.tokenizer import LibraryTokenizer
@@ -40,6 +41,12 @@ def wrong(path: Path, kind: str = "bpe", what: str = "chat") -> dict[str, tuple[
 @pytest.mark.parametrize("kind", KINDS)
 def test_claims_hold_of_conversations_pairs_and_texts(chats, kind):
     assert wrong(chats, kind) == {TEXT: (), REPLIES: (), TYPED: ()}
+    rows = [json.loads(line) for line in chats.read_text().splitlines()]
+    for row in rows:
+        row["messages"][1]["train"] = False
+    partly = chats.with_name("partly.jsonl")
+    partly.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert wrong(partly, kind) == {TEXT: (), REPLIES: (), TYPED: ()}
     pairs, texts = chats.with_name("pairs.jsonl"), chats.with_name("texts.jsonl")
     prompt = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]
     rows = [{"prompt": prompt, "chosen": f"good {i}", "rejected": f"bad {i}"} for i in range(6)]
@@ -52,7 +59,7 @@ def test_claims_hold_of_conversations_pairs_and_texts(chats, kind):
 
 
 def learns_users(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(encode, "LOSS_ROLES", ("text", "assistant", "user"))
+    patch.setattr(Turn, "has_loss", property(lambda turn: turn.role != "system"))
 
 
 def changed(patch: pytest.MonkeyPatch, change: Callable[[encode.Encoded], dict[str, np.ndarray]]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unpad.batching.length_groups import attention_cells, length_groups
+from unpad.batching.layout import attention_cells, length_groups
 from unpad.batching.plan import plan
 from unpad.data.tokens.corpus import prepare
 from unpad.recipes.file import load_recipe

@@ -15,10 +15,7 @@ def test_packaged_files_are_marked_and_given_ones_are_not():
     events = EventData.source_lines(
         load_recipe("events", ["data.events=mine.csv", "events.labels.path=unpad:deaths.csv"])
     )
-    assert events == [
-        "reads data.events: mine.csv",
-        "reads events.labels.path: unpad:deaths.csv (comes with unpad)",
-    ]
+    assert events == ["reads data.events: mine.csv", "reads events.labels.path: unpad:deaths.csv (comes with unpad)"]
 
 
 def test_names_of_patients_files_stay_off_the_screen(tmp_path):

@@ -19,10 +19,7 @@ def test_the_field_of_the_run_s_texts_is_that_of_new_ones_if_it_is_one(tmp_path,
 def test_new_patients_are_not_looked_up_in_the_run_s_table_of_parts(tmp_path):
     for name in ("tests.parquet", "people.parquet"):
         (tmp_path / name).write_bytes(b"")
-    events = {
-        "labels": {"path": "old/people.parquet", "label": "died"},
-        "split": "old/parts.parquet",
-    }
+    events = {"labels": {"path": "old/people.parquet", "label": "died"}, "split": "old/parts.parquet"}
     recipe = Recipe(
         **{
             "data": {"events": [{"path": "old/tests.parquet", "time": "days"}]},

@@ -135,7 +135,7 @@ def test_what_a_run_of_patients_cannot_do_is_refused(unpad, run, tmp_path):
     (tmp_path / "image.png").write_bytes(b"")
     for verb in (("infer", run, "--image", tmp_path / "image.png"), ("generate", run, "--prompt", "a")):
         assert "Traceback" not in unpad(*verb, code=2).err
-    assert "unpad embed" in unpad("generate", run, "--prompt", "a").err
+    assert "unpad predict" in unpad("generate", run, "--prompt", "a").err
 
 
 def test_a_meds_dataset_trains_and_evaluates_as_it_is(unpad, tmp_path):

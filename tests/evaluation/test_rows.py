@@ -144,11 +144,7 @@ def test_rows_of_new_data_are_json_lines_if_the_file_is_named_so(finished, tmp_p
 
 @pytest.mark.parametrize(
     ("name", "code", "told"),
-    [
-        ("rows.csv", 2, "the file will be parquet"),
-        ("", 2, "is a folder"),
-        ("nowhere/rows.parquet", 6, "cannot write"),
-    ],
+    [("rows.csv", 2, "the file will be parquet"), ("", 2, "is a folder"), ("nowhere/rows.parquet", 6, "cannot write")],
 )
 def test_a_file_that_cannot_be_written_is_refused_before_the_evaluation(
     name, code, told, unpad, finished, tmp_path, monkeypatch

@@ -18,7 +18,7 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.errors import LostProcessError, OutOfMemoryError, SourceError
 from unpad.evaluation.family import held_out
-from unpad.examples import drawn, simulated
+from unpad.examples import drawn
 from unpad.models.contract import LearnsPreferences
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.file import load_recipe
@@ -41,7 +41,7 @@ def setups(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Setup
     folder = tmp_path_factory.mktemp("shared")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(drawn, "NUM_IMAGES", 60)
-        patch.setattr(simulated, "NUM_PATIENTS", 100)
+        patch.setattr(drawn, "NUM_PATIENTS", 100)
         recipes = {
             "text": load_recipe(str(write_toy(folder / "text")), ["plan.tokens_per_micro=40", "model.context=12"]),
             "pairs": load_recipe(str(write_pairs(folder / "pairs")), ["plan.tokens_per_micro=90"]),

@@ -14,7 +14,7 @@ from unpad.evaluation.metrics import EXTREMES, Metric, metric_lines
 from unpad.evaluation.vqa import kept_metrics, mode_metrics
 from unpad.evaluation.vqa_cost import measure, prefill_operations
 from unpad.inference.engine import prefill
-from unpad.nn.flops import pruner_operations, reading_operations, sizes_of
+from unpad.models.cost import pruner_operations, reading_operations, sizes_of
 
 ROWS: list[Row] = [("1 5 <image> 7 8", [(3, 4)], ""), ("2 3 4", [], ""), ("1 <image> <image> 3", [(2, 2), (1, 3)], "")]
 

@@ -6,13 +6,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from unpad.data.patients import open_data
-from unpad.examples.simulated import DAY_0, HORIZON, VERSION, simulated_folder
+from unpad.examples.drawn import DAY_0, HORIZON, PATIENTS_VERSION, simulated_folder
 from unpad.recipes.file import load_recipe
 
 
 def test_the_ready_labels_are_of_the_same_patients_and_no_event_follows_day_0(tmp_path, monkeypatch):
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path))
-    old = tmp_path / f"simulated-{VERSION}" / "patients"
+    old = tmp_path / f"simulated-{PATIENTS_VERSION}" / "patients"
     old.mkdir(parents=True)
     (old / "patients.parquet").touch()  # of an earlier version, which had no labels
     patients, history, labels = (

@@ -28,10 +28,7 @@ TEXT: dict[str, Any] = {
     "stages": [], "train": {"max_epochs": 12}, "checkpoint": {"every": 50}, "plan": {"tokens_per_micro": 200},
     "optim": {"lr": 2e-2},
 }  # fmt: skip
-PREFERENCES = [
-    {"name": "answer", "use": ["chat"]},
-    {"name": "prefer", "use": ["pairs"], "optim": {"lr_scale": 0.5}},
-]
+PREFERENCES = [{"name": "answer", "use": ["chat"]}, {"name": "prefer", "use": ["pairs"], "optim": {"lr_scale": 0.5}}]
 
 
 def text(folder: Path, **sections: Any) -> Path:

@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import TypeVar
 
-from unpad.interchange.quantize import quantized_names
 from unpad.models.contract import Model
+from unpad.run.base import quantized_names
 from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
 
 ModelType = TypeVar("ModelType", bound=Model)

@@ -255,7 +255,7 @@ def test_conversations_end_with_a_message_of_the_user(text: LoadedRun, tmp_path:
         ({"prompt": ""}, "E_EMPTY"),
         ({"prompt": "word " * 5000}, "context"),
         ({"prompt": "a", "temperature": 1}, "unknown field"),
-        ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "beside"),
+        ({"prompt": "a", "messages": [{"role": "user", "content": "b"}]}, "both hold a request"),
         ({"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, "E_ROLE"),
         ("not an object", "E_"),
     ],

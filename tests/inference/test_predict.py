@@ -9,13 +9,16 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
 from tests.helpers.families import Finished
 from tests.helpers.shell import Shell
-from unpad.errors import RecipeError
+from unpad.data.sources.example import Turn
+from unpad.data.tokens.encode import encode_prompt
+from unpad.errors import RecipeError, SourceError
 from unpad.inference.embed import embed_file
 from unpad.inference.images import ask, classify
 from unpad.inference.loaded import load
@@ -176,6 +179,7 @@ def test_replies_to_a_table_are_continued_and_then_written_whole(
         ("in.txt", "你好\n\n天吗\n"),
         ("in.csv", "prompt;ward\n你好;3\n天吗;4\n"),
         ("in.jsonl", '{"prompt": "你好"}\n{"prompt": "天吗"}'),
+        ("in.jsonl", '{"instruction": "你好", "output": "好"}\n{"messages": [{"role": "user", "content": "天吗"}]}'),
     ],
 )
 def test_prompts_are_read_from_texts_and_tables(finished: Finished, tmp_path: Path, name: str, content: str) -> None:
@@ -187,6 +191,20 @@ def test_prompts_are_read_from_texts_and_tables(finished: Finished, tmp_path: Pa
 
 
 @pytest.mark.promise("cli.predict")
+def test_a_row_of_a_conversation_is_asked_as_it_trains_without_its_reply(finished: Finished, tmp_path: Path) -> None:
+    run = load(finished("conversations").run)
+    row = {"question": "吗", "context": "天好", "history": [["你好", "好"]], "answer": "好", "id": "a"}
+    (tmp_path / "in.jsonl").write_text(json.dumps(row), "utf-8")
+    [found] = predict(run, tmp_path / "in.jsonl").rows
+    turns = [Turn("user", "你好"), Turn("assistant", "好"), Turn("user", "吗\n天好")]
+    ids = encode_prompt(turns, run.tokenizer, run.recipe.data.template)
+    assert (found["id"], found["prompt"], found["prompt_tokens"]) == ("a", "吗\n天好", len(ids))
+    (tmp_path / "in.jsonl").write_text(json.dumps({**row, "persona": "a pirate"}), "utf-8")
+    with pytest.raises(SourceError, match='unknown field "persona"'):
+        predict(run, tmp_path / "in.jsonl")
+
+
+@pytest.mark.promise("cli.predict")
 def test_what_a_run_cannot_predict_is_refused_with_what_it_can(
     unpad: Shell, finished: Finished, tmp_path: Path, pictures: Path
 ) -> None:
@@ -194,6 +212,12 @@ def test_what_a_run_cannot_predict_is_refused_with_what_it_can(
     assert "no data is named" in unpad("predict", finished("images").run, code=2).err
     assert "--question" in unpad("predict", finished("questions").run, picture, code=2).err
     assert "unpad predict" in unpad("infer", finished("patients").run, "--image", picture, code=2).err
+    assert "unpad predict" in unpad("export", finished("images").run, tmp_path / "folder", code=2).err
+    table = table_of(pictures, ".jsonl")
+    assert "`unpad predict` needs none" in unpad("eval", finished("images").run, "--data", table, code=3).err
+    assert "name it with --data" in unpad("eval", finished("images").run, *QUARANTINE, code=2).err
+    asked = unpad("infer", finished("images").run, "--file", table, "--out", tmp_path / "out.jsonl", code=2)
+    assert "unpad predict" in asked.err
     refused = unpad("embed", finished("patients").run, "--out", tmp_path / "out.csv", code=2)
     assert "unpad predict RUN DATA --out out.csv" in refused.err
 
@@ -227,6 +251,38 @@ def test_from_python_questions_are_rows(finished: Finished) -> None:
     assert [row["fault"].partition(" ")[0] for row in rows] == ["", "", "", "E_MISSING", "E_NULL"]
     assert ["answer" in row for row in rows] == [True] * 3 + [False] * 2
     assert run.ask(asked[1:2]) == rows[1:2]
+
+
+@pytest.mark.promise("cli.predict")
+def test_bad_rows_of_patients_are_left_out_where_the_command_says_so(
+    unpad: Shell, finished: Finished, tmp_path: Path
+) -> None:
+    run, folder = finished("patients").run, tmp_path / "tables"
+    shutil.copytree(finished("patients").recipe.parent / "tables", folder)
+    tests = pq.read_table(folder / "tests.parquet").to_pylist()
+    tests[5]["days"] = None
+    pq.write_table(pa.Table.from_pylist(tests), folder / "tests.parquet")
+    risks, vectors = tmp_path / "risks.csv", tmp_path / "vectors.parquet"
+    verbs = (3, "predict", run, folder, "--out", risks), (0, "embed", run, "--data", folder, "--out", vectors)
+    for code, *verb in verbs:
+        assert "data.on_bad_row=quarantine" in unpad(*verb, code=3).err
+        told = unpad(*verb, *QUARANTINE, code=code)
+        assert "quarantined: " in told.err + told.out
+    assert [row["id"] for row in read_rows(risks)] == [str(row["id"]) for row in read_rows(vectors)]
+    assert unpad("eval", run, "--data", folder, code=3)
+    assert unpad("eval", run, "--data", folder, *QUARANTINE, code=0)
+
+
+def test_a_run_that_did_not_finish_says_so(unpad: Shell, finished: Finished, pictures: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished("images").run, run)
+    assert "did not finish" not in unpad("predict", run, pictures / "0.png", code=0).err
+    log = run / "log.jsonl"
+    log.write_text(log.read_text("utf-8").replace('"finished"', '"stopped"'), "utf-8")
+    step = load(run).step
+    for verb in (("predict", run, pictures / "0.png"), ("eval", run)):
+        told = unpad(*verb, code=0)
+        assert f"note: training did not finish: stopped at step {step:,}" in told.err + told.out
 
 
 def test_a_terminal_shows_the_first_rows_in_80_columns_and_counts_the_others() -> None:

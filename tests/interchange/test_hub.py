@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tests.helpers.hub_server import COMMIT, HubServer, hub_server
 from tests.interchange.theirs import tiny_folder
-from unpad.cli.early import check_recipe
+from unpad.cli.options import check_recipe
 from unpad.errors import CheckpointError, DiskError, Interrupted, RecipeError, SourceError
 from unpad.inference.loaded import load
 from unpad.interchange import folder as folders

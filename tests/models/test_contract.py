@@ -237,10 +237,7 @@ def test_permuting_sequences_permutes_results(kind):
 EMPTIED: dict[str, tuple[Callable[[], Model], Callable[[], RaggedBatch]]] = {
     **{kind: EXAMPLES[kind][:2] for kind in sorted(EXAMPLES)},
     **{
-        kind: (
-            lambda kind=kind: classifier(kind, token_drop=0.5)[0],
-            lambda kind=kind: classifier(kind)[1],
-        )
+        kind: (lambda kind=kind: classifier(kind, token_drop=0.5)[0], lambda kind=kind: classifier(kind)[1])
         for kind in CLASSIFIERS
         if kind != "cnn"
     },

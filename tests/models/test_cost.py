@@ -9,8 +9,7 @@ from tests.helpers.image_models import small_cnn, tiny_vit
 from tests.helpers.patients import tiny_patients_model
 from tests.helpers.tiny_models import EXAMPLES
 from tests.helpers.vision import tiny
-from unpad.models.cost import cells_per_token
-from unpad.nn.flops import sizes_of, training_operations
+from unpad.models.cost import cells_per_token, sizes_of, training_operations
 
 
 @pytest.mark.parametrize("fields", [{}, {"tied": False}, {"kv_heads": 2}, {"causal": False}, {"head_width": 6}])

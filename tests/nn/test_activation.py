@@ -10,8 +10,7 @@ from torch.nn import functional as F
 from tests.helpers.attention_cases import error
 from tests.helpers.grid import pairs
 from tests.helpers.paths import PATHS, Path, on, taken
-from unpad.nn.activation import GATED, activate
-from unpad.nn.native.activation import KINDS
+from unpad.nn.activation import GATED, KINDS, activate
 
 pytestmark = pytest.mark.promise("speed.kernels")
 

@@ -53,10 +53,7 @@ def test_groups_equal_the_definition(lengths, causal, kv_heads):
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["fused", "weighted"])
 @settings(deadline=None, max_examples=20)
-@given(
-    rows=st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=5),
-    window=st.integers(1, 9),
-)
+@given(rows=st.lists(st.lists(st.booleans(), min_size=9, max_size=9), min_size=1, max_size=5), window=st.integers(1, 9))
 def test_a_window_hides_what_is_further_back_in_every_layout(weighted, rows, window):
     mask = torch.tensor(rows)
     real = mask.flatten()

@@ -37,11 +37,7 @@ def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    num=st.integers(0, 200),
-    smoothing=st.sampled_from([0.0, 0.1, 0.9]),
-    seed=st.integers(0, 99),
-)
+@given(num=st.integers(0, 200), smoothing=st.sampled_from([0.0, 0.1, 0.9]), seed=st.integers(0, 99))
 def test_value_and_gradients_equal_the_plain_loss(num, smoothing, seed):
     hidden, weight, labels = problem(num, seed=seed)
     inputs = [hidden, weight]

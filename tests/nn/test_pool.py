@@ -11,8 +11,7 @@ from torch.autograd import gradcheck
 
 from unpad.batching.batch import to_padded
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
-from unpad.nn.pool import AttentionPool
-from unpad.nn.segments import reduce_runs, segment_mean, segment_sum
+from unpad.nn.segments import AttentionPool, reduce_runs, segment_mean, segment_sum
 
 Pool = Callable[[Tensor, Layout | PaddedLayout], Tensor]
 LENGTHS = [5, 0, 1, 300, 0, 17]

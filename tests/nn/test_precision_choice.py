@@ -4,9 +4,8 @@ import pytest
 import torch
 
 from unpad.inference.loaded import generation_precision
-from unpad.nn import precision_choice, product_speed
-from unpad.nn.precision_choice import choose_precision
-from unpad.nn.product_speed import Speed, Speeds
+from unpad.nn import product_speed
+from unpad.nn.product_speed import Speed, Speeds, choose_precision
 from unpad.recipes.training import GenerateSettings
 
 CPU = torch.device("cpu")
@@ -15,7 +14,7 @@ CPU = torch.device("cpu")
 def machine(monkeypatch: pytest.MonkeyPatch, gain: float, decoding: float = 1.0) -> None:
     """A processor with bf16 instructions whose products in bf16 are `gain` times as fast as in fp32."""
     of_training, of_decoding = (Speed(fp32_seconds=one, bf16_seconds=1.0) for one in (gain, decoding))
-    monkeypatch.setattr(precision_choice, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(product_speed, "multiplies_bf16", lambda: True)
     monkeypatch.setattr(product_speed, "product_speeds", lambda: Speeds(training=of_training, decoding=of_decoding))
 
 
@@ -42,7 +41,7 @@ def test_a_recipe_decides_without_a_measurement(monkeypatch):
 
 
 def test_a_processor_without_bf16_instructions_is_not_measured(monkeypatch):
-    monkeypatch.setattr(precision_choice, "multiplies_bf16", lambda: False)
+    monkeypatch.setattr(product_speed, "multiplies_bf16", lambda: False)
     monkeypatch.setattr(product_speed, "product_speeds", lambda: pytest.fail("measured"))
     chosen, reason = choose_precision("auto", CPU)
     assert chosen == "fp32"

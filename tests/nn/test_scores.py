@@ -31,9 +31,7 @@ def error(actual: Tensor, expected: Tensor) -> float:
 
 
 @pytest.mark.parametrize(
-    ("shape", "dtype", "smoothing", "path"),
-    pairs(SHAPES, [BF16, FP32, DOUBLE], [0.0, 0.1], PATHS),
-    indirect=["path"],
+    ("shape", "dtype", "smoothing", "path"), pairs(SHAPES, [BF16, FP32, DOUBLE], [0.0, 0.1], PATHS), indirect=["path"]
 )
 @pytest.mark.usefixtures("path")
 def test_losses_and_gradient_are_those_of_torch(shape, dtype, smoothing):

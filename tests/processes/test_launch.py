@@ -110,11 +110,7 @@ sys.exit(10)
 @pytest.mark.promise("cli.exit-codes")
 @pytest.mark.parametrize(
     ("number", "num", "codes"),
-    [
-        (signal.SIGINT, 1, [7, 7]),
-        (signal.SIGINT, 2, [-signal.SIGKILL, -signal.SIGKILL]),
-        (signal.SIGHUP, 1, [7, 7]),
-    ],
+    [(signal.SIGINT, 1, [7, 7]), (signal.SIGINT, 2, [-signal.SIGKILL, -signal.SIGKILL]), (signal.SIGHUP, 1, [7, 7])],
 )
 def test_a_first_signal_is_passed_on_and_a_second_one_kills(tmp_path, number, num, codes):
     """The processes end at a first one with a code of their own, if they are given the time."""

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from unpad.processes.start import started_by_torchrun
+from unpad.processes.worker import started_by_torchrun
 
 
 @pytest.fixture(autouse=True)

@@ -47,10 +47,7 @@ def plan_pack(batch: RaggedBatch) -> Variant:
 
 
 def certified(
-    shape: str,
-    change: Callable[[Variant], Variant] = lambda made: made,
-    precision: Precision = "fp32",
-    **fields: Any,
+    shape: str, change: Callable[[Variant], Variant] = lambda made: made, precision: Precision = "fp32", **fields: Any
 ) -> Certificate:
     """Certificate of a decoder on seven sequences in micro-batches of three and four, like that of a recipe."""
     model = tiny_model(torch.float32, **{"blocks": 1, **fields})
@@ -272,10 +269,7 @@ APART = {"sorted": [13, 11, 9, 8, 6, 4, 3], "equal ones apart": [9, 3, 13, 6, 11
 @pytest.mark.promise("certificate.orders")
 @pytest.mark.parametrize(
     ("shape", "plant", "lines"),
-    [
-        ("sorted", undo_is_the_order, {UNSORTED_TORCH}),
-        ("equal ones apart", merges_equal_neighbours, {UNSORTED}),
-    ],
+    [("sorted", undo_is_the_order, {UNSORTED_TORCH}), ("equal ones apart", merges_equal_neighbours, {UNSORTED})],
 )
 def test_a_fault_fails_a_line_though_no_plan_has_the_order_that_shows_it(shape, plant, lines, monkeypatch):
     if plant is undo_is_the_order and not library.enabled():

@@ -18,10 +18,7 @@ def test_an_update_by_several_processes_has_the_bits_of_one(unpad, tmp_path):
     certificate = json.loads(done.out)
     assert certificate["passed"]
     names = [line["name"] for line in certificate["lines"]]
-    assert names == [
-        "an update by 2 processes = by one",
-        "weights in all of 2 processes are equal",
-    ]
+    assert names == ["an update by 2 processes = by one", "weights in all of 2 processes are equal"]
     assert all(line["bound"] == line["measured"] == 0 for line in certificate["lines"])
     num, _, shares = certificate["lines"][0]["note"].partition(" micro-batches, by process: ")
     assert int(num) == sum(map(int, shares.split(", "))) > 3

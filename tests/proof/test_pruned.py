@@ -12,7 +12,7 @@ from tests.helpers.pruning import EARLY, METHODS, pruned
 from tests.helpers.vision import Row, prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import PaddedLayout
-from unpad.models.vision_language import prune_pass
+from unpad.models.vision_language import prune
 from unpad.models.vision_language.model import TEACHING, VisionLanguage
 from unpad.models.vision_language.prune_pass import PrunePass
 from unpad.nn.block import Stream
@@ -95,8 +95,8 @@ def test_positions_counted_anew_after_a_removal_are_caught(batch, monkeypatch):
 
 
 def test_a_mask_that_is_cut_off_from_its_gradient_is_caught(batch, monkeypatch):
-    right = prune_pass.cumulative_keep
-    monkeypatch.setattr(prune_pass, "cumulative_keep", lambda probabilities: right(probabilities).detach())
+    right = prune.cumulative_keep
+    monkeypatch.setattr(prune, "cumulative_keep", lambda probabilities: right(probabilities).detach())
     assert "soft: packed = plain reference" in failed(certificate_of(pruned(), batch))
 
 

@@ -18,7 +18,7 @@ from unpad.models import decoder
 from unpad.models.decoder import Decoder
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn import cache, linear
-from unpad.nn.native import decode as native_decode
+from unpad.nn.native import attention as native_decode
 from unpad.nn.native import library
 from unpad.proof.line import SAME_IDS, Line
 from unpad.proof.serving import HTTP, NUM_NEW, Answering, prompts_of, prove_serving

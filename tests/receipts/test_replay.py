@@ -21,10 +21,10 @@ from unpad.models.decoder import Decoder
 from unpad.receipts import replay as replaying
 from unpad.receipts.receipt import of_memory
 from unpad.receipts.replay import replay
+from unpad.receipts.starts import Cut, Session
 from unpad.receipts.trace import trace
 from unpad.run import checkpoint
 from unpad.run.checkpoint import State
-from unpad.run.sessions import Cut, Session
 from unpad.training.loop import train
 from unpad.training.step import StepResult
 

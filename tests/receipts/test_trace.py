@@ -13,7 +13,7 @@ from tests.helpers.toy import LOOP, quiet, rows, run, write_toy
 from unpad.batching.plan import Micro
 from unpad.data.family import Data
 from unpad.errors import RecipeError
-from unpad.examples.simulated import draw_patients
+from unpad.examples.drawn import draw_patients
 from unpad.receipts.trace import Trace, open_history, trace_row
 from unpad.training.loop import train
 

@@ -314,11 +314,7 @@ def test_differences_are_listed_by_key(write):
     changed = differences(
         load_recipe(path), load_recipe(path, ["optim.lr=0.5", "stages.tune.train.max_epochs=4", "model.width=8"])
     )
-    assert changed == {
-        "optim.lr": (1e-3, 0.5),
-        "stages.1.train.max_epochs": (None, 4),
-        "model.width": (None, 8),
-    }
+    assert changed == {"optim.lr": (1e-3, 0.5), "stages.1.train.max_epochs": (None, 4), "model.width": (None, 8)}
     assert differences(load_recipe(path), load_recipe(path)) == {}
 
 

@@ -372,7 +372,7 @@ def test_a_fault_of_the_program_is_500_with_an_id_that_the_log_has_and_the_next_
 
 
 def test_a_fault_in_a_route_is_500(chats, monkeypatch):
-    monkeypatch.setattr("unpad.serving.routes.parse_body", lambda body: 1 / 0)
+    monkeypatch.setattr("unpad.serving.protocol.parse_body", lambda body: 1 / 0)
     assert "log" in error(chats.post(CHAT, ASK), 500)["message"]
 
 

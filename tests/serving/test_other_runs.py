@@ -341,3 +341,13 @@ def test_models_say_the_columns_of_patients(patients):
     refused(patients.post("/v1/models/events:predict", {"instances": []}), 400, None)
     refused(patients.post("/v1/models/events:predict", {"instances": [{"id": 1}]}), 400, None)
     assert json.loads(patients.get("/health").text) == {"status": "ready"}
+
+
+def test_a_unit_that_is_a_part_of_the_code_is_a_column_of_requests(finished: Finished) -> None:
+    from unpad.inference.loaded import load
+    from unpad.recipes.data import EventSource
+    from unpad.serving.patients import _form
+
+    run = load(finished("patients").run)
+    for unit, columns in (("auto", ("value",)), ("uom", ("value", "uom"))):
+        assert _form(run, 0, EventSource(path="e.csv", layout="table", value_unit=unit)).others == columns

@@ -269,8 +269,8 @@ def test_a_folder_whose_parent_nobody_may_write_is_used_and_another_fault_is_sai
         if path == tmp_path.parent:
             raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr("unpad.storage.files.sync_folder", refused)
+    monkeypatch.setattr("unpad.storage.disk.sync_folder", refused)
     storage.make_folder(tmp_path)
-    monkeypatch.setattr("unpad.storage.files.sync_folder", lambda path: refused(path, errno.EIO))
+    monkeypatch.setattr("unpad.storage.disk.sync_folder", lambda path: refused(path, errno.EIO))
     with pytest.raises(DiskError):
         storage.make_folder(tmp_path)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.toy import events, rows, run, same_tensors, weights, write_toy
-from unpad.nn import precision_choice, product_speed
+from unpad.nn import product_speed
 from unpad.nn.product_speed import Speed, Speeds
 from unpad.run.folder import COMMAND
 
@@ -14,7 +14,7 @@ from unpad.run.folder import COMMAND
 def machine(monkeypatch: pytest.MonkeyPatch, faster: str) -> None:
     """A processor that has both precisions; `faster` has the faster products."""
     gain = 2.0 if faster == "bf16" else 0.5
-    monkeypatch.setattr(precision_choice, "multiplies_bf16", lambda: True)
+    monkeypatch.setattr(product_speed, "multiplies_bf16", lambda: True)
     speed = Speed(fp32_seconds=gain, bf16_seconds=1.0)
     monkeypatch.setattr(product_speed, "product_speeds", lambda: Speeds(training=speed, decoding=speed))
 

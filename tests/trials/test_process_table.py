@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from tests.helpers.toy import write_toy
-from unpad.batching.shares import assign, micro_cost
+from unpad.batching.balance import assign, micro_cost
 from unpad.models.cost import cells_per_token
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names

@@ -1,14 +1,10 @@
 import numpy as np
 import pytest
 
-from unpad.batching.length_groups import attention_cells, length_groups
+from unpad.batching.layout import attention_cells, length_groups
 from unpad.batching.plan import plan
 from unpad.recipes.training import PlanSettings, strategy_names
-from unpad.trials.strategy_table import (
-    advise_batch_size,
-    advise_bucket_width,
-    compare,
-)
+from unpad.trials.strategy_table import advise_batch_size, advise_bucket_width, compare
 
 LENGTHS = np.clip(np.random.default_rng(0).lognormal(4, 0.7, 600), 2, 400).astype(np.int64)
 

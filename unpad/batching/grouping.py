@@ -3,8 +3,6 @@
 A strategy is a function (piece lengths, settings, generator) -> Grouping.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Batches of a plan, loaded ahead of the steps that train on them."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor

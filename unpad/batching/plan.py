@@ -3,8 +3,6 @@
 A plan is data, returned by a pure function of lengths, settings, seed and epoch.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ Only standard modules and typer are imported at the top of these files; every ve
 `unpad.cli.main` runs it.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 import typer

@@ -9,8 +9,16 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.early import check_places, check_run_or_recipe
-from unpad.cli.options import Debug, Json, Overrides, data_kinds, print_json, run_or_recipe_names
+from unpad.cli.options import (
+    Debug,
+    Json,
+    Overrides,
+    check_places,
+    check_run_or_recipe,
+    data_kinds,
+    print_json,
+    run_or_recipe_names,
+)
 from unpad.storage.paths import new_path, user_path
 from unpad.terminal.printing import print_lines, print_wrapped
 from unpad.terminal.progress import progress

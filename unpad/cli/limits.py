@@ -1,7 +1,5 @@
 """Check of the address space limit (apart: it comes before the libraries that crash if that is too low)."""
 
-from __future__ import annotations
-
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The program: runs a verb, and turns errors into three lines and an exit code."""
 
-from __future__ import annotations
-
 import errno
 import io
 import os
@@ -23,7 +21,7 @@ from unpad.errors import (
     UnpadError,
     is_memory_error,
 )
-from unpad.processes.start import started_by_torchrun
+from unpad.processes.worker import started_by_torchrun
 from unpad.storage.paths import RENAME, is_utf8
 from unpad.terminal.printing import print_error, print_text
 

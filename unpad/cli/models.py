@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from unpad.cli.early import check_run, load_torch
-from unpad.cli.options import Debug, Json, RunArgument, Sampling, System, print_json
+from unpad.cli.options import Debug, Json, Overrides, RunArgument, Sampling, System, check_run, load_torch, print_json
 from unpad.errors import RecipeError
 from unpad.storage.paths import new_path, refuse_format, user_path
 from unpad.terminal.printing import print_lines, print_text
@@ -77,9 +76,8 @@ def export(
     if merge or int8:
         refuse_run(folder, "choose another FOLDER")
     check_run(run)
-    from unpad.interchange.quantize import quantize_run
     from unpad.interchange.runs import export_adapter, export_gguf, export_run
-    from unpad.run.base import merge_run
+    from unpad.run.base import merge_run, quantize_run
     from unpad.run.kept import what_next
 
     with progress(f"writing {folder}"):
@@ -120,6 +118,7 @@ def evaluate(
             parser=new_path, help="Also write a row per example here: parquet, or JSON lines if it ends in .jsonl."
         ),
     ] = None,
+    settings: Overrides = None,
     debug: Debug = False,
 ) -> None:
     """Evaluate a run on data it was not trained on, with 95 % confidence intervals.
@@ -127,7 +126,10 @@ def evaluate(
     The default is the test part of the run's own data if there is one, otherwise the valid part, by which training
     chose the weights.
     """
-    check_run(run, places=[data] if data is not None else [])
+    fields = settings or []
+    if fields and data is None:
+        raise RecipeError("fields are of new data", where=fields[0], fix="name it with --data")
+    check_run(run, fields, places=[data] if data is not None else [])
     from unpad.evaluation.metrics import metric_lines
     from unpad.evaluation.run import evaluate_new, evaluate_run
     from unpad.storage.parquet import check_file
@@ -139,7 +141,7 @@ def evaluate(
         if data is None:
             metrics, shown = evaluate_run(run, replies, part, None, rows)
         else:
-            found = evaluate_new(run, replies, part, data, rows)
+            found = evaluate_new(run, replies, part, data, rows, fields)
             metrics, shown, facts = found.metrics, found.lines, found.facts
         if cost:
             from unpad.evaluation.vqa_cost import evaluate_cost
@@ -177,8 +179,9 @@ def predict(
     from unpad.inference.predict import predict as predict_rows
     from unpad.inference.prompts import gives_seed
 
-    found = predict_rows(load(run, fields), data, out, same_seed=gives_seed(fields))
-    print_lines(found.lines, to_errors=True)
+    loaded = load(run, fields)
+    found = predict_rows(loaded, data, out, same_seed=gives_seed(fields))
+    print_lines([*loaded.ending, *found.lines], to_errors=True)
     if as_json:
         print_json(found.rows)
     else:
@@ -268,15 +271,17 @@ def embed(
         Path | None, typer.Option(parser=user_path, help="Patients, as in the run's data; default the run's own.")
     ] = None,
     level: Annotated[Literal["patient", "set"], typer.Option(help="One row per patient, or per set.")] = "patient",
+    settings: Overrides = None,
     debug: Debug = False,
 ) -> None:
-    """Write vectors of patients, or of the sets of their events, to a parquet file with the patients' ids."""
-    check_run(run, places=[data] if data is not None else [])
+    """Write vectors of patients, or of the sets of their events, to a parquet file with the patients' ids; their risks
+    alone, as a table: `predict`."""
+    check_run(run, settings or [], places=[data] if data is not None else [])
     from unpad.inference.embed import embed_file
     from unpad.inference.loaded import load
 
     with progress("embedding"):
-        lines = embed_file(load(run), data, level, out)
+        lines = embed_file(load(run, settings or []), data, level, out)
     print_lines(lines)
 
 

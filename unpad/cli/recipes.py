@@ -1,14 +1,11 @@
 """Verbs of `unpad recipes`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unpad.cli.early import load_torch
-from unpad.cli.options import print_json, recipe_names
+from unpad.cli.options import load_torch, print_json, recipe_names
 from unpad.errors import RecipeError
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines

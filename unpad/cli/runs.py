@@ -1,14 +1,21 @@
 """Verbs that look at runs: lists, pages, comparisons, and the account of a step or of a row."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unpad.cli.early import check_names, check_run, load_torch
-from unpad.cli.options import Debug, Json, RunArgument, override_words, print_json, run_names
+from unpad.cli.options import (
+    Debug,
+    Json,
+    RunArgument,
+    check_names,
+    check_run,
+    load_torch,
+    override_words,
+    print_json,
+    run_names,
+)
 from unpad.errors import REPLAY_DIFFERS
 from unpad.storage.paths import new_path, refuse_format, user_path
 from unpad.terminal.printing import print_lines

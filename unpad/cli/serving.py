@@ -1,14 +1,11 @@
 """The verb that puts a run behind HTTP."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unpad.cli.early import check_run
-from unpad.cli.options import Debug, RunArgument
+from unpad.cli.options import Debug, RunArgument, check_run
 from unpad.storage.paths import user_path
 
 verbs = typer.Typer()

@@ -1,15 +1,12 @@
 """Verbs that train: one run, or the trials of a search."""
 
-from __future__ import annotations
-
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from unpad.cli.early import check_recipe, check_run
-from unpad.cli.options import Debug, Overrides, Verbose, run_or_recipe_names
+from unpad.cli.options import Debug, Overrides, Verbose, check_recipe, check_run, run_or_recipe_names
 from unpad.storage.lock import RunLock
 from unpad.storage.paths import new_path
 from unpad.terminal.printing import print_lines
@@ -39,7 +36,7 @@ def train(
     debug: Debug = False,
 ) -> None:
     """Train a recipe, and print the commands that use the run."""
-    from unpad.processes.start import refuse_under_torchrun, started_by_torchrun
+    from unpad.processes.worker import refuse_under_torchrun, started_by_torchrun
     from unpad.run.folder import RECIPE, Start, holds_run, refuse_new_run
 
     start = Start.of(recipe, overrides or [], out, resume=resume)

@@ -1,15 +1,22 @@
 """Verbs that examine a recipe on the user's data without keeping a run: cost, certificate and doctor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from unpad.cli.early import check_recipe, check_run, check_run_or_recipe
-from unpad.cli.options import Debug, Json, OptionalSubject, Overrides, RecipeArgument, print_json
+from unpad.cli.options import (
+    Debug,
+    Json,
+    OptionalSubject,
+    Overrides,
+    RecipeArgument,
+    check_recipe,
+    check_run,
+    check_run_or_recipe,
+    print_json,
+)
 from unpad.cli.serving import missing_for_serve
 from unpad.errors import NOT_PROVED, RecipeError
 from unpad.storage.paths import new_path

@@ -4,8 +4,6 @@ The header of an image determines its number of patches. Pixels are decoded when
 thread and a few more, and stay in memory while they fit.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections import Counter
 from dataclasses import dataclass
@@ -44,7 +42,7 @@ KINDS = ("images",)
 UNITS = ("images", "patches")
 FILES = (CLASSES,)
 num_outputs = num_classes
-NO_TEXT = "this run classifies images and writes no text", "use `unpad infer {run} --image FILE`"
+NO_TEXT = "this run classifies images and writes no text", "use `unpad predict {run} FILE`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,7 +142,7 @@ class ImageData(ClassData[ImageExample]):
 
 def next_command(recipe: Recipe, run: str) -> str:
     """Command that uses a trained run."""
-    return f"unpad infer {run} --image FILE"
+    return f"unpad predict {run} FILE"
 
 
 def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wanted.LEARNING) -> ImageData:

@@ -65,7 +65,7 @@ def _learnt(example: Example) -> list[Turn]:
     """Replies whose tokens carry loss, in the order of the document; of a pair, these are its two."""
     if example.rejected is not None:
         return [example.turns[-1], example.rejected]
-    return [turn for turn in example.turns if turn.role == "assistant"]
+    return [turn for turn in example.turns if turn.role == "assistant" and turn.learned]
 
 
 def _faults_of_replies(example: Example, ids: np.ndarray, mask: np.ndarray, tokenizer: Tokenizer) -> Iterator[str]:

@@ -1,7 +1,5 @@
 """Measure a model on sequences, each exactly once, in batches; several processes share the batches by cost."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -10,10 +8,10 @@ from typing import Generic, TypeVar
 import numpy as np
 import torch
 
+from unpad.batching.balance import assign, micro_cost
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.pieces import TargetCount
 from unpad.batching.plan import Micro, Plan, plan
-from unpad.batching.shares import assign, micro_cost
 from unpad.data.family import Data
 from unpad.errors import needs_memory
 from unpad.models.contract import Model

@@ -1,7 +1,5 @@
 """Marks on patients unlike those of training: unknown codes, values in another unit, nothing before the landmark."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -66,7 +66,7 @@ KINDS = ("events",)
 UNITS = ("patients", "events")
 MOST_PATIENTS = 20_000  # of a regression with which a model begins
 FILES = (CODES,)
-NO_TEXT = "this run is one of patients and writes no text", "use `unpad embed {run}`"
+NO_TEXT = "this run is one of patients and writes no text", "use `unpad predict {run}`"
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,7 +406,8 @@ def num_outputs(files: dict[str, bytes]) -> int:
 
 def next_command(recipe: Recipe, run: str) -> str:
     """Command that uses a trained run."""
-    return f"unpad embed {run} --out vectors.parquet"
+    has_outcome = recipe.events.labels is not None
+    return f"unpad predict {run} --out risk.csv" if has_outcome else f"unpad embed {run} --out vectors.parquet"
 
 
 def near_duplicates(recipe: Recipe) -> list[str]:

@@ -4,8 +4,6 @@ Every sample has its own spans, so questions and images of any lengths share a b
 code that has one span for all samples.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """`unpad doctor`: the checks in the order in which they depend on each other, and their result."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Findings: a decorator that gives a check its code, severity and words in two languages, and their ranking."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable, Iterable

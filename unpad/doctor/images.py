@@ -1,7 +1,5 @@
 """Findings on pictures with a class each, and on those of questions (apart: findings of a family have its name)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unpad.data.images import ImageData

@@ -1,7 +1,5 @@
 """Layers in one pass over a batch, forward and backward: what is not finite, what grows, and what gets no gradient."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass

@@ -3,8 +3,6 @@
 The checks of the disk work in a new folder there, which is removed, and go through `unpad/storage/`, as a run does.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

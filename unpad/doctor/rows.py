@@ -1,7 +1,5 @@
 """Findings on the rows of any family: targets, copies on both sides of the split, spellings, and what a plan cuts."""
 
-from __future__ import annotations
-
 import hashlib
 import re
 import unicodedata

@@ -1,7 +1,5 @@
 """Findings on a recipe's settings, and on the metrics of a run."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """The subject of an examination: a recipe or a run, opened as training opens it, and copies of its model to try."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

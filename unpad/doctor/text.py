@@ -1,7 +1,5 @@
 """Findings on texts, conversations and pairs of replies: garbled characters, cuts, answers given away, tokens."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from itertools import islice, pairwise

@@ -1,8 +1,6 @@
 """Trials of copies of a model: some steps, a range of learning rates, one batch overfit, labels learnt from some
 sequences and judged on others; and the machine meanwhile."""
 
-from __future__ import annotations
-
 import math
 import tempfile
 import time

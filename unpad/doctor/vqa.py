@@ -1,7 +1,5 @@
 """Findings on questions about images."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 

@@ -5,8 +5,6 @@ one per resample of the bootstrap, which reads a block of resamples in one pass 
 equal scores count as equal. A measure that does not exist, as AUROC among patients of one class, is not a number.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

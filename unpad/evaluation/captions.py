@@ -1,7 +1,5 @@
 """Measures of captions: bits per character, and the right caption among others by likelihood."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, replace
 

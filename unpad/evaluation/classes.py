@@ -1,7 +1,5 @@
 """Predictions for rows with a class each, and their evaluation in training (apart: families of users import it)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

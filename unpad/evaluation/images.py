@@ -1,7 +1,5 @@
 """Evaluation of image classifiers: accuracy, by class too, and calibration."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial

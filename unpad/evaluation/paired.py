@@ -1,7 +1,5 @@
 """`unpad compare --rows`: differences between runs on the held-out examples that both have."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Sequence

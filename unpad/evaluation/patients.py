@@ -5,8 +5,6 @@ of one patient are not independent, and neither are its examples at several land
 Measures of the prediction leave out patients of unknown outcome.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -23,35 +21,12 @@ from unpad.data.patients import EventData
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.evaluation import binary, sets
+from unpad.evaluation import rows as example_rows
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, exact_share, ratio, refused
-from unpad.evaluation.rows import (
-    GROUP,
-    ID,
-    LANDMARK,
-    Columns,
-    Evaluation,
-    ExampleRows,
-    Measures,
-    Ranked,
-    Ratio,
-    named,
-    objects,
-)
+from unpad.inference import patients
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
-from unpad.inference.patients import (
-    COURSE,
-    UNKNOWN,
-    PatientPredictions,
-    batches,
-    by_class,
-    computed_at_once,
-    gives_probability,
-    predict,
-    probabilities,
-    trains,
-)
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import FIRST_COMPETING, OUTCOME, EventSets
 from unpad.nn.segments import real_tokens
@@ -61,7 +36,7 @@ MOST_CLASSES = 4  # of which patients are shown
 
 
 @torch.no_grad()
-def courses(over: Measuring[EventData], predictions: PatientPredictions) -> list[dict[str, Any]]:
+def courses(over: Measuring[EventData], predictions: patients.PatientPredictions) -> list[dict[str, Any]]:
     """Courses of the patients with and without the outcome with the highest and the lowest probability; of several
     classes, of patients of each of the commonest, and of the probability of their class.
 
@@ -138,9 +113,9 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
         SourceError: no term of `JUDGES` has targets.
     """
     assert isinstance(over.model, PredictsSets), "a model of patients"
-    terms = [name for name in JUDGES if trains(over.model, name)]
-    if gives_probability(over.model):
-        predictions = predict(over)
+    terms = [name for name in JUDGES if patients.trains(over.model, name)]
+    if patients.gives_probability(over.model):
+        predictions = patients.predict(over)
         if predictions.known.any():
             return _judged(predictions.only(predictions.known))
         terms = [name for name in terms if name != "classification"]
@@ -153,7 +128,7 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
     raise SourceError(what, where="data.holdout", fix="hold out others, or give one of these losses a weight")
 
 
-def _judged(known: PatientPredictions) -> HeldOut:
+def _judged(known: patients.PatientPredictions) -> HeldOut:
     """`held_out` by patients of known outcome."""
     rows, loss, why = outcome_rows(known, True, False), float(known.nll.mean()), dict[str, str]()
     values = {"loss": loss}
@@ -162,7 +137,7 @@ def _judged(known: PatientPredictions) -> HeldOut:
         value = float(measure.of(rows.columns, None))
         if not np.isnan(value):
             values[name] = value
-        elif isinstance(measure, Ranked) and measure.finish is not None:
+        elif isinstance(measure, example_rows.Ranked) and measure.finish is not None:
             why[name] = measure.finish(refused(len(known.labels), ""), rows.columns).note
     # Independent targets: their number says how far chance may move the loss.
     return HeldOut(loss, values, len(np.unique(known.patient)), why)
@@ -184,7 +159,7 @@ def _term_sums(over: Measuring[EventData]) -> dict[str, tuple[float, int]]:
     return sums
 
 
-def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Evaluation:
+def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> example_rows.Evaluation:
     """Measures of what the model was trained on: of the outcome (`outcome_rows`), and of sets (`sets.summarise_sets`).
 
     No patient is named in what the page draws.
@@ -200,19 +175,19 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
     counts = {"examples": len(ids)} if data.landmarks is not None else {}
     drawn: dict[str, Any] = {"family": "events", "counts": counts | {"patients": len(np.unique(groups))}}
     lines: list[str] = []
-    columns = named(data, ids, ID, data.ids[ids])
+    columns = example_rows.named(data, ids, example_rows.ID, data.ids[ids])
     if data.landmarks is not None:
-        columns = {ID: columns[ID], LANDMARK: data.landmarks[ids], **columns}
-    measures: Measures = {}
-    if gives_probability(model) or trains(model, "hazard"):
-        predictions = predict(over)
-        classifies = gives_probability(model) and bool(predictions.known.any())
+        columns = {example_rows.ID: columns[example_rows.ID], example_rows.LANDMARK: data.landmarks[ids], **columns}
+    measures: example_rows.Measures = {}
+    if patients.gives_probability(model) or patients.trains(model, "hazard"):
+        predictions = patients.predict(over)
+        classifies = patients.gives_probability(model) and bool(predictions.known.any())
         competing, horizon = tuple[str, ...](), 0.0
         if predictions.competing.shape[1]:
             assert run.recipe.events.labels is not None, "competing events are those of labels"
             assert data.horizon is not None, "their probabilities are up to a horizon"
             competing, horizon = tuple(run.recipe.events.labels.competing), data.horizon
-        ranks = classifies or trains(model, "hazard")
+        ranks = classifies or patients.trains(model, "hazard")
         of_outcome = outcome_rows(predictions, classifies, ranks, competing, horizon)
         metrics |= of_outcome.metrics()
         drawn["counts"] |= count(predictions, data.labels is not None)
@@ -223,25 +198,29 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> Eval
             lines = _surest_wrong(predictions, data, ids, num_shown)
             drawn |= describe(predictions)
             drawn["courses"] = courses(over, predictions)
-    wanted = [trains(model, "reconstruction"), trains(model, "next_code")]
+    wanted = [patients.trains(model, "reconstruction"), patients.trains(model, "next_code")]
     if any(wanted):
         scores = sets.score_sets(over, *wanted)
         metrics |= sets.summarise_sets(scores, data.codes, groups=groups)
         by_patient = sets.set_columns(scores, data.codes)
         columns |= by_patient
-        measures |= {name: Ratio(name, f"num_{name}") for name in by_patient if f"num_{name}" in by_patient}
+        measures |= {
+            name: example_rows.Ratio(name, f"num_{name}") for name in by_patient if f"num_{name}" in by_patient
+        }
         drawn["counts"] |= {"sets": len(scores.patient)}
     shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
-    return Evaluation(metrics, [f"evaluated: {shown}", *lines], drawn, ExampleRows(columns, measures))
+    return example_rows.Evaluation(
+        metrics, [f"evaluated: {shown}", *lines], drawn, example_rows.ExampleRows(columns, measures)
+    )
 
 
 def outcome_rows(
-    predictions: PatientPredictions,
+    predictions: patients.PatientPredictions,
     classifies: bool,
     ranks: bool,
     competing: tuple[str, ...] = (),
     horizon: float = 0.0,
-) -> ExampleRows:
+) -> example_rows.ExampleRows:
     """Rows of patients with the measures of their outcome.
 
     Args:
@@ -249,7 +228,7 @@ def outcome_rows(
         ranks: whether the risk was trained.
         competing: names of the competing events; horizon: days from the landmark, of their probabilities.
     """
-    measures: Measures = {}
+    measures: example_rows.Measures = {}
     if classifies:
         measures = _of_classes(predictions.classes) if predictions.classes else OF_OUTCOME
     if ranks and not predictions.classes:
@@ -257,24 +236,26 @@ def outcome_rows(
     for name in competing:
         measures = measures | _of_cause(name, np.float32(horizon))  # durations are rounded so
     columns = _columns(predictions, classifies or bool(competing), competing)
-    return ExampleRows(columns | {GROUP: predictions.patient}, measures)
+    return example_rows.ExampleRows(columns | {example_rows.GROUP: predictions.patient}, measures)
 
 
-def _columns(predictions: PatientPredictions, predicts: bool, competing_events: Sequence[str] = ()) -> Columns:
+def _columns(
+    predictions: patients.PatientPredictions, predicts: bool, competing_events: Sequence[str] = ()
+) -> example_rows.Columns:
     """Columns of the patients' rows: `risk`, `duration` and `observed`, whether it ended with the outcome; `competing`,
     whether with another event, where any did, and `competing_event`, its name, where these have probabilities; if it
     `predicts` probabilities, these, `label` (0, 1 or None), `loss` in nats and `num_targets`, 1 where the outcome is
     known. Of several classes in place of risk and times `prediction`, the likeliest, and `right`."""
     timed, known = ~np.isnan(predictions.durations), predictions.known
-    names, p = objects(predictions.classes), np.exp(predictions.log_p)
-    columns: Columns = {} if len(names) else {"risk": predictions.risk, "duration": predictions.durations}
+    names, p = example_rows.objects(predictions.classes), np.exp(predictions.log_p)
+    columns: example_rows.Columns = {} if len(names) else {"risk": predictions.risk, "duration": predictions.durations}
     competing = predictions.cause >= FIRST_COMPETING
     if columns:
         columns["observed"] = _known_only(predictions.cause == OUTCOME, timed)
     if competing.any():
         columns["competing"] = _known_only(competing, timed)
     if competing_events:
-        causes = objects([None, None, *competing_events])  # of censoring and the outcome
+        causes = example_rows.objects([None, None, *competing_events])  # of censoring and the outcome
         columns[EVENT] = _known_only(causes[predictions.cause], competing)
     if not predicts:
         return columns
@@ -293,7 +274,9 @@ def _columns(predictions: PatientPredictions, predicts: bool, competing_events: 
 
 def _known_only(values: np.ndarray, known: np.ndarray) -> np.ndarray:
     """(num,) object, None where a value is not known."""
-    return objects([value if one else None for value, one in zip(values.tolist(), known.tolist(), strict=True)])
+    return example_rows.objects(
+        [value if one else None for value, one in zip(values.tolist(), known.tolist(), strict=True)]
+    )
 
 
 # --------------------------------------------------------------------------- measures of the outcome
@@ -308,23 +291,25 @@ class _Over(NamedTuple):
     """
 
     needs: str
-    inputs: Callable[[Columns], tuple[np.ndarray, ...]]
+    inputs: Callable[[example_rows.Columns], tuple[np.ndarray, ...]]
     why: Callable[..., str]
 
     def __call__(
         self, measure: Callable[..., np.ndarray], limit: Callable[..., Metric] | None = None, **how: bool
-    ) -> Ranked:
+    ) -> example_rows.Ranked:
         """A measure; `limit` gives its metric exact limits, from it, the patient of every row, and the inputs."""
 
-        def finish(metric: Metric, rows: Columns) -> Metric:
+        def finish(metric: Metric, rows: example_rows.Columns) -> Metric:
             if np.isnan(metric.value):
                 return refused(metric.num, self.why(*self.inputs(rows)), metric.num_groups)
-            return metric if limit is None else limit(metric, rows[GROUP], *self.inputs(rows))
+            return metric if limit is None else limit(metric, rows[example_rows.GROUP], *self.inputs(rows))
 
-        return Ranked(self.needs, lambda rows, weights: measure(*self.inputs(rows), weights), finish, **how)
+        return example_rows.Ranked(
+            self.needs, lambda rows, weights: measure(*self.inputs(rows), weights), finish, **how
+        )
 
 
-def _outcome(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
+def _outcome(rows: example_rows.Columns) -> tuple[np.ndarray, np.ndarray]:
     return rows["label"].astype(np.int64), rows["probability"]
 
 
@@ -342,9 +327,9 @@ def _in_pairs(metric: Metric, patient: np.ndarray, labels: np.ndarray, p: np.nda
     return binary.exact_auroc(metric, labels, patient)
 
 
-LOSS = Ratio("loss", "num_targets")
+LOSS = example_rows.Ratio("loss", "num_targets")
 _OF_LABEL = _Over("label", _outcome, _why_no_outcome)
-OF_OUTCOME: Measures = {
+OF_OUTCOME: example_rows.Measures = {
     "auroc": _OF_LABEL(binary.auroc, _in_pairs),
     "average_precision": _OF_LABEL(binary.average_precision, lambda metric, *_: binary.one_sided_precision(metric)),
     "prevalence": _OF_LABEL(lambda labels, p, weights: ratio(labels, None, weights), share=True),
@@ -360,17 +345,17 @@ ONE_CLASS, NOBODY = "all have one class", "no patient has the class"
 ALONE = {"prevalence", "commonest_class", "calibration_error", "calibration_slope", "calibration_intercept"}
 
 
-def _of_classes(classes: Sequence[str]) -> Measures:
+def _of_classes(classes: Sequence[str]) -> example_rows.Measures:
     """`auroc`, the mean of `auroc_CLASS` of every class against the rest, `accuracy` beside that of always saying the
     `commonest_class`, `brier`, `loss` and `calibration_error`, of patients of known class. A class that no patient has,
     or all have, has no `auroc_CLASS`, and does not count in the mean."""
 
-    def inputs(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
+    def inputs(rows: example_rows.Columns) -> tuple[np.ndarray, np.ndarray]:
         labels = np.array([classes.index(name) for name in rows["label"].tolist()], np.int64)
         return labels, np.stack([rows[f"probability_{name}"] for name in classes], 1)
 
     def of_one(place: int) -> _Over:
-        def against_rest(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
+        def against_rest(rows: example_rows.Columns) -> tuple[np.ndarray, np.ndarray]:
             labels, p = inputs(rows)
             return labels == place, p[:, place]
 
@@ -386,7 +371,7 @@ def _of_classes(classes: Sequence[str]) -> Measures:
     of_all = _Over("label", inputs, lambda labels, p: ONE_CLASS)
     return {
         "auroc": of_all(binary.mean_auroc, rarest),
-        "accuracy": Ratio("right", "num_targets", share=True),
+        "accuracy": example_rows.Ratio("right", "num_targets", share=True),
         "commonest_class": of_all(commonest, share=True),
         "brier": of_all(binary.class_brier),
         "loss": LOSS,
@@ -395,11 +380,11 @@ def _of_classes(classes: Sequence[str]) -> Measures:
     }
 
 
-def _of_times(risk: str, name: str = "outcome") -> Ranked:
+def _of_times(risk: str, name: str = "outcome") -> example_rows.Ranked:
     """Concordance of a column of risks with the times to the outcome, or to the competing event `name`; after another
     of these it never comes."""
 
-    def inputs(rows: Columns) -> tuple[np.ndarray, ...]:
+    def inputs(rows: example_rows.Columns) -> tuple[np.ndarray, ...]:
         outcome = rows["observed"].astype(bool)
         mine = outcome if risk == "risk" else rows[EVENT] == name
         ended = outcome | rows["competing"].astype(bool) if "competing" in rows else outcome
@@ -412,12 +397,12 @@ def _of_times(risk: str, name: str = "outcome") -> Ranked:
     return _Over("observed", inputs, lambda *_: why)(binary.concordance, limit)
 
 
-def _of_cause(name: str, horizon: np.float32) -> Measures:
+def _of_cause(name: str, horizon: np.float32) -> example_rows.Measures:
     """Measures of the probability of a competing event, as those of the outcome: after another event this one never
     comes."""
     p = f"probability_{name}"
 
-    def inputs(rows: Columns) -> tuple[np.ndarray, np.ndarray]:
+    def inputs(rows: example_rows.Columns) -> tuple[np.ndarray, np.ndarray]:
         return (rows[EVENT] == name) & (rows["duration"] <= horizon), rows[p]
 
     def why(came: np.ndarray, p: np.ndarray) -> str:
@@ -441,15 +426,15 @@ def check_new(data: EventData, path: Path) -> NewFacts:
     return unknown_lines(data, mark_patients(data)), {}
 
 
-def count(predictions: PatientPredictions, labelled: bool) -> dict[str, int]:
+def count(predictions: patients.PatientPredictions, labelled: bool) -> dict[str, int]:
     """Count patients by outcome or class if the data has `labelled` them, and by end of observation if it has times to
     the outcome."""
     counts: dict[str, int] = {}
     if labelled:
-        names = {1: "with_outcome", 0: "without_outcome", UNKNOWN: "of_unknown_outcome"}
+        names = {1: "with_outcome", 0: "without_outcome", patients.UNKNOWN: "of_unknown_outcome"}
         if predictions.classes:
             names = {place: f"of_class_{name}" for place, name in enumerate(predictions.classes)}
-            names[UNKNOWN] = "of_unknown_class"
+            names[patients.UNKNOWN] = "of_unknown_class"
         counts = {name: int((predictions.labels == label).sum()) for label, name in names.items()}
     timed = ~np.isnan(predictions.durations)
     if timed.any():
@@ -461,7 +446,7 @@ def count(predictions: PatientPredictions, labelled: bool) -> dict[str, int]:
     return counts
 
 
-def describe(predictions: PatientPredictions) -> dict[str, Any]:
+def describe(predictions: patients.PatientPredictions) -> dict[str, Any]:
     """Contents of `evaluation.json`: observed and predicted shares with 95 % Wilson intervals, of as many trials as
     patients, and the two curves; of several classes the confusion matrix (rows: true classes)."""
     known = predictions.only(predictions.known)
@@ -497,7 +482,9 @@ def _thin(points: np.ndarray) -> list[list[float]]:
     return thinned
 
 
-def _surest_wrong(predictions: PatientPredictions, data: EventData, seq_ids: np.ndarray, num_shown: int) -> list[str]:
+def _surest_wrong(
+    predictions: patients.PatientPredictions, data: EventData, seq_ids: np.ndarray, num_shown: int
+) -> list[str]:
     if predictions.classes:
         names, sure = predictions.classes, np.exp(predictions.log_p.max(1))
         missed = predictions.known & (predictions.right == 0)
@@ -520,17 +507,20 @@ def held_out_inputs(run: LoadedRun, data: EventData, most: int) -> HeldOutInputs
     classifies, has_hazards = predicts(run)
 
     def compute(given: Sequence[RaggedBatch]) -> list[Numbers]:
-        found = [{"vector": one["vector"][0]} for one in computed_at_once(run, "vector", given)]
+        found = [{"vector": one["vector"][0]} for one in patients.computed_at_once(run, "vector", given)]
         if classifies or has_hazards:
-            for numbers, one in zip(found, computed_at_once(run, "predict", given), strict=True):
+            for numbers, one in zip(found, patients.computed_at_once(run, "predict", given), strict=True):
                 if classifies:
-                    numbers |= probabilities(run, one["log_p"], one["competing"])
+                    numbers |= patients.probabilities(run, one["log_p"], one["competing"])
                 numbers |= {"risk": one["risk"]} if has_hazards else {}
         if classifies:
-            for numbers, one in zip(found, computed_at_once(run, "explain", given), strict=True):
-                numbers |= {f"{COURSE}{name}": values for name, values in by_class(run, one["probability"]).items()}
+            for numbers, one in zip(found, patients.computed_at_once(run, "explain", given), strict=True):
+                numbers |= {
+                    f"{patients.COURSE}{name}": values
+                    for name, values in patients.by_class(run, one["probability"]).items()
+                }
                 numbers |= {"attention": one["attention"]}
         return found
 
-    inputs = [batch for row in rows for _, batch in batches(run, data, np.array([row]))]
+    inputs = [batch for row in rows for _, batch in patients.batches(run, data, np.array([row]))]
     return HeldOutInputs(data, rows, inputs, compute)

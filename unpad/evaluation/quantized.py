@@ -3,8 +3,6 @@
 The original's perplexity, how far predictions moved, and how often the likeliest answer stays.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -96,7 +97,7 @@ def evaluate_run(
             lines = _keep(loaded, scored.data, evaluation, part, scored.best_of)
         else:
             lines = [*lines, "not kept: the directory holds another run by now, or none"]
-    return evaluation.metrics, [*lines, *_write(rows, scored.data, evaluation, part)]
+    return evaluation.metrics, [*loaded.ending, *lines, *_write(rows, scored.data, evaluation, part)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +122,7 @@ def score(run: str, num_shown: int = 0, part: str | None = None) -> ScoredRun:
     loaded = load(run)
     measured = run_id(loaded.folder)
     refuse_without_data(loaded.recipe, loaded.folder, f"measure it on yours: unpad eval {run} --data FILE")
-    own_data = loaded.data()  # also for the test part: data that changed may have moved rows there from training
+    own_data = _own_data(loaded)  # also for the test part: data that changed may have moved rows there from training
     part = part or (PARTS[Split.TEST] if own_data.table.num_test else PARTS[Split.HOLDOUT])
     if part == PARTS[Split.TEST] and own_data.table.num_test:
         own_data = loaded.test_data()
@@ -135,6 +136,14 @@ def score(run: str, num_shown: int = 0, part: str | None = None) -> ScoredRun:
     best_of = _checks(loaded) if part == PARTS[Split.HOLDOUT] else None
     evaluation = _measure(loaded, own_data, seq_ids, num_shown, part, best_of)
     return ScoredRun(loaded, measured, own_data, part, best_of, evaluation)
+
+
+def _own_data(loaded: LoadedRun) -> Data:
+    try:
+        return loaded.data()
+    except SourceError as error:
+        fix = f"{error.fix}; or measure new data with --data FILE"
+        raise SourceError(error.summary, where=error.where, fix=fix, details=error.details) from None
 
 
 def rows_of(evaluation: Evaluation, data: Data, part: str) -> ExampleRows:
@@ -172,13 +181,18 @@ def _keep(loaded: LoadedRun, data: Data, evaluation: Evaluation, part: str, best
     return evaluation.lines
 
 
-def evaluate_new(run: str, num_shown: int, part: str | None, path: Path, rows: Path | None = None) -> Evaluation:
+def evaluate_new(
+    run: str, num_shown: int, part: str | None, path: Path, rows: Path | None = None, overrides: Sequence[str] = ()
+) -> Evaluation:
     """Evaluate all rows of new data, or those that declare a part; see `evaluate_run`.
+
+    Args:
+        overrides: of the recipe, such as data.on_bad_row=quarantine.
 
     Returns:
         The evaluation; its lines begin with the counts of the rows and what sets them apart from the training data.
     """
-    loaded = load(run)
+    loaded = load(run, overrides)
     new = open_data(recipe_for(loaded.recipe, path), loaded.files, Wanted.NEW)
     seq_ids = np.arange(len(new.table)) if part is None else np.flatnonzero(new.table.split == SPLITS[part])
     if not len(seq_ids):
@@ -186,7 +200,7 @@ def evaluate_new(run: str, num_shown: int, part: str | None, path: Path, rows: P
     name = str(path) if part is None else f"{path}, {part}"
     unknown = check_new(new, path)
     near, known = _near_training(loaded, new, seq_ids), _known(loaded, new, seq_ids)
-    lines = [*new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
+    lines = [*loaded.ending, *new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
     evaluation = _measure(loaded, new, seq_ids, num_shown, name, None)
     lines += [*(line for line in evaluation.lines if line not in lines), *_write(rows, new, evaluation, name)]

@@ -1,7 +1,5 @@
 """Evaluation on the sets of patients: how well a model rebuilds each set, and whether it expects the next."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -4,8 +4,6 @@ by the keywords of each question.
 Training calls `held_out` and `keepsakes`, `unpad eval` calls `evaluate`, for runs of texts and conversations.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path

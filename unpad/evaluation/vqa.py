@@ -1,7 +1,5 @@
 """Evaluation of answers about images: their accuracy, the loss of the right ones, and the visual tokens kept."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Cost of reading and answering questions, with all visual tokens and with the kept ones."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -17,9 +15,9 @@ from unpad.errors import RecipeError
 from unpad.evaluation.metrics import EXTREMES, Metric
 from unpad.inference.engine import advance, prefill
 from unpad.inference.loaded import generation_precision, load
+from unpad.models.cost import pruner_operations, reading_operations, sizes_of
 from unpad.models.vision_language.model import TEACHING, Mode, VisionLanguage
 from unpad.nn.block import BEFORE
-from unpad.nn.flops import pruner_operations, reading_operations, sizes_of
 from unpad.nn.linear import independent_rows, keep_copies
 from unpad.nn.precision import autocast
 

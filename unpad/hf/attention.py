@@ -4,8 +4,6 @@
 Without a mask of the same name transformers would hand None to the attention, whatever the batch says.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

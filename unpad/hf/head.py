@@ -6,8 +6,6 @@ logits of those. Where the head is one matrix product, the loss is computed in c
 together either.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple

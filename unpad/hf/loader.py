@@ -1,7 +1,5 @@
 """Flat batches of tokenized examples by our plan: every token once, none of padding."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence, Sized
@@ -14,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from unpad.batching.balance import assign_equally
 from unpad.batching.plan import Plan, plan
-from unpad.batching.shares import assign_equally
 from unpad.errors import PlanError, RecipeError, ResumeError, SourceError
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings

@@ -20,14 +20,16 @@ from typing import Any, Generic, TypeVar
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.pictures.album import seen_pictures
+from unpad.data.sources import chat
 from unpad.data.sources.bad_rows import MAX_SHOWN
-from unpad.data.sources.chat import messages_of, refuse_order
+from unpad.data.sources.chat import CONTEXTS, FIELDS, messages_of, refuse_order, with_system
 from unpad.data.sources.example import BadRow, place_of
 from unpad.data.sources.faults import FIXES, RowFault, missing
+from unpad.data.sources.fields import MESSAGES, REQUESTS
 from unpad.data.sources.files import FORMATS, SourceFile
 from unpad.data.sources.images import ImageExample
-from unpad.data.sources.reader import read, reading
-from unpad.data.sources.row import Row
+from unpad.data.sources.reader import OPTIONAL, read, reading
+from unpad.data.sources.row import Row, are_messages, is_blank
 from unpad.data.sources.vqa import asked
 from unpad.data.tokens.encode import encode_prompt
 from unpad.data.vqa import question_about_all
@@ -42,14 +44,14 @@ from unpad.recipes.training import GenerateSettings
 from unpad.run.folder import run_id
 from unpad.storage import LineLog
 from unpad.storage.disk import disk_errors
-from unpad.storage.strict_json import json_object
+from unpad.storage.reading import json_object
 from unpad.terminal.progress import held, progress
 from unpad.terminal.table import number_of
 
 BEGIN = b'{"line": '  # of every line of answers
 AHEAD = 2 * ROWS  # rows that are asked before the first of them is written, so that a free place is taken at once
 FAULT = "fault"  # field of a line that has no answer
-PROMPT_FIELDS = ("prompt", "system", "messages", "id")
+PROMPT_FIELDS = (*FIELDS, *OPTIONAL, "id")
 
 Report = Callable[[Collected], dict[str, Any]]  # fields of an answer
 Ask = Callable[[], tuple[Request, Report]]
@@ -159,8 +161,8 @@ class Written:
 
 
 def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = False) -> Written:
-    """Answer all prompts of a file: JSON lines or CSV, each row with `prompt`, or `messages` up to a user's; or plain
-    text, a prompt per line.
+    """Answer all prompts of a file: JSON lines or CSV, each row with `prompt`, or `messages` up to a user's, or in
+    another form of conversations that train; or plain text, a prompt per line.
 
     Every prompt draws with the next seed, as with `unpad generate`.
 
@@ -189,7 +191,7 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
 
     def prompts() -> Iterator[AskedRow]:
         lines = run.recipe.data.model_copy(update={"separator": "\n"})
-        return rows_of(path, read(table, lines, ("prompt", "messages"), ("system", "id")), example, ("id",), ask)
+        return rows_of(path, read(table, lines, (*REQUESTS, *MESSAGES), (*FIELDS, "id")), example, ("id",), ask)
 
     engine = Engine(run.generator, precision=precision, piece=PIECE, rows=ROWS)
     made_by = digest_of(run, settings, precision, same_seed)
@@ -210,7 +212,7 @@ def table_file(path: Path) -> SourceFile:
 
 
 def _prompt(run: LoadedRun, row: Row, strictly: bool) -> Prompt:
-    """The prompt of a row.
+    """The prompt of a row, in the forms of conversations that train, without its reply.
 
     Args:
         strictly: whether other fields are refused.
@@ -222,18 +224,19 @@ def _prompt(run: LoadedRun, row: Row, strictly: bool) -> Prompt:
     if type(row.value) is str:
         return run.prompt(row.value)
     if unknown := [name for name in row.names if strictly and name not in PROMPT_FIELDS]:
-        fix = f"leave it out; a row has {', '.join(PROMPT_FIELDS)}, and settings are of the command"
+        fix = "leave it out; a row has prompt, system, messages, id, and settings are of the command"
         raise RowFault("E_TYPE", f"unknown field {json.dumps(unknown[0], ensure_ascii=False)}", fix)
-    if "messages" in row and ("prompt" in row or "system" in row):
-        raise RowFault("E_TYPE", '"messages" stand beside "prompt" or "system"', "give one of them")
-    if "messages" not in row:
-        if "prompt" not in row:
-            raise missing(("prompt", "messages"), row.names)
-        system = row.text("system") if row.get("system") else ""
-        return run.prompt(row.text("prompt"), system)
-    turns = messages_of(row["messages"], '"messages"')
+    row.leave_out({name for source in run.recipe.data.chat for name in source.ignore})
+    request = row.one_of((*REQUESTS, *MESSAGES), "a request")
+    if request is None:
+        raise missing(("prompt", "messages"), row.names)
     if not reads_chat(run.recipe, run.tokenizer):
-        raise RowFault("E_TYPE", "the run was trained on no conversations", 'give it rows with "prompt"')
+        if [name for name in (*CONTEXTS, "history") if not is_blank(row.get(name))] or are_messages(row[request]):
+            raise RowFault("E_TYPE", "the run was trained on no conversations", 'give it rows with "prompt" alone')
+        return run.prompt(row.text(request), row.text("system") if row.get("system") else "")
+    turns = with_system(
+        row, messages_of(row[request], f'"{request}"') if request in MESSAGES else chat.asked(row, request)
+    )
     refuse_order([turn.role for turn in turns])
     if not turns or turns[-1].role != "user":
         raise RowFault("E_ROLE", "the last message is not of the user", "end with the user's message")

@@ -1,7 +1,5 @@
 """Conversation with a model, at a terminal or through a pipe."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

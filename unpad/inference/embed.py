@@ -1,7 +1,5 @@
 """`unpad embed`: embeddings of patients or of their sets, as a parquet file."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -216,7 +214,9 @@ def moved(recipe: Recipe, path: Path, *, labelled: bool = False) -> Recipe:
     if not labelled and labels is not None:
         keep = {"censored": "keep", "missing": "keep"}
         labels = labels.model_copy(update=keep) if isinstance(recipe.events.landmark, str) else None
-    names = {source.path for source in recipe.data.events} | ({labels.path} if labels is not None else set())
+    names = dict.fromkeys(
+        [source.path for source in recipe.data.events] + ([labels.path] if labels is not None else [])
+    )
     places = {name: path / Path(name).name for name in names}
     if len(names) == 1 and path.exists() and not all(place.exists() for place in places.values()):
         places = dict.fromkeys(names, path)

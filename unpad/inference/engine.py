@@ -8,8 +8,6 @@ The beginnings of prompts are kept for later ones. Only what was computed by rea
 another order, so replies are read again as part of the next prompt.
 """
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence

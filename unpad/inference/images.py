@@ -174,7 +174,7 @@ def check_asks(run: LoadedRun) -> VisionLanguage:
         RecipeError: the run answers none.
     """
     if not isinstance(run.model, VisionLanguage):
-        fix = "ask for classes with --image alone, or use a run of `unpad train vqa`"
+        fix = f"ask for classes: unpad predict {run.folder} DATA; or use a run of `unpad train vqa`"
         raise RecipeError("this run answers no questions about images", where=str(run.folder), fix=fix)
     return run.model
 

@@ -1,7 +1,5 @@
 """A trained run, opened for use."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +20,7 @@ from unpad.models import build_model, model_config
 from unpad.models.contract import Generates, Model, ModelConfig
 from unpad.models.objective import set_objective
 from unpad.nn.precision import Precision
-from unpad.nn.precision_choice import choose_precision
+from unpad.nn.product_speed import choose_precision
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import checked
 from unpad.recipes.training import GenerateSettings
@@ -31,7 +29,7 @@ from unpad.run.checkpoint import put_weights
 from unpad.run.folder import find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.quantized import Quantized, hold_quantized, read_quantized
-from unpad.run.report.history import read_log
+from unpad.run.report.history import read_log, run_state
 from unpad.storage.paths import user_path
 from unpad.terminal.table import number_of
 
@@ -184,6 +182,15 @@ class LoadedRun:
             return count_system_turns(read_log(self.folder))
         except SourceError:
             return None
+
+    @property
+    def ending(self) -> list[str]:
+        """A line on a run that did not finish."""
+        try:
+            state = run_state(self.folder, read_log(self.folder))
+        except SourceError:
+            return []
+        return [] if state == "finished" else [f"note: training did not finish: {state} at step {self.step:,}"]
 
     def data(self) -> Data:
         """The data of the run, read as it was for training: without the test part, which `test_data` reads.

@@ -1,7 +1,5 @@
 """Prompts for a run of texts or conversations, and the replies to them."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Decoders as models of Hugging Face, by the declarative description of a family, such as that of Llama."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -10,19 +8,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from unpad.errors import CheckpointError
-from unpad.interchange.folder import (
-    Architecture,
-    Change,
-    Fields,
-    Table,
-    TensorPart,
-    check_covered,
-    dtype_name,
-    largest,
-    merged,
-    refuse,
-    with_defaults,
-)
+from unpad.interchange import folder
 from unpad.interchange.readings import BIASES, GATED, HEADS, ROTARY, Reading, activation
 from unpad.models.contract import Model, ModelConfig
 from unpad.models.decoder import Config, Decoder
@@ -42,7 +28,7 @@ CORRECT = "correct it, or use another copy"
 
 
 @dataclass(frozen=True)
-class DecoderFamily(Architecture):
+class DecoderFamily(folder.Architecture):
     """A family of decoders.
 
     Args:
@@ -63,24 +49,24 @@ class DecoderFamily(Architecture):
     model_type: str
     names: Mapping[str, str]
     readings: tuple[Reading, ...]
-    fixed: Fields
-    defaults: Fields
+    fixed: folder.Fields
+    defaults: folder.Fields
     top: Mapping[str, str]
     blocks: Mapping[str, tuple[str, ...]]
     prefix: str = "model."
     layers: str = "layers"
     covered: Mapping[str, tuple[object, ...]] = field(default_factory=dict)
-    change: Callable[[str, Fields], Change] = lambda name, fields: Change()
+    change: Callable[[str, folder.Fields], folder.Change] = lambda name, fields: folder.Change()
     embedding: str = "embed.weight"
     kind: str = "decoder"
 
     # ----------------------------------------------------------------------- config.json
 
-    def config(self, given: Fields) -> tuple[Config, int]:
-        fields = with_defaults(self.defaults, given, "the file")
+    def config(self, given: folder.Fields) -> tuple[Config, int]:
+        fields = folder.with_defaults(self.defaults, given, "the file")
         quantised = fields.get("quantization_config")
-        check_covered([("quantization_config", quantised, [None])], "use weights that are not quantised")
-        check_covered([(name, fields.get(name, values[0]), values) for name, values in self.covered.items()])
+        folder.check_covered([("quantization_config", quantised, [None])], "use weights that are not quantised")
+        folder.check_covered([(name, fields.get(name, values[0]), values) for name, values in self.covered.items()])
         _check_numbers(fields)
         ours = dict(self.fixed)
         for here, there in self.names.items():
@@ -101,7 +87,7 @@ class DecoderFamily(Architecture):
             raise CheckpointError(f"{self.names.get(name, name) or 'sizes'}: {message}") from None
         return config, config.vocab_size or 0
 
-    def fields(self, model: Model, given: Fields) -> Fields:
+    def fields(self, model: Model, given: folder.Fields) -> folder.Fields:
         assert isinstance(model, Decoder), "a family of decoders"
         config = self._as_family(model.config)
         names = {there: config.__dict__[here] for here, there in self.names.items()}
@@ -111,10 +97,10 @@ class DecoderFamily(Architecture):
             "architectures": [self.architecture],
             "model_type": self.model_type,
             "vocab_size": model.vocab_size,
-            "torch_dtype": dtype_name(model),  # the name that all versions read
+            "torch_dtype": folder.dtype_name(model),  # the name that all versions read
         }
         old = given if given.get("model_type") == self.model_type else {}
-        whole = merged(old, fields)
+        whole = folder.merged(old, fields)
         held, wanted = _meaning(self.config(whole)[0]), _meaning(config)
         for name, value in wanted.items():
             if held[name] != value:
@@ -131,14 +117,16 @@ class DecoderFamily(Architecture):
 
     # ----------------------------------------------------------------------- tensors
 
-    def table(self, config: ModelConfig, vocab_size: int, fields: Fields) -> Table:
+    def table(self, config: ModelConfig, vocab_size: int, fields: folder.Fields) -> folder.Table:
         assert isinstance(config, Config), "a family of decoders"
-        complete = with_defaults(self.defaults, fields, "the file")
+        complete = folder.with_defaults(self.defaults, fields, "the file")
         with torch.device("meta"):
             shapes = {name: tuple(value.shape) for name, value in Decoder(config, vocab_size).state_dict().items()}
         return {ours: tuple(self._parts(ours, shape, config, complete)) for ours, shape in shapes.items()}
 
-    def _parts(self, ours: str, shape: tuple[int, ...], config: Config, fields: Fields) -> list[TensorPart]:
+    def _parts(
+        self, ours: str, shape: tuple[int, ...], config: Config, fields: folder.Fields
+    ) -> list[folder.TensorPart]:
         """Tensors that a parameter stacks."""
         layer, kind = ours.rsplit(".", 1)
         if layer.startswith("blocks."):
@@ -154,7 +142,7 @@ class DecoderFamily(Architecture):
             heights = stacked.get(inner, [config.hidden] * len(names))
         changes = [self.change(name, fields) for name in names]
         return [
-            TensorPart(name, rows, change.shape_there((rows, *shape[1:])), change)
+            folder.TensorPart(name, rows, change.shape_there((rows, *shape[1:])), change)
             for name, rows, change in zip(names, heights, changes, strict=True)
         ]
 
@@ -174,24 +162,24 @@ class DecoderFamily(Architecture):
         return state
 
 
-def _check_numbers(fields: Fields) -> None:
+def _check_numbers(fields: folder.Fields) -> None:
     """Raise CheckpointError if a size is not a positive integer that a model can have, or a factor no positive
     number."""
     for names, kinds, expected in ((SIZES, (int,), "a positive integer"), (FACTORS, (int, float), "a positive number")):
         for name in names:
             value = fields.get(name)
             if value is not None and (type(value) not in kinds or not value > 0):
-                raise refuse(name, value, expected, CORRECT)
-            if names is SIZES and value is not None and value > largest(name):
+                raise folder.refuse(name, value, expected, CORRECT)
+            if names is SIZES and value is not None and value > folder.largest(name):
                 fix = (
                     "correct it: a context is the one that the model was trained with"
                     if "position" in name
                     else CORRECT
                 )
-                raise refuse(name, value, f"at most {largest(name):,}", fix)
+                raise folder.refuse(name, value, f"at most {folder.largest(name):,}", fix)
     full = fields.get("max_window_layers")
     if full is not None and (type(full) is not int or full < 0):
-        raise refuse("max_window_layers", full, "a number of blocks", CORRECT)
+        raise folder.refuse("max_window_layers", full, "a number of blocks", CORRECT)
 
 
 def _meaning(config: Config) -> dict[str, object]:
@@ -221,8 +209,8 @@ NAMES = {
     "width": "hidden_size", "hidden": "intermediate_size", "blocks": "num_hidden_layers", "eps": "rms_norm_eps",
     "tied": "tie_word_embeddings", "attention_dropout": "attention_dropout",
 }  # fmt: skip
-FIXED: Fields = {"norm": "rmsnorm", "positions": "rotary"}
-DEFAULTS: Fields = {
+FIXED: folder.Fields = {"norm": "rmsnorm", "positions": "rotary"}
+DEFAULTS: folder.Fields = {
     "hidden_act": "silu", "rms_norm_eps": 1e-6, "attention_dropout": 0.0, "attention_bias": False, "mlp_bias": False,
     "rope_theta": 10000.0, "tie_word_embeddings": False,
 }  # fmt: skip

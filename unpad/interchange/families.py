@@ -1,7 +1,5 @@
 """Families of models that folders may hold, by `model_type` of config.json."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

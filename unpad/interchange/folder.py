@@ -4,8 +4,6 @@ The `Table` of a family of models (`families.py`) maps the tensors of a folder t
 read from its mapped file directly into its parameter, so weights are never held twice.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence

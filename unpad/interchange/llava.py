@@ -7,8 +7,6 @@ inside or outside the language model, the tower with or without `vision_model`. 
 decoders, as in a folder of its own (`decoders.py`); here are the tower and the projector.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,25 +17,8 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 
 from unpad.errors import CheckpointError
+from unpad.interchange import folder as hf_folder
 from unpad.interchange.decoders import LLAMA, DecoderFamily
-from unpad.interchange.folder import (
-    ANOTHER_COPY,
-    CONFIG,
-    Architecture,
-    Fields,
-    NotCovered,
-    Table,
-    TensorPart,
-    check_covered,
-    dtype_name,
-    largest,
-    load_model,
-    merged,
-    read_json_files,
-    refuse,
-    save_model,
-    with_defaults,
-)
 from unpad.interchange.readings import Reading
 from unpad.models import decoder
 from unpad.models.contract import Model, ModelConfig
@@ -48,17 +29,17 @@ COVERED = "use a LLaVA 1.5 checkpoint: a CLIP vision tower, two linear layers an
 LIKE_LLAVA = "build the model like LLaVA 1.5, or keep it as a checkpoint of unpad"
 
 # Values of the fields that config.json omits.
-LLAVA: Fields = {
+LLAVA: hf_folder.Fields = {
     "model_type": "llava", "image_token_index": 32000, "projector_hidden_act": "gelu", "vision_feature_layer": -2,
     "vision_feature_select_strategy": "default", "multimodal_projector_bias": True, "tie_word_embeddings": False,
     "quantization_config": None,
 }  # fmt: skip
-CLIP: Fields = {
+CLIP: hf_folder.Fields = {
     "model_type": "clip_vision_model", "hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12,
     "num_attention_heads": 12, "num_channels": 3, "image_size": 224, "patch_size": 32, "hidden_act": "quick_gelu",
     "layer_norm_eps": 1e-5, "attention_dropout": 0.0,
 }  # fmt: skip
-LARGE_CLIP: Fields = {  # if all of vision_config is omitted
+LARGE_CLIP: hf_folder.Fields = {  # if all of vision_config is omitted
     **CLIP, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24, "num_attention_heads": 16,
     "image_size": 336, "patch_size": 14,
 }  # fmt: skip
@@ -73,7 +54,13 @@ TOP_NAMES = {
     "image_id": "image_token_index", "projector_activation": "projector_hidden_act",
     "projector_bias": "multimodal_projector_bias",
 }  # fmt: skip
-VISION_FIXED: Fields = {"positions": "learned", "pre_norm": True, "norm": "layernorm", "bias": True, "causal": False}
+VISION_FIXED: hf_folder.Fields = {
+    "positions": "learned",
+    "pre_norm": True,
+    "norm": "layernorm",
+    "bias": True,
+    "causal": False,
+}
 
 PLAIN = ("relu", "gelu", "quick_gelu")  # activations with equal names in both
 # Layers here -> layers of transformers; one of a block may stack several.
@@ -93,15 +80,15 @@ INSIDE = {"language_model.": "model.", "vision_tower.": "vision_model."}  # mode
 POST_NORM = "vision_tower.post_layernorm"  # of CLIP's class token, which LLaVA never reads
 
 
-def _check_as_released(fields: Fields) -> Fields:
+def _check_as_released(fields: hf_folder.Fields) -> hf_folder.Fields:
     """Refuse positions and heads that no LLaVA 1.5 has, though a Llama may."""
     head_dim = fields["hidden_size"] // fields["num_attention_heads"]
     rules: list[tuple[str, object, Sequence[object]]] = [("head_dim", fields.get("head_dim", head_dim), [head_dim])]
     for name in ("rope_scaling", "rope_parameters"):
-        rope = with_defaults({}, fields.get(name, {}), name)
+        rope = hf_folder.with_defaults({}, fields.get(name, {}), name)
         rules.append((f"{name}.rope_type", rope.get("rope_type", rope.get("type", "default")), ["default"]))
         rules.append((f"{name}.partial_rotary_factor", rope.get("partial_rotary_factor", 1), [1]))
-    check_covered(rules)
+    hf_folder.check_covered(rules)
     return {}
 
 
@@ -118,7 +105,7 @@ LANGUAGE = replace(
 )  # fmt: skip
 
 
-def load_llava(folder: str | Path) -> tuple[VisionLanguage, Fields]:
+def load_llava(folder: str | Path) -> tuple[VisionLanguage, hf_folder.Fields]:
     """Load a model from a folder, saved in any precision.
 
     Returns:
@@ -129,8 +116,8 @@ def load_llava(folder: str | Path) -> tuple[VisionLanguage, Fields]:
         CheckpointError: a file is missing or damaged, a field of config.json is not covered, or a tensor is missing,
             unknown or of another shape; names the file and the field or tensor.
     """
-    files = read_json_files(Path(folder))
-    model = load_model(Path(folder), Llava(), files[CONFIG])
+    files = hf_folder.read_json_files(Path(folder))
+    model = hf_folder.load_model(Path(folder), Llava(), files[hf_folder.CONFIG])
     assert isinstance(model, VisionLanguage), "as its config says"
     return model, files
 
@@ -149,11 +136,11 @@ def save_llava(model: VisionLanguage, folder: str | Path, files: Mapping[str, An
         CheckpointError: the model has a part that such a checkpoint cannot describe; names the field.
         DiskError: the folder cannot be written, or holds other contents.
     """
-    save_model(model, Path(folder), Llava(), files)
+    hf_folder.save_model(model, Path(folder), Llava(), files)
 
 
 @dataclass(frozen=True)
-class Llava(Architecture):
+class Llava(hf_folder.Architecture):
     """The family of LLaVA."""
 
     text: DecoderFamily = LANGUAGE
@@ -162,10 +149,10 @@ class Llava(Architecture):
 
     kind: str = "vision_language"
 
-    def config(self, given: Fields) -> tuple[Config, int]:
-        top = with_defaults(LLAVA, given, "the file")
+    def config(self, given: hf_folder.Fields) -> tuple[Config, int]:
+        top = hf_folder.with_defaults(LLAVA, given, "the file")
         large = top.get("vision_config") is None
-        vision = with_defaults(LARGE_CLIP if large else CLIP, top.get("vision_config") or {}, "vision_config")
+        vision = hf_folder.with_defaults(LARGE_CLIP if large else CLIP, top.get("vision_config") or {}, "vision_config")
         _check_sizes(top, vision)
         _check_covered(top, vision)
         language, vocab_size = self._language(top)
@@ -180,21 +167,21 @@ class Llava(Architecture):
         except ValidationError as error:
             first = error.errors()[0]
             what = f"{'.'.join(map(str, first['loc'])) or error.title}: {first['msg'].removeprefix('Value error, ')}"
-            raise CheckpointError(what, fix=ANOTHER_COPY) from None
+            raise CheckpointError(what, fix=hf_folder.ANOTHER_COPY) from None
 
-    def _language(self, top: Fields) -> tuple[decoder.Config, int]:
+    def _language(self, top: hf_folder.Fields) -> tuple[decoder.Config, int]:
         """Config of the language model and its vocabulary size, by the section `text_config`."""
-        section = with_defaults({}, top.get("text_config") or {}, "text_config")
+        section = hf_folder.with_defaults({}, top.get("text_config") or {}, "text_config")
         tied = bool(top["tie_word_embeddings"] or section.get("tie_word_embeddings"))
         try:
             config, vocab_size = self.text.config({**section, "tie_word_embeddings": tied})
         except CheckpointError as error:
-            fix = COVERED if isinstance(error, NotCovered) else ""
+            fix = COVERED if isinstance(error, hf_folder.NotCovered) else ""
             raise type(error)(f"text_config.{error.what}", fix=fix) from None
         # As the file says it, also where it equals the number of heads: recipes of runs from such a folder have it so.
         return config.model_copy(update={"kv_heads": section.get("num_key_value_heads")}), vocab_size
 
-    def fields(self, model: Model, given: Fields) -> Fields:
+    def fields(self, model: Model, given: hf_folder.Fields) -> hf_folder.Fields:
         assert isinstance(model, VisionLanguage), "a family of models that read images"
         _check_expressible(model.config)
         try:
@@ -204,9 +191,9 @@ class Llava(Architecture):
             raise CheckpointError(f"language.{error.what}", where=where, fix=LIKE_LLAVA) from None
         spare = ("architectures", "torch_dtype", "rope_scaling")  # said at the top of the file, and never set
         section = {name: value for name, value in language.items() if name not in spare}
-        return merged(given, {**_config_fields(model), "text_config": section})
+        return hf_folder.merged(given, {**_config_fields(model), "text_config": section})
 
-    def table(self, config: ModelConfig, vocab_size: int, fields: Fields) -> Table:
+    def table(self, config: ModelConfig, vocab_size: int, fields: hf_folder.Fields) -> hf_folder.Table:
         assert isinstance(config, Config), "a family of models that read images"
         language = self.text.table(config.language, vocab_size, fields.get("text_config") or {})
         return _vision_table(config) | {f"decoder.{ours}": parts for ours, parts in language.items()}
@@ -237,7 +224,7 @@ class Llava(Architecture):
 # --------------------------------------------------------------------------- names and shapes
 
 
-def _vision_table(config: Config) -> Table:
+def _vision_table(config: Config) -> hf_folder.Table:
     """Tensors of the tower and the projector, with their names of transformers without the prefix `model.`."""
     with torch.device("meta"):
         tower, projector = Tower(config.vision), Projector(config)
@@ -245,7 +232,7 @@ def _vision_table(config: Config) -> Table:
     for ours, shape in _shapes(projector).items():
         layer, kind = ours.split(".")
         name = f"multi_modal_projector.{PROJECTOR[layer]}.{kind}"
-        table[f"projector.{ours}"] = (TensorPart(name, shape[0], shape),)
+        table[f"projector.{ours}"] = (hf_folder.TensorPart(name, shape[0], shape),)
     return table
 
 
@@ -253,7 +240,7 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(value.shape) for name, value in module.state_dict().items()}
 
 
-def _tower_parts(ours: str, shape: tuple[int, ...], config: TowerConfig) -> tuple[TensorPart, ...]:
+def _tower_parts(ours: str, shape: tuple[int, ...], config: TowerConfig) -> tuple[hf_folder.TensorPart, ...]:
     """Tensors that a parameter of the tower stacks."""
     if ours.startswith("blocks."):
         _, index, inner = ours.split(".", 2)
@@ -264,13 +251,13 @@ def _tower_parts(ours: str, shape: tuple[int, ...], config: TowerConfig) -> tupl
     rows = shape[0] // len(names)
     # Patches are embedded by a convolution in transformers: by channel, row and column.
     columns = (3, config.patch, config.patch) if ours == "patch_embed.weight" else shape[1:]
-    return tuple(TensorPart(f"vision_tower.{name}", rows, (rows, *columns)) for name in names)
+    return tuple(hf_folder.TensorPart(f"vision_tower.{name}", rows, (rows, *columns)) for name in names)
 
 
 # --------------------------------------------------------------------------- config.json
 
 
-def _config_fields(model: VisionLanguage) -> Fields:
+def _config_fields(model: VisionLanguage) -> hf_folder.Fields:
     """Fields of config.json that describe a model, besides its language model."""
     config, vision = model.config, model.config.vision
     return {
@@ -278,7 +265,7 @@ def _config_fields(model: VisionLanguage) -> Fields:
         "architectures": ["LlavaForConditionalGeneration"], "model_type": "llava", "image_seq_length": vision.side**2,
         "vision_feature_layer": vision.feature_layer, "vision_feature_select_strategy": "default",
         "tie_word_embeddings": config.language.tied,
-        "torch_dtype": dtype_name(model),  # the name that all versions read
+        "torch_dtype": hf_folder.dtype_name(model),  # the name that all versions read
         "vision_config": {
             **{theirs: getattr(vision, ours) for ours, theirs in VISION_NAMES.items()},
             "model_type": "clip_vision_model", "num_channels": 3, "image_size": vision.side * vision.patch,
@@ -286,21 +273,21 @@ def _config_fields(model: VisionLanguage) -> Fields:
     }  # fmt: skip
 
 
-def _check_sizes(top: Fields, vision: Fields) -> None:
+def _check_sizes(top: hf_folder.Fields, vision: hf_folder.Fields) -> None:
     """Raise CheckpointError if a size is not a positive integer, such as a list of sizes."""
     for name in SIZES:
-        if type(vision[name]) is not int or not 1 <= vision[name] <= largest(name):
-            expected = f"a positive integer of at most {largest(name):,}"
-            raise refuse(f"vision_config.{name}", vision[name], expected, COVERED)
+        if type(vision[name]) is not int or not 1 <= vision[name] <= hf_folder.largest(name):
+            expected = f"a positive integer of at most {hf_folder.largest(name):,}"
+            raise hf_folder.refuse(f"vision_config.{name}", vision[name], expected, COVERED)
     for name in ("vision_feature_layer", "image_token_index"):
         if type(top[name]) is not int:
-            raise refuse(name, top[name], "one integer", COVERED)
+            raise hf_folder.refuse(name, top[name], "one integer", COVERED)
     if vision["image_size"] % vision["patch_size"]:
         multiple = f"a multiple of {vision['patch_size']}"
-        raise refuse("vision_config.image_size", vision["image_size"], multiple, COVERED)
+        raise hf_folder.refuse("vision_config.image_size", vision["image_size"], multiple, COVERED)
 
 
-def _check_covered(top: Fields, vision: Fields) -> None:
+def _check_covered(top: hf_folder.Fields, vision: hf_folder.Fields) -> None:
     """Raise CheckpointError if the file requires a feature that models here lack."""
     rules: list[tuple[str, object, Sequence[object]]] = [
         ("model_type", top["model_type"], ["llava"]),
@@ -311,7 +298,7 @@ def _check_covered(top: Fields, vision: Fields) -> None:
         ("vision_config.num_channels", vision["num_channels"], [3]),
         ("vision_config.hidden_act", vision["hidden_act"], PLAIN),
     ]
-    check_covered(rules, COVERED)
+    hf_folder.check_covered(rules, COVERED)
 
 
 def _check_expressible(config: Config) -> None:

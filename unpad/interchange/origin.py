@@ -3,8 +3,6 @@
 Training imports this file, and it imports the readers of folders only for a folder.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Groups of fields in config.json, and the equivalent fields of a decoder."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

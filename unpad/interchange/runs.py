@@ -1,7 +1,5 @@
 """`unpad import` and `unpad export`: a folder of Hugging Face as a run, and a run as a folder."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -29,19 +27,8 @@ from unpad.recipes.data import Template, TokenizerSettings
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import LoraSettings, OptimSettings, TrainSettings
 from unpad.run import checkpoint
+from unpad.run import folder as run_folder
 from unpad.run.base import KEY, read_base, run_weights
-from unpad.run.folder import (
-    CHECKPOINTS,
-    COMMAND,
-    FAMILY,
-    IMPORT,
-    KEPT,
-    MADE_BY,
-    RECIPE,
-    find_run,
-    refuse_run,
-    run_recipe,
-)
 from unpad.run.kept import open_files
 from unpad.run.report.history import LOG
 from unpad.storage.paths import refuse_format
@@ -116,7 +103,7 @@ def import_folder(name: str, out: Path) -> list[str]:
         RecipeError: `out` holds a run, or the extra for names of a hub is not installed.
         DiskError: it cannot be written.
     """
-    refuse_run(out)
+    run_folder.refuse_run(out)
     snapshot = download_model(name) if is_hub_name(name) else None
     folder = folder_of(name) if snapshot is None else snapshot.folder
     origin = {} if snapshot is None else {"repository": snapshot.name, "commit": snapshot.commit}
@@ -135,12 +122,12 @@ def import_folder(name: str, out: Path) -> list[str]:
             "train": TrainSettings(init_from=str(out), max_epochs=TUNING_EPOCHS),
         }
     )
-    about = {MADE_BY: f"{IMPORT} {source}", FAMILY: family.architecture, **origin}
+    about = {run_folder.MADE_BY: f"{run_folder.IMPORT} {source}", run_folder.FAMILY: family.architecture, **origin}
     with _made(out, recipe, about, f"imported from {source}"):
         values = {"data": "", "imported": origin.get("repository", str(folder))}
         state = checkpoint.State(0, checkpoint.model_tensors(model.state_dict()), values)
-        checkpoint.save_named(out / CHECKPOINTS, "best", state)
-        storage.write_folder(out / KEPT, origin_files(str(folder)))
+        checkpoint.save_named(out / run_folder.CHECKPOINTS, "best", state)
+        storage.write_folder(out / run_folder.KEPT, origin_files(str(folder)))
         storage.write_atomic(out / TOKENIZER, tokenizer.to_bytes())
     parameters = sum(parameter.numel() for parameter in model.parameters())
     chat = "with its chat template" if tokenizer.chat is not None else "without a chat template"
@@ -153,7 +140,7 @@ def import_folder(name: str, out: Path) -> list[str]:
         *([f"note: {remark}"] if remark else []),
         "",
         *([] if reads_images else [f"next:  {use}"]),
-        f"       unpad train {out / RECIPE} {data}=FILE --out runs/tuned",
+        f"       unpad train {out / run_folder.RECIPE} {data}=FILE --out runs/tuned",
     ]
 
 
@@ -164,13 +151,13 @@ def _made(out: Path, recipe: Recipe, about: Mapping[str, str], message: str) -> 
     storage.make_folder(out)
     with storage.RunLock(out):
         yield
-        command = {"recipe": str(out / RECIPE), "overrides": [], "precision": "fp32", **about}
-        storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+        command = {"recipe": str(out / run_folder.RECIPE), "overrides": [], "precision": "fp32", **about}
+        storage.write_atomic(out / run_folder.COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
         log = storage.LineLog(out / LOG)
         time = datetime.now().astimezone().isoformat(timespec="milliseconds")
         log.append({"time": time, "kind": "finished", "step": 0, "heldout_loss": None, "message": message})
         log.close()
-        storage.write_atomic(out / RECIPE, recipe.to_yaml())
+        storage.write_atomic(out / run_folder.RECIPE, recipe.to_yaml())
 
 
 def _check_vocabulary(tokenizer: Tokenizer, model: Model, folder: Path) -> None:
@@ -257,7 +244,7 @@ def export_adapter(name: str, out: Path, kind: str | None = None) -> list[str]:
         CheckpointError: no family holds the model; names the field of each.
         DiskError: the folder holds other contents.
     """
-    folder = find_run(name)
+    folder = run_folder.find_run(name)
     refuse_format(out)
     run = _open_run(name)
     family = _family(run.model, run.given, kind, name)
@@ -293,13 +280,13 @@ class _Run:
 
 
 def _open_run(name: str) -> _Run:
-    folder = find_run(name)
-    recipe = run_recipe(folder)
+    folder = run_folder.find_run(name)
+    recipe = run_folder.run_recipe(folder)
     files = open_files(recipe, folder)
     model = build_model(model_config(recipe.model), data_family(recipe).num_outputs(files))
     checkpoint.put_weights(model, run_weights(folder)[0], str(folder))
     kept = origin_files(name)
-    given: Fields = shaped(kept[CONFIG], Fields, folder / KEPT / CONFIG) if CONFIG in kept else {}
+    given: Fields = shaped(kept[CONFIG], Fields, folder / run_folder.KEPT / CONFIG) if CONFIG in kept else {}
     tokenizer = kept_tokenizer(files) if TOKENIZER in files else None
     return _Run(recipe, model, tokenizer, kept, given)
 
@@ -317,7 +304,7 @@ def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) ->
         kind = str(given.get("model_type"))
         if kind not in FAMILIES:
             what = f'{CONFIG} that the run keeps names the family "{kind[:40]}", which is unknown'
-            raise CheckpointError(what, where=f"{name}, {KEPT}/{CONFIG}", fix="name a family with --family")
+            raise CheckpointError(what, where=f"{name}, {run_folder.KEPT}/{CONFIG}", fix="name a family with --family")
     reasons: dict[str, str] = {}
     for one in [kind] if kind is not None else TRIED:
         family = FAMILIES[one]
@@ -329,6 +316,9 @@ def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) ->
                 reasons[one] = error.what
         else:
             reasons[one] = f"it holds no model of kind {model.config.kind}"
+    if kind is None and not any(FAMILIES[one].kind == model.config.kind for one in TRIED):
+        fix = "copy the run's folder, which is all that `unpad predict` and `unpad serve` need"
+        raise RecipeError(f"transformers has no form of a model of kind {model.config.kind}", where=name, fix=fix)
     what = "no family holds this model: " + "; ".join(f"{one}: {reason}" for one, reason in reasons.items())
     raise CheckpointError(what, where=name, fix="change the field that a family names, and train again")
 

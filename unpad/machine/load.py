@@ -1,7 +1,5 @@
 """The processor: name, instructions, the cores that this process may use, and their load by it and by others."""
 
-from __future__ import annotations
-
 import os
 import platform
 import time

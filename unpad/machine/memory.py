@@ -1,7 +1,5 @@
 """Memory: used by this process, its peak since a chosen moment, and what is still available; files of the system."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator

@@ -5,8 +5,6 @@ A model file (`model.py` of a folder) has `DATA`, the file of `data/` that it re
 `contract.py` lists the members that training, evaluation, generation and the proof use.
 """
 
-from __future__ import annotations
-
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType

@@ -5,8 +5,6 @@ base, are frozen and change their names: `to_qkv.weight` becomes `to_qkv.base_la
 alone, and `merged` adds them to the base's weights, without peft.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from fnmatch import fnmatch

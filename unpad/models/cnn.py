@@ -4,8 +4,6 @@ A sequence is one image with one token; the token's vector holds all pixels. Wit
 image's result does not depend on the rest of the batch.
 """
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Literal
 

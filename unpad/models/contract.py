@@ -4,8 +4,6 @@ Every model is a `Model`; its defaults fit most of them. The classes after it ar
 have: a model subclasses each one it has, and code that needs one asks by `isinstance`.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import ClassVar, Literal, Protocol, runtime_checkable

@@ -17,6 +17,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models.contract import Generates, LearnsPreferences, ModelConfig
+from unpad.nn import rope
 from unpad.nn.block import (
     BEFORE,
     AttentionSettings,
@@ -34,14 +35,6 @@ from unpad.nn.losses import Terms, cross_entropy, target_nll, token_nll
 from unpad.nn.norm import Norm
 from unpad.nn.precision import wide_dtype, widened
 from unpad.nn.preference import count_pairs, pair_terms
-from unpad.nn.rope import (
-    ContextMethod,
-    Rotary,
-    position_table,
-    rotary_frequencies,
-    rotary_table,
-    scaled_frequencies,
-)
 from unpad.recipes.section import Section
 
 DATA = "text"
@@ -93,7 +86,7 @@ class Config(ModelConfig, BlockConfig):
     """Kind of position encoding."""
     rope_theta: float = Field(10000.0, gt=0)
     """Base of the rotary frequencies."""
-    context_method: ContextMethod = "none"
+    context_method: rope.ContextMethod = "none"
     """How rotary positions reach past the trained context."""
     context_factor: float = Field(1.0, ge=1)
     """Context wanted over context trained."""
@@ -347,35 +340,35 @@ class Decoder(Generates, LearnsPreferences):
         elif self.config.positions == "sinusoidal":
             # Embeddings start at 0.02 and the table at 1: without the factor positions would drown the tokens.
             factor = 0.02 if batch.input_ids is not None else 1.0
-            table = position_table(limit, self.config.width, factor, x.dtype, positions.device)
+            table = rope.position_table(limit, self.config.width, factor, x.dtype, positions.device)
             x = x + table.index_select(0, positions)
         share = self.config.embed_dropout if self.training else 0.0
         return dropout(x, share, draw(), batch.layout.places) if share else x
 
-    def _rotary(self, position_ids: Tensor, dtype: torch.dtype) -> Rotary | None:
+    def _rotary(self, position_ids: Tensor, dtype: torch.dtype) -> rope.Rotary | None:
         config = self.config
         if config.positions != "rotary":
             return None
-        frequencies = rotary_frequencies(
+        frequencies = rope.rotary_frequencies(
             config.head_dim, config.rope_theta, config.context_method, config.context_factor
         )
         if (scaling := config.rope_scaling) is not None:
-            frequencies = scaled_frequencies(
+            frequencies = rope.scaled_frequencies(
                 frequencies,
                 factor=scaling.factor,
                 low=scaling.low_freq_factor,
                 high=scaling.high_freq_factor,
                 context=scaling.original_context,
             )
-        return rotary_table(position_ids, frequencies, wide_dtype(dtype))
+        return rope.rotary_table(position_ids, frequencies, wide_dtype(dtype))
 
-    def _local_rotary(self, position_ids: Tensor, dtype: torch.dtype) -> Rotary | None:
+    def _local_rotary(self, position_ids: Tensor, dtype: torch.dtype) -> rope.Rotary | None:
         """Angles of the blocks with a window, if they differ from those of the others."""
         config = self.config
         if config.sliding_rope_theta is None:
             return None
-        frequencies = rotary_frequencies(config.head_dim, config.sliding_rope_theta, "none", 1.0)
-        return rotary_table(position_ids, frequencies, wide_dtype(dtype))
+        frequencies = rope.rotary_frequencies(config.head_dim, config.sliding_rope_theta, "none", 1.0)
+        return rope.rotary_table(position_ids, frequencies, wide_dtype(dtype))
 
 
 def _take(hidden: Tensor, index: Tensor) -> Tensor:

@@ -4,8 +4,6 @@ Layers call `self_attention`, which runs what `kernel.choose_kernels` chooses fo
 same result, forward and backward, as `reference_attention`; `unpad prove` shows it for the user's own data.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

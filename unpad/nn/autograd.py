@@ -1,7 +1,5 @@
 """Typed call of an autograd function; torch's own has no types."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

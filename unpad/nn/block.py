@@ -11,11 +11,10 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from unpad.batching.layout import Layout, PaddedLayout
-from unpad.nn.activation import GATED, Kind, activate
+from unpad.nn.activation import GATED, KINDS, Kind, activate
 from unpad.nn.attend import Attend
 from unpad.nn.attention import scale_values, self_attention
 from unpad.nn.linear import Linear, apart
-from unpad.nn.native.activation import KINDS
 from unpad.nn.norm import Norm
 from unpad.nn.rope import Rotary, rotate
 from unpad.recipes.section import Section

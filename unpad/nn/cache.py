@@ -17,7 +17,7 @@ from unpad.nn.attention import attend_rows, in_window, self_attention
 from unpad.nn.kernel import runs_native
 from unpad.nn.linear import rows_are_independent
 from unpad.nn.native import library
-from unpad.nn.native.decode import decode_attention, piece_attention, supports
+from unpad.nn.native.attention import decode_attention, piece_attention, supports_decoding
 from unpad.nn.rope import Rotary, rotate
 
 PLACES = 256  # tokens; without native kernels a prompt may be cut at multiples of it
@@ -174,7 +174,7 @@ class KeyValueCache:
             if self._reading and runs_native(qkv.dtype, qkv.device, qkv.shape[2]):
                 return piece_attention(qkv, layout.cu_seqlens, buffers, lengths, heads, how)
             biased = any(one.bias is not None for one in held)
-            if not self._reading and not biased and library.runs(qkv) and supports(qkv.dtype, qkv.shape[2]):
+            if not self._reading and not biased and library.runs(qkv) and supports_decoding(qkv.dtype, qkv.shape[2]):
                 return decode_attention(qkv, buffers, lengths, heads, how)
             q, k, v = _turned(qkv, heads, how.rotary)
             for one, new, keys, values in zip(held, news, k.split(news), v.split(news), strict=True):

@@ -5,8 +5,6 @@ keeps one weight per head, query and key of a rectangle. Rectangles are at most 
 direction, unless that makes more than MAX_GROUPS of them.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass

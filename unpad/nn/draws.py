@@ -7,8 +7,6 @@ update; layers that some passes skip, as those of images, count theirs `apart`. 
 The hash is the finaliser of MurmurHash3 (Appleby 2011), as in native/simd.h.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager

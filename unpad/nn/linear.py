@@ -5,8 +5,6 @@ with the same weights; inside `keep_copies` a copy lives until its weight change
 what it would get alone; inside `independent_rows` no product looks at the number of its rows.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,9 +21,33 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from unpad.machine.load import processor_fields
 from unpad.nn.autograd import apply
 from unpad.nn.native import library
+from unpad.nn.native.library import call, operator
 from unpad.nn.native.quantized import QuantizedWeight, multiply_int8, runs_native
-from unpad.nn.native.rowwise_linear import rowwise_linear
 from unpad.nn.scope import Scope
+
+
+def _empty(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+@operator("rowwise_linear", _empty)
+def rowwise_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x weight^T + bias without gradient; a row's result depends neither on the other rows nor on their number.
+
+    Args:
+        x: (num_rows, in) bf16, fp32 or fp64.
+        weight: (out, in) of x's type.
+        bias: (out,) of x's type.
+
+    Returns:
+        (num_rows, out) of x's type; sums are kept in fp32 or wider.
+    """
+    x, y = x.contiguous(), _empty(x, weight)
+    assert x.dtype == weight.dtype == (x if bias is None else bias).dtype, "mixed dtypes"
+    assert x.shape[1] == weight.shape[1], (tuple(x.shape), tuple(weight.shape))
+    assert bias is None or bias.shape == weight.shape[:1], "the bias has other outputs"
+    call("rowwise_linear", x.dtype, *x.shape, weight.shape[0], torch.get_num_threads(), x, weight, bias, y)
+    return y
 
 
 @dataclass

@@ -9,8 +9,6 @@ In bf16 on a processor, targets that the model predicts with near certainty are 
 2411.09009, there of single numbers on a GPU). fp32 and fp64 leave out nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any

@@ -1,19 +1,179 @@
-"""Residual add and normalisation over channels in one operation, accumulated in fp32 or wider."""
+"""Residual add, dropout and normalisation over channels in one operation `unpad::add_norm`, summed in fp32 or wider."""
 
-from __future__ import annotations
-
-from typing import Literal
+import ctypes
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from unpad.batching.layout import Layout, PaddedLayout
+from unpad.nn.autograd import apply
 from unpad.nn.draws import draw, dropout
 from unpad.nn.linear import compute_dtype
 from unpad.nn.native import library
-from unpad.nn.native.norm import add_norm
+from unpad.nn.native.library import call, fields, operator, pointer
 from unpad.nn.precision import wide_dtype, widened
+
+
+class _Norm(ctypes.Structure):
+    """`struct unpad_norm` of kernels.h."""
+
+    _fields_ = fields("q total_tokens width", "d eps dropout", "u seed", "p places", "i centred num_threads")
+
+
+def add_norm(
+    residual: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    eps: float,
+    centred: bool,
+    dropout: float = 0.0,
+    seed: int = 0,
+    places: Tensor | None = None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """sum = residual + dropout(delta); y = normalise(sum) * weight + bias. All four tensors may need a gradient.
+
+    Args:
+        residual: (total_tokens, width), wide: fp64 for fp64 activations, fp32 for others.
+        delta: (total_tokens, width) of `dtype`, output of the previous layer; None for none.
+        weight, bias: (width,), wide; bias None for none.
+        eps: added to the variance.
+        centred: True for LayerNorm, False for RMSNorm.
+        dropout: share of `delta` set to zero, below 1; the rest is divided by 1 - dropout.
+        seed: 0 to 2**63 - 1; determines which numbers stay, the same in forward and backward.
+        places: (total_tokens,) int64, of the tokens for dropout; None: those in the run.
+        dtype: of activations, a key of `DTYPES`.
+
+    Returns:
+        sum (total_tokens, width), wide, `residual` itself without a delta; y (total_tokens, width) of `dtype`.
+    """
+    settings = (eps, centred, dropout, seed, None if places is None else places.contiguous())
+    if torch.is_grad_enabled():
+        both: tuple[Tensor, Tensor] = apply(_AddNorm, residual, delta, weight, bias, settings, dtype)
+        return both
+    total, y, _ = _forward(residual, delta, weight, bias, *settings, dtype)
+    return residual if delta is None else total, y
+
+
+class _AddNorm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        residual: Tensor,
+        delta: Tensor | None,
+        weight: Tensor,
+        bias: Tensor | None,
+        settings: tuple[float, bool, float, int, Tensor | None],
+        dtype: torch.dtype,
+    ) -> tuple[Tensor, Tensor]:
+        total, y, stats = _forward(residual, delta, weight, bias, *settings, dtype)
+        if delta is None:
+            total = residual
+        ctx.save_for_backward(total, stats, weight, settings[4])
+        ctx.settings, ctx.dtype = settings[:4], dtype
+        ctx.has_delta, ctx.has_bias = delta is not None, bias is not None
+        ctx.set_materialize_grads(False)
+        return total, y
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        grad_total, grad_y = grads
+        total, stats, weight, places = ctx.saved_tensors
+        if grad_y is None:  # only the sum was used
+            grad_y = torch.zeros_like(total, dtype=ctx.dtype)
+        settings = *ctx.settings, places
+        grad_residual, grad_delta, grad_weight, grad_bias = _backward(
+            grad_y, grad_total, total, stats, weight, ctx.has_delta, ctx.has_bias, *settings
+        )
+        return (
+            grad_residual,
+            grad_delta if ctx.has_delta else None,
+            grad_weight,
+            grad_bias if ctx.has_bias else None,
+            None,
+            None,
+        )
+
+
+def _outputs(residual: Tensor, delta: Tensor | None, *settings: Any) -> tuple[Tensor, Tensor, Tensor]:
+    """Empty tensors for sum, y and stats; an operator may not return its argument: without delta sum is empty."""
+    total = residual.new_empty(residual.shape if delta is not None else 0)
+    return total, residual.new_empty(residual.shape, dtype=settings[-1]), residual.new_empty((len(residual), 2))
+
+
+@operator("add_norm", _outputs)
+def _forward(
+    residual: Tensor,
+    delta: Tensor | None,
+    weight: Tensor,
+    bias: Tensor | None,
+    eps: float,
+    centred: bool,
+    dropout: float,
+    seed: int,
+    places: Tensor | None,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
+    wide = wide_dtype(dtype)
+    assert residual.dtype == wide, f"activations of {dtype} with a residual of {residual.dtype}"
+    for vector in (weight,) if bias is None else (weight, bias):
+        assert vector.dtype == wide, f"parameters of {vector.dtype} with a residual of {wide}"
+        assert vector.shape == residual.shape[1:], "parameters do not match"
+    if delta is not None:
+        assert delta.dtype == dtype, f"delta is {delta.dtype}, not {dtype}"
+        assert delta.shape == residual.shape, "delta does not match"
+        delta = delta.contiguous()
+    outputs = _outputs(residual, delta, dtype)
+    sizes = _sizes(residual, eps, centred, dropout, seed, places)
+    call("add_norm_forward", dtype, sizes, residual.contiguous(), delta, weight, bias, *outputs)
+    return outputs
+
+
+def _grads(
+    grad_y: Tensor, grad_sum: Any, total: Any, stats: Any, weight: Tensor, has_delta: bool, has_bias: bool, *_: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Empty tensors for the gradients of residual, delta, weight and bias, without numbers for a missing tensor."""
+    return (
+        weight.new_empty(grad_y.shape),
+        grad_y.new_empty(grad_y.shape if has_delta else 0),
+        weight.new_empty(weight.shape),
+        weight.new_empty(weight.shape if has_bias else 0),
+    )
+
+
+@operator("add_norm_backward", _grads)
+def _backward(
+    grad_y: Tensor,
+    grad_sum: Tensor | None,
+    total: Tensor,
+    stats: Tensor,
+    weight: Tensor,
+    has_delta: bool,
+    has_bias: bool,
+    eps: float,
+    centred: bool,
+    dropout: float,
+    seed: int,
+    places: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_y, total = grad_y.contiguous(), total.contiguous()
+    grad_sum = None if grad_sum is None else grad_sum.contiguous()
+    grads = _grads(grad_y, None, None, None, weight, has_delta, has_bias)
+    wanted = grads[0], grads[1] if has_delta else None, grads[2], grads[3] if has_bias else None
+    sizes = _sizes(grad_y, eps, centred, dropout, seed, places)
+    call("add_norm_backward", grad_y.dtype, sizes, grad_y, grad_sum, total, stats, weight, *wanted)
+    return grads
+
+
+def _sizes(x: Tensor, eps: float, centred: bool, dropout: float, seed: int, places: Tensor | None) -> _Norm:
+    assert 0 <= dropout < 1, f"dropout of {dropout}"
+    return _Norm(*x.shape, eps, dropout, seed, pointer(places), centred, torch.get_num_threads())
 
 
 def _runs_native(residual: Tensor, weight: Tensor, dtype: torch.dtype) -> bool:

@@ -1,7 +1,5 @@
 """Position embeddings of patches in images of any size."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -1,7 +1,5 @@
 """Numeric precision: the context that computes in it, and the wider dtype of sums."""
 
-from __future__ import annotations
-
 from contextlib import AbstractContextManager, nullcontext
 
 import torch

@@ -6,8 +6,6 @@ negative log-likelihood that the chosen reply has the larger reward (Bradley-Ter
 and counts, here over pairs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 
 import torch

@@ -3,8 +3,6 @@
 Angles are computed in fp64 and cast last, so that fp64 models stay exact to fp64.
 """
 
-from __future__ import annotations
-
 import math
 from functools import lru_cache
 from typing import Literal

@@ -1,7 +1,5 @@
 """Values that code inside a `with` reads without their being passed along."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar

@@ -1,17 +1,17 @@
-"""Operations within each sequence of a flat run: sums, means, softmax and order.
+"""Operations within each sequence of a flat run: sums, means, softmax, order, and pooling by attention.
 
 Sums run over the tokens of their own sequence in order and without atomics: they repeat to the bit and do not depend on
 the rest of the batch.
 """
 
-from __future__ import annotations
-
+import math
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from unpad.batching.layout import Layout, PaddedLayout
+from unpad.nn.linear import Linear
 from unpad.nn.precision import widened
 
 
@@ -91,3 +91,28 @@ def segment_top_k(scores: Tensor, layout: Layout, k: Tensor) -> Tensor:
         stops = torch.repeat_interleave(stops, layout.lengths(), output_size=len(order))
     place = torch.arange(len(order), device=order.device)
     return torch.empty_like(order, dtype=torch.bool).index_copy_(0, order, place < stops)
+
+
+class AttentionPool(nn.Module):
+    """Attention of one learned query per head to the tokens of each sequence (Lee et al. 2019, arXiv 1810.00825,
+    section 3.2, with a single seed).
+
+    A query over all channels needs no projection of keys, and the linear layer that follows is the output projection.
+
+    Args:
+        width: channels of tokens and of the result.
+        heads: divides `width`.
+    """
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        assert width % heads == 0, f"heads {heads} does not divide width {width}"
+        self.heads = heads
+        self.query = Linear(width, heads, bias=False)  # row h is the query of head h
+        self.to_value = Linear(width, width, bias=False)
+
+    def forward(self, x: Tensor, layout: Layout | PaddedLayout) -> Tensor:
+        """Pool (total_tokens, width) into (num_seqs, width), in fp32 or wider; an empty sequence gives zeros."""
+        weights = segment_softmax(self.query(x) / math.sqrt(x.shape[1]), layout)  # (num_tokens, heads)
+        values = widened(self.to_value(real_tokens(x, layout))).unflatten(-1, (self.heads, -1))
+        return sum_runs((weights[..., None] * values).flatten(1), layout.lengths())

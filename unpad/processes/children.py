@@ -4,8 +4,6 @@ A child is forked from a process that has imported all modules and computed noth
 the threads of parallel products. Children leave Ctrl-C to this process and never outlive it.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import signal

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from unpad.errors import LostProcessError, UnpadError
-from unpad.processes.start import refuse_under_torchrun, started_by_torchrun
+from unpad.processes.worker import refuse_under_torchrun, started_by_torchrun
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup

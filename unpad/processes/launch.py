@@ -5,8 +5,6 @@ failed, the remaining ones are ended. A signal to this process is passed on to t
 second signal kills them.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

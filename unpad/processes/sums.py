@@ -26,8 +26,6 @@ An update of one micro-batch has nothing to add; its gradient stays as it is, an
 changes no number.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""One of several processes, seen from inside: where it prints, and how it ends.
+"""One of several processes, seen from inside: how it was started, where it prints, and how it ends.
 
 The first has the terminal, each other one a log of its own. Output from before the run directory is known goes to a
 temporary file. `keep_log` moves this to RUN/processes/RANK.log, where all later output is appended. If the process
@@ -22,9 +22,27 @@ from contextlib import suppress
 from pathlib import Path
 
 from unpad import storage
-from unpad.errors import PLEASE_REPORT, SIGNALS, UNFORESEEN, LostProcessError, UnpadError
+from unpad.errors import PLEASE_REPORT, SIGNALS, UNFORESEEN, LostProcessError, RecipeError, UnpadError
 from unpad.storage.disk import disk_errors, file_mode, write_all
 from unpad.terminal.printing import print_text
+
+
+def started_by_torchrun() -> bool:
+    """True if `unpad train --processes` or torchrun started this process as one of several."""
+    return {"RANK", "LOCAL_RANK"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
+def refuse_under_torchrun(what: str, where: str, fix: str) -> None:
+    """Refuse a command that one of several processes cannot run.
+
+    Raises:
+        RecipeError: with this message; all processes raise it, and the first prints it.
+    """
+    if started_by_torchrun():
+        error = RecipeError(what, where=where, fix=fix)
+        error.is_agreed = True
+        raise error
+
 
 LAUNCHER = "UNPAD_LAUNCHER"  # set by `launch`: its process id
 LAST_S = 30.0  # to wait for the end of the first process, which has an error to report

@@ -5,8 +5,6 @@ equal the same sequences one at a time, in outputs, loss terms and all gradients
 precision and kernels: it must agree with fp64 within stated bounds, and isolation must be exact.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import replace
@@ -25,34 +23,9 @@ from unpad.nn.kernel import as_weighted, by_definition, noted
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
 from unpad.nn.preference import PER_TOKEN
+from unpad.proof import measure
 from unpad.proof.content import gap_of, is_zero, units_of
 from unpad.proof.line import Certificate, Line, Lines, not_applicable
-from unpad.proof.measure import (
-    EXACT,
-    FURTHER,
-    MOST_MANY,
-    UNSORTED,
-    Case,
-    Claims,
-    Measurement,
-    ProofSubject,
-    Variant,
-    bundles_at_a_time,
-    change_sequence,
-    claims_of,
-    equal_line,
-    error_lines,
-    in_own_precision,
-    isolation_line,
-    kernel_names,
-    largest_error,
-    made_and_equal,
-    more_variants,
-    native_lines,
-    per_sequence,
-    target_lines,
-    torch_lines,
-)
 from unpad.proof.plain import Provable, as_model
 from unpad.recipes.training import Weight
 from unpad.terminal.progress import counted
@@ -89,21 +62,21 @@ def prove(
         raise ProofError("prove needs a flat run of sequences with targets", fix="use a RaggedBatch that is not padded")
     model = as_model(model)
     batch = batch.select([i for i, length in enumerate(batch.attended.lengths().tolist()) if length])
-    alone = claims_of(model).alone(batch)
+    alone = measure.claims_of(model).alone(batch)
     whole = list(range(len(alone)))
-    return certify(model, alone, [Variant("packed", [batch], [whole])], precision=precision, device=device)
+    return certify(model, alone, [measure.Variant("packed", [batch], [whole])], precision=precision, device=device)
 
 
 def certify(
     model: Model,
     alone: list[RaggedBatch],
-    variants: list[Variant],
+    variants: list[measure.Variant],
     *,
     precision: Precision = "fp32",
     device: torch.device | None = None,
     expected_kernels: set[str] | None = None,
     losses: dict[str, Weight] | None = None,
-    trained: Variant | None = None,
+    trained: measure.Variant | None = None,
     broken: Sequence[Line] = (),
     few: str = "",
     many: Sequence[RaggedBatch] = (),
@@ -126,12 +99,14 @@ def certify(
     if len(model.modes) > 1:  # all lines but `more_lines` need an output for every token
         model = copy.deepcopy(model)
         model.mode = ORIGIN
-    claims, lines = claims_of(model), Lines(broken)
+    claims, lines = measure.claims_of(model), Lines(broken)
     weights = Objective.of(model, losses).final(model)
     exact = copy.deepcopy(model).double().to(device).eval()
     alone = [one.to(device) for one in alone]
     with library.switched_off(), by_definition():
-        truth = lines.value("each sequence alone", lambda: bundles_at_a_time(exact, alone, weights, claims.outputs))
+        truth = lines.value(
+            "each sequence alone", lambda: measure.bundles_at_a_time(exact, alone, weights, claims.outputs)
+        )
     units = lines.value("content of each sequence", lambda: units_of(alone))
     if units is None:
         return lines.certificate()
@@ -146,17 +121,20 @@ def certify(
     if base is None or truth is None:
         return lines.certificate()
     if not variants or any(isinstance(batch.layout, PaddedLayout) for batch in variants[0].micros):
-        joined = Variant("joined", [base], [list(range(len(alone)))])
+        joined = measure.Variant("joined", [base], [list(range(len(alone)))])
         variants = [replace(joined, gap=_gap(joined, units, few)), *variants]
-    packed, subject = variants[0], ProofSubject(exact, truth, device, claims.outputs, gap=_gap_of_truth(truth))
+    packed, subject = variants[0], measure.ProofSubject(exact, truth, device, claims.outputs, gap=_gap_of_truth(truth))
     whole = _with(few, gap_of([range(base.num_seqs)], units))
     _add_exact_lines(lines, subject, variants, base, claims, whole)
     if len(many) > 1:
         lines.add(subject.claim(MANY), lambda: _many_lines(subject, [one.to(device) for one in many]))
     ran = _add_own_precision_lines(
-        lines, in_own_precision(subject, model), packed, trained, precision, expected_kernels or ()
+        lines, measure.in_own_precision(subject, model), packed, trained, precision, expected_kernels or ()
     )
-    lines.add("further claims", lambda: claims.more_lines(Case(model, alone, base, packed, weights, precision, device)))
+    lines.add(
+        "further claims",
+        lambda: claims.more_lines(measure.Case(model, alone, base, packed, weights, precision, device)),
+    )
     missing = sorted(set(expected_kernels or ()) - ran)
     lines.done += [
         Line("attention of this run's longer or shorter sequences", name, None, None, None, NOT_RUN) for name in missing
@@ -165,18 +143,26 @@ def certify(
 
 
 def _add_exact_lines(
-    lines: Lines, subject: ProofSubject, variants: list[Variant], base: RaggedBatch, claims: Claims, gap: str
+    lines: Lines,
+    subject: measure.ProofSubject,
+    variants: list[measure.Variant],
+    base: RaggedBatch,
+    claims: measure.Claims,
+    gap: str,
 ) -> None:
     """Lines in fp64; `gap` is the gap of all sequences in one batch."""
     model = subject.model
     for variant in counted(variants, "comparing", len(variants), "ways to batch"):
-        lines.add(subject.claim(variant.name), partial(equal_line, subject, variant))
-    more = more_variants(base, gap)
+        lines.add(subject.claim(variant.name), partial(measure.equal_line, subject, variant))
+    more = measure.more_variants(base, gap)
     for name, make in more.items():
-        lines.add(subject.claim(name), partial(made_and_equal, subject, make))
-    lines.add(subject.claim(f"{variants[0].name}, torch alone"), lambda: torch_lines(subject, variants[0]))
+        lines.add(subject.claim(name), partial(measure.made_and_equal, subject, make))
+    lines.add(subject.claim(f"{variants[0].name}, torch alone"), lambda: measure.torch_lines(subject, variants[0]))
     if library.enabled():
-        lines.add(subject.claim(f"{UNSORTED}, torch alone"), lambda: torch_lines(subject, more[UNSORTED]()))
+        lines.add(
+            subject.claim(f"{measure.UNSORTED}, torch alone"),
+            lambda: measure.torch_lines(subject, more[measure.UNSORTED]()),
+        )
     lines.add(CROSSING, lambda: _cross_gradient_line(model, base, claims))
     lines.add(PADDING, lambda: _pad_contents_line(model, base, claims))
     if model.causal:
@@ -190,12 +176,12 @@ def _with(few: str, gap: str) -> str:
     return gap and gap + few
 
 
-def _gap(variant: Variant, units: Sequence[bytes], few: str) -> str:
+def _gap(variant: measure.Variant, units: Sequence[bytes], few: str) -> str:
     """The reason why comparing a variant with sequences alone proves nothing; empty if it can."""
     return _with(few, gap_of(variant.rows, units, split=variant.is_plan))
 
 
-def _gap_of_truth(truth: Measurement) -> str:
+def _gap_of_truth(truth: measure.Measurement) -> str:
     """The reason why equality with the reference proves nothing."""
     if is_zero(truth.outputs):
         return "all outputs are 0 with these weights"
@@ -204,9 +190,9 @@ def _gap_of_truth(truth: Measurement) -> str:
 
 def _add_own_precision_lines(
     lines: Lines,
-    own: ProofSubject,
-    packed: Variant,
-    trained: Variant | None,
+    own: measure.ProofSubject,
+    packed: measure.Variant,
+    trained: measure.Variant | None,
     precision: Precision,
     expected: Collection[str],
 ) -> set[str]:
@@ -218,18 +204,20 @@ def _add_own_precision_lines(
     first, against = len(lines.done), f"{precision} against fp64"
     # The loss of a pair depends on a small difference of large sums, and their rounding is not small relative to it.
     terms = PER_TOKEN if isinstance(own.model, LearnsPreferences) and own.model.beta is not None else None
-    near = lines.add(against, lambda: error_lines(own, packed, precision, terms))
+    near = lines.add(against, lambda: measure.error_lines(own, packed, precision, terms))
     if near:
-        lines.add(f"{precision} native kernels", lambda: native_lines(own, packed, precision, near[-1]))
-        lines.add(f"{precision} targets left out", lambda: target_lines(own, packed, precision))
-    lines.add(f"{precision} isolation", lambda: isolation_line(own, packed, precision))
+        lines.add(f"{precision} native kernels", lambda: measure.native_lines(own, packed, precision, near[-1]))
+        lines.add(f"{precision} targets left out", lambda: measure.target_lines(own, packed, precision))
+    lines.add(f"{precision} isolation", lambda: measure.isolation_line(own, packed, precision))
     if trained is not None and trained is not packed and set(expected) - _kernels(lines.done[first:]):
         on_plan = replace(own, prefix=f"{trained.name}: ")
-        lines.add(on_plan.prefix + against, lambda: error_lines(on_plan, trained, precision, terms))
+        lines.add(on_plan.prefix + against, lambda: measure.error_lines(on_plan, trained, precision, terms))
     if WEIGHTED & (set(expected) - _kernels(lines.done[first:])):
         weighted = replace(own, prefix="kernel of dropout: ")
         with as_weighted():
-            lines.add(weighted.prefix + against, lambda: error_lines(weighted, trained or packed, precision, terms))
+            lines.add(
+                weighted.prefix + against, lambda: measure.error_lines(weighted, trained or packed, precision, terms)
+            )
     return _kernels(lines.done[first:])
 
 
@@ -241,13 +229,13 @@ def _kernels(lines: Sequence[Line]) -> set[str]:
 # --------------------------------------------------------------------------- lines in fp64
 
 
-def _labels_line(alone: list[RaggedBatch], variants: list[Variant]) -> Line:
+def _labels_line(alone: list[RaggedBatch], variants: list[measure.Variant]) -> Line:
     """Labels and positions equal those of the sequence alone, and no other place has a label."""
     wrong = 0
     for variant in variants:
         for batch, rows in zip(variant.micros, variant.rows, strict=True):
-            labels, masks = per_sequence(batch.labels, batch), per_sequence(batch.loss_mask, batch)
-            positions = per_sequence(batch.position_ids, batch)
+            labels, masks = measure.per_sequence(batch.labels, batch), measure.per_sequence(batch.loss_mask, batch)
+            positions = measure.per_sequence(batch.position_ids, batch)
             for row, label, mask, position in zip(rows, labels, masks, positions, strict=True):
                 wrong += _wrong_labels(alone[row] if row >= 0 else None, label, mask, position)
             wrong += batch.target_index.numel() - sum(int(mask.sum()) for mask in masks)  # a label in the padding
@@ -309,7 +297,7 @@ def _repeat_line(model: Model, batch: RaggedBatch) -> Line:
     return line.unless("all outputs are 0 with these weights" if is_zero([once]) else "")
 
 
-def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Line:
+def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: measure.Claims) -> Line:
     """The gradient of one sequence's output with respect to the inputs of all others is exactly zero.
 
     Outputs are traced back in groups, by the binary digits of each sequence's number: two sequences differ in some
@@ -333,33 +321,41 @@ def _cross_gradient_line(model: Model, batch: RaggedBatch, claims: Claims) -> Li
 
 
 @torch.no_grad()
-def _many_lines(subject: ProofSubject, alone: Sequence[RaggedBatch]) -> list[Line]:
+def _many_lines(subject: measure.ProofSubject, alone: Sequence[RaggedBatch]) -> list[Line]:
     """Outputs of more sequences in one run than in the other lines, with and without native kernels.
 
     Code that depends on the number of sequences shows here.
     """
     model, base, note = subject.model, concatenate(alone), ""
-    if len(alone) < MOST_MANY:
+    if len(alone) < measure.MOST_MANY:
         note = f"{number_of(len(alone), 'sequences')}: no more short ones of unlike content were found"
     with library.switched_off(), by_definition():
         wanted = [hidden for one in alone for hidden in subject.outputs(model, one) or []]
     with noted() as ran:
         before = subject.outputs(model, base) or []
-        worst, num_wrong = largest_error(before, wanted), 0
+        worst, num_wrong = measure.largest_error(before, wanted), 0
         for turn in (0, 1):
             changed = base
             for seq in range(turn, base.num_seqs, 2):
-                changed = change_sequence(changed, seq)
+                changed = measure.change_sequence(changed, seq)
             after = subject.outputs(model, changed) or []
             num_wrong += sum(not torch.equal(before[seq], after[seq]) for seq in range(1 - turn, base.num_seqs, 2))
     lines = [
-        Line(subject.claim(MANY), kernel_names(ran), worst, EXACT, worst <= EXACT, note),
-        Line(MANY_ISOLATED, kernel_names(ran), float(num_wrong), 0.0, num_wrong == 0),
+        Line(subject.claim(MANY), measure.kernel_names(ran), worst, measure.EXACT, worst <= measure.EXACT, note),
+        Line(MANY_ISOLATED, measure.kernel_names(ran), float(num_wrong), 0.0, num_wrong == 0),
     ]
     if library.enabled():
         with library.switched_off(), noted() as ran:
-            worst = largest_error(subject.outputs(model, base) or [], wanted)
-        lines.append(Line(subject.claim(f"{MANY}, torch alone"), kernel_names(ran), worst, EXACT, worst <= EXACT))
+            worst = measure.largest_error(subject.outputs(model, base) or [], wanted)
+        lines.append(
+            Line(
+                subject.claim(f"{MANY}, torch alone"),
+                measure.kernel_names(ran),
+                worst,
+                measure.EXACT,
+                worst <= measure.EXACT,
+            )
+        )
     gap = "all outputs are 0 with these weights" if is_zero(wanted) else ""
     return [line.unless(gap) for line in lines]
 
@@ -372,16 +368,16 @@ def _groups(num: int) -> list[list[int]]:
 
 
 @torch.no_grad()
-def _pad_contents_line(model: Model, batch: RaggedBatch, claims: Claims) -> Line:
+def _pad_contents_line(model: Model, batch: RaggedBatch, claims: measure.Claims) -> Line:
     """Contents of padding change no output. A causal model could see padding on the left, any other on either side."""
     worst, compared = 0.0, 0
     longest = batch.layout.max_seqlen if isinstance(batch.layout, Layout) else 0
     with noted() as ran:
         for side in SIDES:
             # Wider than the longest, or sequences of one length would have no padding.
-            both = [batch.pad(side, pad_to=longest + FURTHER, pad_id=fill) for fill in (0, 1)]
+            both = [batch.pad(side, pad_to=longest + measure.FURTHER, pad_id=fill) for fill in (0, 1)]
             zeros, ones = (claims.outputs(model, padded) or [] for padded in both)
             gaps = [float((a - b).abs().max()) for a, b in zip(zeros, ones, strict=True) if a.numel()]
             worst, compared = max([worst, *gaps]), compared + len(gaps)
-    line = Line(PADDING, kernel_names(ran), worst, 0.0, worst == 0)
+    line = Line(PADDING, measure.kernel_names(ran), worst, 0.0, worst == 0)
     return line.unless("" if compared else "no output of a rectangle could be read")

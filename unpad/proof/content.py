@@ -3,8 +3,6 @@
 Sequences of equal content do not test a batch: a model that mixes them up computes the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import fields

@@ -3,8 +3,6 @@
 The claims about each kind of input have a file of this folder, which `Model.claims` names.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace

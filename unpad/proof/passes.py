@@ -3,8 +3,6 @@
 The truth is a pass of the model over each input alone. Every number is compared bit for bit.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 
 import numpy as np

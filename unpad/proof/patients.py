@@ -1,7 +1,5 @@
 """Claims about models of patients, where sequences consist of sets of events."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import torch

@@ -1,7 +1,5 @@
 """Adapter from a user's torch module to a model of tokens (apart: it is what such a module has to look like)."""
 
-from __future__ import annotations
-
 from typing import Protocol
 
 from torch import Tensor

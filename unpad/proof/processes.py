@@ -29,18 +29,9 @@ from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.processes.children import run_all
 from unpad.processes.group import Group, joined
-from unpad.processes.start import refuse_under_torchrun
+from unpad.processes.worker import refuse_under_torchrun
+from unpad.proof import sample as samples
 from unpad.proof.line import Certificate, Line
-from unpad.proof.sample import (
-    WORK,
-    candidates_of,
-    choose,
-    on_own_data,
-    open_setup,
-    plan_of_sample,
-    small_settings,
-    spread_margins,
-)
 from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
 from unpad.training.parallel.divisions import parallelism_class
@@ -84,7 +75,7 @@ def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int])
         LostProcessError: a process was killed.
     """
     refuse_under_torchrun("torchrun has started this process already, as one of several", "--processes", "leave it out")
-    recipe, _ = open_named(name, overrides, on_own_data(name))
+    recipe, _ = open_named(name, overrides, samples.on_own_data(name))
     parallelism_class(recipe).check_sums()
     wanted = sorted({1, *numbers})
     if wanted == [1]:
@@ -163,14 +154,16 @@ class _Case:
 
     @classmethod
     def of(cls, job: Job, group: Group) -> _Case:
-        setup = open_setup(job.name, job.overrides, group)
+        setup = samples.open_setup(job.name, job.overrides, group)
         model, stage = setup.model, setup.stages[-1]
         with group.together():
             draw_adapters(model)
             prepare_model(model, stage)
-            sample = choose(setup, candidates_of(setup), MOST_SEQUENCES * group.size, UPDATES * WORK)
-            spread_margins(setup, sample)
-            made = plan_of_sample(setup, sample, small_settings(setup))
+            sample = samples.choose(
+                setup, samples.candidates_of(setup), MOST_SEQUENCES * group.size, UPDATES * samples.WORK
+            )
+            samples.spread_margins(setup, sample)
+            made = samples.plan_of_sample(setup, sample, samples.small_settings(setup))
         return cls(setup, made, copy.deepcopy(model.state_dict()))
 
     def update(self, group: Group) -> _UpdateResults:

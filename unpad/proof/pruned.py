@@ -8,8 +8,6 @@ assembled token by token, and inside the language model nothing moves: a removed
 it. So it shares neither the shortening of runs nor the kernels with the code under proof.
 """
 
-from __future__ import annotations
-
 import copy
 import math
 from collections.abc import Sequence
@@ -32,23 +30,9 @@ from unpad.models.vision_language.visual import VisionTokens
 from unpad.nn.block import BEFORE, Block
 from unpad.nn.losses import Terms
 from unpad.nn.rope import Rotary, rotate
-from unpad.proof import tokens
+from unpad.proof import measure, tokens
 from unpad.proof.content import gap_of, units_of
 from unpad.proof.line import Line, Lines
-from unpad.proof.measure import (
-    PADDED_LEFT,
-    SPLIT,
-    Case,
-    Measurement,
-    ProofSubject,
-    error_lines,
-    gradients,
-    in_own_precision,
-    isolation_line,
-    made_and_equal,
-    more_variants,
-    torch_lines,
-)
 
 
 @dataclass(frozen=True)
@@ -349,12 +333,12 @@ def _put_together(
 
 
 REFERENCE = "plain reference"
-OTHERS = (PADDED_LEFT, SPLIT)
+OTHERS = (measure.PADDED_LEFT, measure.SPLIT)
 WITH_IMAGE = "sequence with an image"
 TASK = ("cross_entropy", "nll")
 
 
-def more_lines(case: Case) -> list[Line]:
+def more_lines(case: measure.Case) -> list[Line]:
     """The claims for every mode but origin; a discriminator's terms are left out."""
     lines = Lines()
     weights = {name: weight for name, weight in case.weights.items() if name not in ADVERSARY}
@@ -367,7 +351,7 @@ def more_lines(case: Case) -> list[Line]:
     return lines.done
 
 
-def _add_lines(lines: Lines, model: VisionLanguage, mode: str, case: Case, weights: dict[str, float]) -> None:
+def _add_lines(lines: Lines, model: VisionLanguage, mode: str, case: measure.Case, weights: dict[str, float]) -> None:
     """The lines of one mode."""
     subject = lines.value(f"{mode}: {REFERENCE}", lambda: _subject(model, mode, case, weights))
     if subject is None:
@@ -378,19 +362,19 @@ def _add_lines(lines: Lines, model: VisionLanguage, mode: str, case: Case, weigh
         for unit, one in zip(units_of(case.alone), case.alone, strict=True)
     ]
     packed = replace(case.packed, gap=case.packed.gap or gap_of(case.packed.rows, units, what=WITH_IMAGE))
-    others = more_variants(case.base, gap_of([range(len(units))], units, what=WITH_IMAGE))
+    others = measure.more_variants(case.base, gap_of([range(len(units))], units, what=WITH_IMAGE))
     for name, make in {packed.name: lambda: packed, **{name: others[name] for name in OTHERS}}.items():
-        lines.add(subject.claim(name), partial(made_and_equal, subject, make))
-    lines.add(subject.claim(f"{packed.name}, torch alone"), lambda: torch_lines(subject, packed))
-    own = in_own_precision(subject, model)
+        lines.add(subject.claim(name), partial(measure.made_and_equal, subject, make))
+    lines.add(subject.claim(f"{packed.name}, torch alone"), lambda: measure.torch_lines(subject, packed))
+    own = measure.in_own_precision(subject, model)
     if mode in TEACHING and model.config.merge is None:
         # Terms of the kept share may be close to 0, which makes a relative error of rounding arbitrarily large.
         terms = f"{mode}: {case.precision} against fp64"
-        lines.add(terms, lambda: error_lines(own, packed, case.precision, TASK))
-    lines.add(f"{mode}: {case.precision} isolation", lambda: isolation_line(own, packed, case.precision))
+        lines.add(terms, lambda: measure.error_lines(own, packed, case.precision, TASK))
+    lines.add(f"{mode}: {case.precision} isolation", lambda: measure.isolation_line(own, packed, case.precision))
 
 
-def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, float]) -> ProofSubject:
+def _subject(model: VisionLanguage, mode: str, case: measure.Case, weights: dict[str, float]) -> measure.ProofSubject:
     """The model in one mode, with its reference."""
     exact = copy.deepcopy(model).double().eval().cpu()
     exact.mode = mode
@@ -398,10 +382,14 @@ def _subject(model: VisionLanguage, mode: str, case: Case, weights: dict[str, fl
     is_whole = [len(left) == one.total_tokens for left, one in zip(truth.outputs, case.alone, strict=True)]
     gap = "no token of the sample is merged or removed" if mode not in TEACHING and all(is_whole) else ""
     prefix = f"{mode}: "
-    return ProofSubject(exact.to(case.device), truth, case.device, left_rows, prefix, truth_name=REFERENCE, gap=gap)
+    return measure.ProofSubject(
+        exact.to(case.device), truth, case.device, left_rows, prefix, truth_name=REFERENCE, gap=gap
+    )
 
 
-def _truth(model: VisionLanguage, alone: Sequence[RaggedBatch], mode: str, weights: dict[str, float]) -> Measurement:
+def _truth(
+    model: VisionLanguage, alone: Sequence[RaggedBatch], mode: str, weights: dict[str, float]
+) -> measure.Measurement:
     """Compute one sample after another by the reference, with the gradient of the weighted terms."""
     model.zero_grad()
     passes = [plain_pass(model, one, mode) for one in alone]
@@ -412,12 +400,12 @@ def _truth(model: VisionLanguage, alone: Sequence[RaggedBatch], mode: str, weigh
     counts = {name: sum(count for _, count in sums) for name, sums in parts.items()}
     means = {name: torch.stack([total for total, _ in sums]).sum() / counts[name] for name, sums in parts.items()}
     torch.stack([weight * means[name] for name, weight in weights.items() if name in means]).sum().backward()
-    return Measurement(
+    return measure.Measurement(
         outputs=[one.hidden.detach() for one in passes],
         terms={name: float(value.detach()) for name, value in means.items()},
         counts=counts,
         weights=weights,
-        gradients=gradients(model),
+        gradients=measure.gradients(model),
     )
 
 

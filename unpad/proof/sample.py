@@ -4,8 +4,6 @@ Micro-batches of the proof hold several sequences of different content, regardle
 lengths: a single sequence would be compared with itself, and a leak between copies may change nothing.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Claims about models of tokens: of text, patches, and text with images (apart: what a model reads names its file)."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Receipts: the rows that a step learnt from and whether it was reproduced, as lines and as JSON."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -11,9 +9,8 @@ from typing import Any
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, RowSpan
 from unpad.data.sources.example import place_of
-from unpad.receipts.starts import StartingPoint
+from unpad.receipts.starts import Cut, Session, StartingPoint
 from unpad.run.checkpoint import State
-from unpad.run.sessions import Cut, Session
 from unpad.terminal.table import described, number_of, text_table
 from unpad.training.progress import DECIDE_BITS, OTHER_DRAWS, SHARDED_AMONG, UPDATE_RULE
 from unpad.training.setup import Setup

@@ -1,7 +1,5 @@
 """`unpad replay`: recompute one step of a run with the training code and compare it with the recorded metrics."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -16,23 +14,13 @@ import torch
 
 from unpad.data.family import family_of
 from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
+from unpad.receipts import starts
 from unpad.receipts.receipt import Receipt, compare, differing, learnt, of_memory, reasons
-from unpad.receipts.starts import (
-    StageSteps,
-    advising,
-    put_start,
-    readable_states,
-    recorded_steps,
-    refuse_untrained,
-    relocated,
-    starts,
-)
 from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import State
 from unpad.run.folder import find_run
 from unpad.run.kept import REFERENCE, open_files, read_reference
 from unpad.run.monitor import StepRecord, silent_monitor, train_row
-from unpad.run.sessions import Session, cuts_until, read_sessions, session_of
 from unpad.run.timers import Timers
 from unpad.storage import finite
 from unpad.terminal.progress import progress as shown_progress
@@ -71,29 +59,38 @@ def replay(run: str | Path, step: int | None = None, overrides: Sequence[str] = 
         CheckpointError, SourceError: no starting point is left, or a file cannot be used.
     """
     folder = find_run(run)
-    refuse_untrained(folder)
-    sessions = [replace(one, recipe=resolved(relocated(one.recipe, overrides))) for one in read_sessions(folder)]
-    stages = recorded_steps(folder, sessions[-1].recipe)
+    starts.refuse_untrained(folder)
+    sessions = [
+        replace(one, recipe=resolved(starts.relocated(one.recipe, overrides))) for one in starts.read_sessions(folder)
+    ]
+    stages = starts.recorded_steps(folder, sessions[-1].recipe)
     step = _default_step(folder, stages, sessions) if step is None else step
     stage = next((one for one in stages if step in one.rows), None)
     if stage is None:
         last = max(stages[-1].rows)
         what = f"the run has no record of step {step:,}; its last one is {last:,}"
         raise RecipeError(what, where=str(folder), fix="choose a step with --step, or leave it out")
-    _refuse_divided(session_of(sessions, step), folder)
-    newest = next(readable_states(folder), None)
-    with _threads_of(session_of(sessions, step), newest), advising(f"unpad replay {run}", sessions[-1].recipe):
+    _refuse_divided(starts.session_of(sessions, step), folder)
+    newest = next(starts.readable_states(folder), None)
+    with (
+        _threads_of(starts.session_of(sessions, step), newest),
+        starts.advising(f"unpad replay {run}", sessions[-1].recipe),
+    ):
         return _replay(folder, stage, step, sessions, newest)
 
 
-def _replay(folder: Path, steps: StageSteps, step: int, sessions: Sequence[Session], newest: State | None) -> Receipt:
-    session, began = session_of(sessions, step), perf_counter()
+def _replay(
+    folder: Path, steps: starts.StageSteps, step: int, sessions: Sequence[starts.Session], newest: State | None
+) -> Receipt:
+    session, began = starts.session_of(sessions, step), perf_counter()
     recipe, precision = session.recipe, recorded_precision(folder)
     setup = prepare_setup(recipe, folder, open_files(recipe, folder), compare=False, recorded=precision)
     if newest is not None:
         refuse_changes(setup, newest)
-    possible = [one for one in starts(folder, recipe, steps, needs_scale=precision == "fp16") if one.after < step]
-    start, progress, state, damages = put_start(setup, possible)
+    possible = [
+        one for one in starts.starts(folder, recipe, steps, needs_scale=precision == "fp16") if one.after < step
+    ]
+    start, progress, state, damages = starts.put_start(setup, possible)
     found, failure = dict[int, dict[str, Any]](), ""
     with _apart(setup, steps.name) as setup:
         try:
@@ -104,7 +101,7 @@ def _replay(folder: Path, steps: StageSteps, step: int, sessions: Sequence[Sessi
     columns = compare(steps.rows[step], found.get(step))
     plan = epoch_plan(setup.stages[steps.index], progress.epoch)
     is_taken = step in found
-    cuts = cuts_until(sessions, step)
+    cuts = starts.cuts_until(sessions, step)
     why = []
     if differing(columns):
         in_parts = of_memory(session, cuts, start.after, progress.most_tokens, newest)
@@ -132,14 +129,16 @@ def _replay(folder: Path, steps: StageSteps, step: int, sessions: Sequence[Sessi
     )
 
 
-def _default_step(folder: Path, stages: Sequence[StageSteps], sessions: Sequence[Session]) -> int:
+def _default_step(folder: Path, stages: Sequence[starts.StageSteps], sessions: Sequence[starts.Session]) -> int:
     """The last step directly after a checkpoint or the beginning of a stage; the very last if there is none."""
     recipe = sessions[-1].recipe
-    near = [one.after + 1 for stage in stages for one in starts(folder, recipe, stage) if one.after + 1 in stage.rows]
+    near = [
+        one.after + 1 for stage in stages for one in starts.starts(folder, recipe, stage) if one.after + 1 in stage.rows
+    ]
     return max(near, default=max(stages[-1].rows))
 
 
-def _refuse_divided(session: Session, folder: Path) -> None:
+def _refuse_divided(session: starts.Session, folder: Path) -> None:
     """Refuse steps of a sharded model with gradients that one process cannot reproduce bit for bit.
 
     Raises:
@@ -150,7 +149,7 @@ def _refuse_divided(session: Session, folder: Path) -> None:
 
 
 @contextmanager
-def _threads_of(session: Session, newest: State | None) -> Iterator[None]:
+def _threads_of(session: starts.Session, newest: State | None) -> Iterator[None]:
     """Compute with as many threads as the run did."""
     before = torch.get_num_threads()
     was = session.environment or (newest.values["environment"] if newest is not None else {})
@@ -174,12 +173,12 @@ def _apart(setup: Setup, stage: str) -> Iterator[Setup]:
         yield replace(setup, folder=Path(place))
 
 
-def _segments(sessions: Sequence[Session], after: int, last: int) -> list[_Segment]:
+def _segments(sessions: Sequence[starts.Session], after: int, last: int) -> list[_Segment]:
     """Steps from `after` + 1 to `last`, by the recipe that trained them and the parts that they were computed in."""
 
     def of(step: int) -> tuple[Recipe, int | None]:
-        cuts = cuts_until(sessions, step)
-        return session_of(sessions, step).recipe, cuts[-1].tokens if cuts else None
+        cuts = starts.cuts_until(sessions, step)
+        return starts.session_of(sessions, step).recipe, cuts[-1].tokens if cuts else None
 
     parts = groupby(range(after + 1, last + 1), of)
     return [_Segment(recipe, max(steps), most_tokens) for (recipe, most_tokens), steps in parts]

@@ -16,11 +16,18 @@ from unpad.data.find import find, no_such_row
 from unpad.data.sources.example import place_of
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.models import model_config
-from unpad.receipts.starts import StageSteps, advising, readable_states, recorded_steps, refuse_untrained, relocated
+from unpad.receipts.starts import (
+    StageSteps,
+    advising,
+    read_sessions,
+    readable_states,
+    recorded_steps,
+    refuse_untrained,
+    relocated,
+)
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.run.folder import find_run
 from unpad.run.kept import open_files
-from unpad.run.sessions import read_sessions
 from unpad.terminal.progress import counted
 from unpad.terminal.table import text_table, wrapped
 from unpad.training.progress import refuse_changed_data

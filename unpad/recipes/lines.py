@@ -5,8 +5,6 @@ follow the core schema of YAML 1.2, 1e-3 included; a scalar that is a number onl
 would change silently. Words and dates are text.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, ClassVar
 

@@ -1,7 +1,5 @@
 """Overrides: `key.sub=value` on the command line, applied to the values of a recipe file."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

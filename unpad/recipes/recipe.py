@@ -12,21 +12,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
+from unpad.recipes import training
 from unpad.recipes.data import DataSections, Kind
 from unpad.recipes.lines import to_yaml
 from unpad.recipes.section import Fault, FaultError, Section, first_fault, kept_paths
-from unpad.recipes.training import (
-    AUTO,
-    CheckpointSettings,
-    CollapseSettings,
-    GenerateSettings,
-    LogSettings,
-    LoraSettings,
-    OptimSettings,
-    PlanSettings,
-    TrainSettings,
-    Weight,
-)
 
 STAGE_TRAIN_KEYS = {
     "max_epochs", "min_steps", "label_smoothing", "beta", "freeze", "eval_every", "patience", "min_delta",
@@ -35,12 +24,16 @@ STAGE_TRAIN_KEYS = {
 
 # Sections that a stage may change, and their fields that belong to the whole run.
 STAGE_SECTIONS = ("plan", "optim", "losses", "train")
-RUN_ONLY = {"plan": {"cross_documents"}, "train": set(TrainSettings.model_fields) - STAGE_TRAIN_KEYS}
+RUN_ONLY = {"plan": {"cross_documents"}, "train": set(training.TrainSettings.model_fields) - STAGE_TRAIN_KEYS}
 
 
 def stage_fields(section: str) -> list[str]:
     """Fields of one of `STAGE_SECTIONS` that a stage may set; none for losses, where the model names the terms."""
-    sections: dict[str, type[Section]] = {"plan": PlanSettings, "optim": OptimSettings, "train": TrainSettings}
+    sections: dict[str, type[Section]] = {
+        "plan": training.PlanSettings,
+        "optim": training.OptimSettings,
+        "train": training.TrainSettings,
+    }
     settings = sections.get(section)
     return [name for name in settings.model_fields if name not in RUN_ONLY.get(section, ())] if settings else []
 
@@ -61,7 +54,7 @@ class Stage(Section):
     """Fields of `plan` that the stage changes."""
     optim: dict[str, Any] = Field({})
     """Fields of `optim` that the stage changes."""
-    losses: dict[str, Weight] = Field({})
+    losses: dict[str, training.Weight] = Field({})
     """Weights of `losses` that the stage changes."""
     train: dict[str, Any] = Field({})
     """Fields of `train` that the stage changes."""
@@ -94,19 +87,19 @@ class Recipe(DataSections):
     """`kind` names the file in models/, which defines the other fields; `from` names a run or a Hugging Face folder
     that section, weights and tokenizer come from, and other fields replace those of its section; null: that of
     train.init_from."""
-    lora: LoraSettings | None = None
+    lora: training.LoraSettings | None = None
     """Adapters to train in place of the model's weights, which are those of train.init_from."""
-    plan: PlanSettings = PlanSettings()
-    optim: OptimSettings = OptimSettings()
-    losses: dict[str, Weight] = Field({})
+    plan: training.PlanSettings = training.PlanSettings()
+    optim: training.OptimSettings = training.OptimSettings()
+    losses: dict[str, training.Weight] = Field({})
     """Weight of each loss term of the model, or a ramp; default: the model's own."""
     stages: list[Stage] = Field([])
     """Stages in order; if empty, the whole run is one stage."""
-    train: TrainSettings = TrainSettings()
-    collapse: CollapseSettings = CollapseSettings()
-    checkpoint: CheckpointSettings = CheckpointSettings()
-    log: LogSettings = LogSettings()
-    generate: GenerateSettings = GenerateSettings()
+    train: training.TrainSettings = training.TrainSettings()
+    collapse: training.CollapseSettings = training.CollapseSettings()
+    checkpoint: training.CheckpointSettings = training.CheckpointSettings()
+    log: training.LogSettings = training.LogSettings()
+    generate: training.GenerateSettings = training.GenerateSettings()
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of matrix products; auto: the faster of bf16 and fp32, by a measurement on processors."""
     profile: Literal["standard", "low_power"] = "standard"
@@ -147,16 +140,18 @@ class Recipe(DataSections):
             return self._merged(stage)
 
     def _merged(self, stage: Stage) -> Recipe:
-        train = TrainSettings(**{**self.train.model_dump(), **stage.train})
+        train = training.TrainSettings(**{**self.train.model_dump(), **stage.train})
         limits = [epochs for epochs in (self.train.max_epochs, train.max_epochs) if epochs is not None]
-        plan = PlanSettings(**{**self.plan.model_dump(), **stage.plan})
+        plan = training.PlanSettings(**{**self.plan.model_dump(), **stage.plan})
         if self.profile == "low_power":
             tokens = plan.tokens_per_micro
-            plan = plan.model_copy(update={"tokens_per_micro": LOW_POWER if tokens == AUTO else min(tokens, LOW_POWER)})
+            plan = plan.model_copy(
+                update={"tokens_per_micro": LOW_POWER if tokens == training.AUTO else min(tokens, LOW_POWER)}
+            )
         return self.model_copy(
             update={
                 "plan": plan,
-                "optim": OptimSettings(**{**self.optim.model_dump(), **stage.optim}),
+                "optim": training.OptimSettings(**{**self.optim.model_dump(), **stage.optim}),
                 "losses": {**self.losses, **stage.losses},
                 "train": train.model_copy(update={"max_epochs": min(limits, default=None)}),
                 "stages": [],

@@ -1,7 +1,5 @@
 """Fields of a recipe for editors and shells: the JSON schema of its file, and completion of overrides."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from typing import Any

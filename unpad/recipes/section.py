@@ -1,7 +1,5 @@
 """Base class of recipe sections, and the reading of their validation errors."""
 
-from __future__ import annotations
-
 import ast
 import inspect
 import sys

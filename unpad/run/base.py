@@ -1,14 +1,14 @@
-"""The base of a run with adapters, another run whose weights are not copied, and `export --merge`, which adds them.
+"""Runs made of another: with adapters, whose base is a run that is not copied; `export --merge`, which adds them; and
+`export --int8`, with weights of 8 bits.
 
-A checkpoint of such a run holds the adapters; its value `base` has the other run's folder and the sha256 of its
-weights.
+A checkpoint with adapters holds these alone; its value `base` has the other run's folder and the sha256 of its weights.
+Quantized are matrices of linear layers and embeddings.
 """
-
-from __future__ import annotations
 
 import hashlib
 import json
 import stat
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,29 +16,23 @@ from typing import Annotated
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 
 from unpad import storage
+from unpad.data.family import family_of
 from unpad.errors import CheckpointError, RecipeError
+from unpad.models import build_model, model_config
 from unpad.models.adapters import merged
+from unpad.models.contract import Model
+from unpad.nn.native.quantized import MOST_INPUTS
 from unpad.nn.precision import DTYPES, Precision
 from unpad.recipes.recipe import Recipe
-from unpad.run import checkpoint
+from unpad.run import checkpoint, quantized
+from unpad.run import folder as run_folder
 from unpad.run.checkpoint import State, model_tensors, newest_weights
-from unpad.run.folder import (
-    CHECKPOINTS,
-    COMMAND,
-    KEPT,
-    MADE_BY,
-    OF_RUN,
-    RECIPE,
-    RUN_ID,
-    find_run,
-    read_command,
-    refuse_run,
-    run_recipe,
-)
-from unpad.run.quantized import packed_weights, read_quantized, refuse_training, widened
+from unpad.run.folder import MADE_BY, find_run, refuse_run, run_recipe
+from unpad.run.kept import open_files
+from unpad.run.quantized import KIND, packed_weights, quantized_tensors, read_quantized, refuse_training, widened
 from unpad.storage.reading import known_fields, misfit, shown
 
 KEY = "base"  # of the record among the values of a checkpoint
@@ -97,7 +91,7 @@ def start_weights(recipe: Recipe) -> tuple[Path, dict[str, Tensor]]:
     if recipe.train.init_from is None:
         what = "adapters need a trained model, and the recipe starts from random weights"
         raise RecipeError(what, where="lora", fix="name the model's run: train.init_from=RUN")
-    folder = find_run(recipe.train.init_from)
+    folder = run_folder.find_run(recipe.train.init_from)
     return folder, trainable_weights(folder)
 
 
@@ -141,7 +135,7 @@ def stored_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
 
 def _is_run(place: Path) -> bool:
     try:
-        return (place / RECIPE).is_file()
+        return (place / run_folder.RECIPE).is_file()
     except OSError:  # a name that no system can hold
         return False
 
@@ -160,7 +154,14 @@ def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
     raise CheckpointError(f"the adapters were trained on the run {base.run}, which is gone", where=str(folder), fix=fix)
 
 
-LEFT = (storage.LOCK, RECIPE, COMMAND, "report.html", "evaluations.jsonl", "evaluation.json")  # are not copied
+LEFT = (
+    storage.LOCK,
+    run_folder.RECIPE,
+    run_folder.COMMAND,
+    "report.html",
+    "evaluations.jsonl",
+    "evaluation.json",
+)  # are not copied
 
 
 def merge_run(name: str | Path, out: Path) -> Path:
@@ -180,12 +181,12 @@ def merge_run(name: str | Path, out: Path) -> Path:
         CheckpointError: the base of the adapters is missing or has changed.
         RunInUseError: another process writes to `out`.
     """
-    folder = find_run(name)
-    refuse_run(out)
+    folder = run_folder.find_run(name)
+    run_folder.refuse_run(out)
     weights, state = run_weights(folder)
     if KEY not in state.values:
         raise RecipeError("this run has no adapters to merge", where=str(folder), fix="use it as it is")
-    write_derived(folder, out, weights, state, {MADE_BY: f"unpad export {folder} --merge"})
+    write_derived(folder, out, weights, state, {run_folder.MADE_BY: f"unpad export {folder} --merge"})
     return out
 
 
@@ -205,22 +206,78 @@ def write_derived(
         about: fields of its `run.json`, MADE_BY among them.
         values: further values of its checkpoint.
     """
-    recipe, command = run_recipe(folder), read_command(folder)
+    recipe, command = run_folder.run_recipe(folder), run_folder.read_command(folder)
     storage.make_folder(out, private=_is_private(folder))
-    kept = {key: value for key, value in state.values.items() if key not in (KEY, OF_RUN)} | dict(values or {})
-    command.pop(RUN_ID, None)
+    kept = {key: value for key, value in state.values.items() if key not in (KEY, run_folder.OF_RUN)} | dict(
+        values or {}
+    )
+    command.pop(run_folder.RUN_ID, None)
     command |= about
     with storage.RunLock(out):
         for path in sorted(folder.iterdir()):
             if path.is_file() and path.name not in LEFT:
                 storage.write_atomic(out / path.name, path.read_bytes(), private=_is_private(path))
-        if (folder / KEPT).is_dir():
-            storage.write_folder(out / KEPT, storage.read_folder(folder / KEPT))
-        checkpoint.save_named(out / CHECKPOINTS, "best", State(state.step, model_tensors(tensors), kept))
-        storage.write_atomic(out / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
-        storage.write_atomic(out / RECIPE, recipe.model_copy(update={"lora": None}).to_yaml())  # last: now it is a run
+        if (folder / run_folder.KEPT).is_dir():
+            storage.write_folder(out / run_folder.KEPT, storage.read_folder(folder / run_folder.KEPT))
+        checkpoint.save_named(out / run_folder.CHECKPOINTS, "best", State(state.step, model_tensors(tensors), kept))
+        storage.write_atomic(out / run_folder.COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
+        storage.write_atomic(
+            out / run_folder.RECIPE, recipe.model_copy(update={"lora": None}).to_yaml()
+        )  # last: now it is a run
 
 
 def _is_private(path: Path) -> bool:
     """True if only its owner may read a file or enter a folder."""
     return stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+
+
+LEAST_INPUTS = 32  # of a weight that is quantized: with fewer a scale for each output takes much of what is saved
+
+
+def quantize_run(name: str, out: Path) -> list[str]:
+    """Write a run with quantized weights, which all verbs that only read weights open; adapters are merged.
+
+    Returns:
+        Lines on what was written.
+
+    Raises:
+        RecipeError: there is no such run, it is quantized already, or `out` holds a run.
+        CheckpointError: its weights cannot be used.
+        NonFiniteError: a scale is beyond the numbers of fp16; names it.
+        DiskError: it cannot be written.
+    """
+    folder = find_run(name)
+    refuse_run(out)
+    weights, state = stored_weights(folder)
+    if (record := read_quantized(state, folder)) is not None:
+        fix = f"quantize the original: {record.original}"
+        raise RecipeError(f"its weights are {record.weights} already", where=str(folder), fix=fix)
+    recipe = run_recipe(folder)
+    model = build_model(model_config(recipe.model), family_of(recipe).num_outputs(open_files(recipe, folder)))
+    names = quantized_names(model)
+    tensors = quantized_tensors(weights, names)
+    values = {quantized.KEY: {"weights": KIND, "original": str(folder.resolve()), "sha256": fingerprint(weights)}}
+    write_derived(folder, out, tensors, state, {MADE_BY: f"unpad export {folder} --{KIND}"}, values)
+    before, after = (sum(tensor.nbytes for tensor in each.values()) for each in (weights, tensors))
+    return [
+        f"{len(names) or 'no'} {KIND} weights; {before:,} bytes become {after:,}, {after / before:.3f} times as many",
+        *_unchanged(model, weights, names),
+        f"written to {out}",
+    ]
+
+
+def quantized_names(model: Model) -> set[str]:
+    """Names of the weights of a model that are quantized."""
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear | nn.Embedding)}
+    return {f"{name}.weight" for name, each in layers.items() if LEAST_INPUTS <= each.weight.shape[1] <= MOST_INPUTS}
+
+
+def _unchanged(model: Model, weights: dict[str, Tensor], names: set[str]) -> list[str]:
+    """A line that counts the numbers that stay in fp32 by their kinds of layers."""
+    counts = Counter[str]()
+    for name, tensor in weights.items():
+        if name not in names:
+            layer, _, last = name.rpartition(".")
+            counts[f"{type(model.get_submodule(layer)).__name__}.{last}"] += tensor.numel()
+    shown = ", ".join(f"{number:,} of {layer}" for layer, number in counts.most_common())
+    return [f"in fp32 as before: {shown}"] if shown else []

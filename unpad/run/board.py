@@ -3,8 +3,6 @@
 Torch's writer has a thread that fails silently, and loses the newest steps in a kill.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import socket

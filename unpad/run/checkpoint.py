@@ -8,8 +8,6 @@ Processes that each hold some rows of the tensors write files of their own, mode
 Nothing is ever unpickled.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """Runs in a list and side by side: their summaries, differences of recipes, results and curves."""
 
-from __future__ import annotations
-
 import json
 import os
 import shlex
@@ -19,18 +17,7 @@ from typing_extensions import TypedDict
 
 from unpad.errors import RecipeError, RunFileError, SourceError, UnpadError
 from unpad.recipes.recipe import Recipe, differences
-from unpad.run.folder import (
-    CHECKPOINTS,
-    COMMAND,
-    FAMILY,
-    IMPORT,
-    MADE_BY,
-    find_run,
-    list_runs,
-    read_command,
-    run_recipe,
-    runs_below,
-)
+from unpad.run import folder as run_folder
 from unpad.run.report.history import METRICS, RunHistory, metric_fault, parse_row, read_history, read_log, run_state
 from unpad.run.report.samples import newest_evaluation, old_notes, written
 from unpad.run.report.section import PageSection, document, table
@@ -84,9 +71,9 @@ def describe_runs(root: Path | None = None) -> list[str]:
         RecipeError: `root` is no folder.
     """
     if root is None:
-        lines = [line for folder in list_runs() for line in summarize(folder).lines()]
+        lines = [line for folder in run_folder.list_runs() for line in summarize(folder).lines()]
     else:
-        named = ((folder, str(folder.relative_to(root))) for folder in runs_below(root))
+        named = ((folder, str(folder.relative_to(root))) for folder in run_folder.runs_below(root))
         summaries = [replace(summarize(folder), name=folder.name if name == "." else name) for folder, name in named]
         lines = [line for summary in summaries for line in summary.lines()]
     head = HEAD if columns() >= len(HEAD) else HEAD[NAME_CELLS + 1 :]
@@ -99,23 +86,23 @@ def summarize(folder: Path) -> RunSummary:
     """Summarize a run; a run with unreadable files is "damaged", and its command says why."""
     size = sum(map(_size, folder.rglob("*")))
     try:
-        saved = read_command(folder)
+        saved = run_folder.read_command(folder)
         log = _made_log(folder, saved)
         step, heldout = _progress(folder / METRICS)
     except UnpadError as error:
         place = error.where.removeprefix(f"{folder}/")
         what = f"{place}: {error.what}" if ":" in place else error.what
         return RunSummary(folder.name, "damaged", "", 0, None, size, what)
-    command = saved.get(MADE_BY) or shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
-    command += f"  # {saved[FAMILY]}" if FAMILY in saved else ""
+    command = saved.get(run_folder.MADE_BY) or shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
+    command += f"  # {saved[run_folder.FAMILY]}" if run_folder.FAMILY in saved else ""
     started = log[0]["time"] if log else ""
     return RunSummary(folder.name, _made(saved) or run_state(folder, log), started, step, heldout, size, command)
 
 
 def _made(saved: Mapping[str, Any]) -> str:
     """State of a run that was not trained, such as an import; "" for a trained run."""
-    command = saved.get(MADE_BY, "")
-    return "" if not command else "imported" if command.startswith(IMPORT) else "merged"
+    command = saved.get(run_folder.MADE_BY, "")
+    return "" if not command else "imported" if command.startswith(run_folder.IMPORT) else "merged"
 
 
 def _made_log(folder: Path, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -125,7 +112,7 @@ def _made_log(folder: Path, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
     try:
         return read_log(folder)
     except RunFileError:
-        return [{"time": datetime.fromtimestamp((folder / COMMAND).stat().st_mtime, UTC).isoformat()}]
+        return [{"time": datetime.fromtimestamp((folder / run_folder.COMMAND).stat().st_mtime, UTC).isoformat()}]
 
 
 def _size(path: Path) -> int:
@@ -206,9 +193,9 @@ def compare(runs: Sequence[str], out: Path) -> Comparison:
     """
     if len(runs) < 2:
         raise RecipeError("one run cannot be compared", where="unpad compare", fix="name two or more; see `unpad runs`")
-    folders = [find_run(run) for run in runs]
+    folders = [run_folder.find_run(run) for run in runs]
     histories = [read_history(folder) for folder in folders]
-    recipes = [run_recipe(folder) for folder in folders]
+    recipes = [run_folder.run_recipe(folder) for folder in folders]
     names, measures, notes = _names(folders), _measures(folders, histories), _notes(folders, histories, recipes)
     if _tokenizers_differ(folders):
         notes.append("their tokenizers differ, so losses per token do not compare: see the bits per character")
@@ -300,7 +287,7 @@ class _State(TypedDict):
 
 def _fingerprint(folder: Path) -> str:
     """Fingerprint of the data of a run, from its newest checkpoint; empty without one."""
-    states = [path for path in folder.glob(f"{CHECKPOINTS}/*/state.json") if os.path.exists(path)]
+    states = [path for path in folder.glob(f"{run_folder.CHECKPOINTS}/*/state.json") if os.path.exists(path)]
     for state in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True):
         try:
             return str(read_shaped(state, _State)["values"]["data"])

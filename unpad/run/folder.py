@@ -14,7 +14,7 @@ from typing import Any, NotRequired
 from typing_extensions import TypedDict
 
 from unpad.errors import MOST_NAMES, CheckpointError, ForeignCheckpointError, RecipeError, nearest
-from unpad.processes.start import refuse_under_torchrun
+from unpad.processes.worker import refuse_under_torchrun
 from unpad.recipes.file import SUFFIXES, load_recipe, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import kept_paths

@@ -4,8 +4,6 @@ A file of log-probabilities has the sha256 of its content, then a line of JSON w
 numbers.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import asdict, dataclass

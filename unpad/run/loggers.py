@@ -4,8 +4,6 @@ Each logger has its own thread, so a slow or silent server delays no step, and a
 logger. A run keeps its id with each logger, and a resumed run continues with the same ids.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import re

@@ -23,18 +23,7 @@ from rich.console import Console
 from unpad.errors import DiskError, SourceError
 from unpad.recipes.training import LogSettings
 from unpad.run.loggers import Worker, open_loggers
-from unpad.run.report.history import (
-    METRICS,
-    TIMING,
-    describe_gaps,
-    is_metric,
-    is_timing,
-    load_metrics,
-    log_file,
-    metric_fault,
-    missing_steps,
-    read_rows,
-)
+from unpad.run.report import history
 from unpad.run.screen import RECENT_STEPS, Screen, StepWork
 from unpad.run.timers import StepShare
 from unpad.storage import LineLog, write_atomic
@@ -133,8 +122,8 @@ class Monitor:
         self.folder = folder
         self._grad_norm_warning = grad_norm_warning
         self._screen = Screen(console, log_every=log_every, total_steps=total_steps, verbose=verbose)
-        self._metrics, self._timing = LineLog(folder / METRICS), LineLog(folder / TIMING)
-        self._log = LineLog(log_file(folder))
+        self._metrics, self._timing = LineLog(folder / history.METRICS), LineLog(folder / history.TIMING)
+        self._log = LineLog(history.log_file(folder))
         self._files: list[LineLog | Board] = [self._metrics, self._timing, self._log]  # that are open
         self._board: Board | None = None
         self._has_board = True
@@ -151,7 +140,7 @@ class Monitor:
         self._loggers, self._finished = list[Worker](), False
         self._closed = False
         # It is never flushed, so a power cut may leave zeros anywhere in it.
-        self._say_lost(log_file(folder).name, self._log.truncate(lambda entry: True, mend=True))
+        self._say_lost(history.log_file(folder).name, self._log.truncate(lambda entry: True, mend=True))
 
     def _forget(self) -> None:
         self._epoch: tuple[str, int] | None = None  # stage and epoch of the newest step
@@ -194,25 +183,25 @@ class Monitor:
         Raises:
             CheckpointError: a line of the metrics before others that are kept is damaged; names file:line.
         """
-        self._metrics.truncate(lambda row: row["step"] <= step if is_metric(row) else None)
+        self._metrics.truncate(lambda row: row["step"] <= step if history.is_metric(row) else None)
         # Depends only on the clock.
-        lost = self._timing.truncate(lambda row: row["step"] <= step if is_timing(row) else None, mend=True)
-        self._say_lost(TIMING, lost)
+        lost = self._timing.truncate(lambda row: row["step"] <= step if history.is_timing(row) else None, mend=True)
+        self._say_lost(history.TIMING, lost)
         self._purge_step = step + 1
         self._forget()
         trained = []
-        for row in load_metrics(self.folder):
+        for row in history.load_metrics(self.folder):
             self._absorb(row)
             if row["kind"] == "train":
                 trained.append(row["step"])
             if row["step"] == step:
                 self._known.add(_identity(row))
-        timed = [row["step"] for row in read_rows(self.folder / TIMING)]
-        for file, steps in ((METRICS, trained), (TIMING, timed)):
-            gaps = missing_steps(steps, step)
+        timed = [row["step"] for row in history.read_rows(self.folder / history.TIMING)]
+        for file, steps in ((history.METRICS, trained), (history.TIMING, timed)):
+            gaps = history.missing_steps(steps, step)
             if gaps:
-                self.log("warning", message=describe_gaps(file, gaps), step=step, missing=gaps)
-            if file == METRICS:
+                self.log("warning", message=history.describe_gaps(file, gaps), step=step, missing=gaps)
+            if file == history.METRICS:
                 self._has_gap = bool(epoch_steps and gaps and gaps[-1][1] > step - epoch_steps)
         self._write_csv()
 
@@ -428,7 +417,7 @@ class Monitor:
 
     def _write_csv(self) -> None:
         """Rewrite metrics.csv from metrics.jsonl."""
-        rows = read_rows(self.folder / METRICS, metric_fault)
+        rows = history.read_rows(self.folder / history.METRICS, history.metric_fault)
         table = csv_text(COLUMNS, ([_cell(row.get(name)) for name in COLUMNS] for row in rows))
         write_atomic(self.folder / "metrics.csv", table)
 

@@ -5,8 +5,6 @@
 in place of the tensor NAME. The value `quantized` of the checkpoint's state says which weights they were made of.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path

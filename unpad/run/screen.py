@@ -1,7 +1,5 @@
 """Progress of a run on the screen: a live bar on a terminal, plain lines elsewhere. No failure here ends a run."""
 
-from __future__ import annotations
-
 import os
 from collections import deque
 from collections.abc import Iterator

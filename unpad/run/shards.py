@@ -8,8 +8,6 @@ Plain safetensors. The header of a file has the place of each tensor in the whol
 only in the first file, and a process without rows of a tensor omits it.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

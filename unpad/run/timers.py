@@ -1,7 +1,5 @@
 """Wall time of a run, by activity, and the share of the cores that its steps get."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from time import perf_counter

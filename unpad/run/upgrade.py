@@ -5,8 +5,6 @@ back as it is. When the number of a format in `docs/versions.md` rises, it gets
 a function here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache

@@ -1,7 +1,5 @@
 """Limits on who may ask, and how much: hosts, origins, tokens, and sizes and times of bodies."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import ipaddress

@@ -1,7 +1,5 @@
 """Reports of a server on itself, without text of a request: its log on standard error, its numbers for Prometheus."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar

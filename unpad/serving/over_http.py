@@ -1,7 +1,5 @@
 """Lines of `unpad prove --serve` on HTTP: concurrent requests to a real server get what each request gets alone."""
 
-from __future__ import annotations
-
 import asyncio
 import base64
 import json

@@ -179,9 +179,9 @@ def _form(run: LoadedRun, number: int, source: EventSource) -> Form:
     read["layout"] = "meds" if layout == "meds" else "table"
     if layout == "patients" and source.negative == "auto":
         read["negative"] = "error"
-    numbered = () if source.set in (None, "auto") else (source.set,)
+    named = tuple(name for name in (source.set, source.value_unit) if name not in (None, "auto"))
     needs = (code,) if layout == "meds" else (time, code)
-    others = (*(() if value is None else (value,)), *numbered)
+    others = (*(() if value is None else (value,)), *named)
     return Form(source.model_copy(update=read), name, (time, code), needs, others)
 
 

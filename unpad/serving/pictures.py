@@ -1,7 +1,5 @@
 """Images of requests: from data URLs and base64, in memory alone, to the prompts and classes of `unpad infer`."""
 
-from __future__ import annotations
-
 import base64
 import binascii
 import os

@@ -1,7 +1,5 @@
 """The routes: a body becomes an ask, the ask a place in the queue, and what comes back an answer of the protocol."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 import time
@@ -24,30 +22,10 @@ from unpad.data.patients import EventData
 from unpad.data.pixels.formats import ImageError
 from unpad.inference.images import ReadImage
 from unpad.inference.patients import batches, computed
+from unpad.serving import protocol
 from unpad.serving.limits import check_type, read_body
 from unpad.serving.patients import explanations, predictions
 from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, read_images
-from unpad.serving.protocol import (
-    DONE,
-    TOP_CLASSES,
-    ChatAsk,
-    ClassifyAsk,
-    CompletionAsk,
-    Head,
-    PatientsAsk,
-    RequestError,
-    TextPiece,
-    TokensAsk,
-    WholeAnswer,
-    chunk,
-    closing,
-    failure,
-    opening,
-    parse_body,
-    refusals,
-    usage,
-    whole,
-)
 from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, ModelPrompt, Notes, Served
 from unpad.serving.service import Service
 
@@ -131,12 +109,12 @@ async def _asked(service: Service, http: Request, route: str, read: Callable[[Se
     served.check_route(route)
     check_type(http)
     content = await read_body(http, service.limits, service.max_body)
-    return await service.prepare(lambda: read(served, parse_body(content)))
+    return await service.prepare(lambda: read(served, protocol.parse_body(content)))
 
 
 async def _chat(service: Service, http: Request) -> Response:
-    def read(served: Served, body: dict[str, Any]) -> tuple[ChatAsk, ModelPrompt]:
-        ask = ChatAsk.read(body)
+    def read(served: Served, body: dict[str, Any]) -> tuple[protocol.ChatAsk, ModelPrompt]:
+        ask = protocol.ChatAsk.read(body)
         served.check_model(ask.model)
         return ask, served.chat(ask)
 
@@ -152,8 +130,8 @@ async def _chat(service: Service, http: Request) -> Response:
 
 
 async def _completion(service: Service, http: Request) -> Response:
-    def read(served: Served, body: dict[str, Any]) -> tuple[CompletionAsk, list[ModelPrompt]]:
-        ask = CompletionAsk.read(body)
+    def read(served: Served, body: dict[str, Any]) -> tuple[protocol.CompletionAsk, list[ModelPrompt]]:
+        ask = protocol.CompletionAsk.read(body)
         served.check_model(ask.model)
         return ask, served.completion(ask)
 
@@ -173,12 +151,12 @@ class Answers(Response):
         service: Service,
         kind: str,
         prompts: Sequence[ModelPrompt],
-        ask: TokensAsk,
+        ask: protocol.TokensAsk,
         more: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         served = service.ready()
         name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
-        self._head = Head(name, int(time.time()), served.name, service.fingerprint, kind)
+        self._head = protocol.Head(name, int(time.time()), served.name, service.fingerprint, kind)
         self._ask = ask
         self._notes = {**sum((prompt.notes for prompt in prompts), Notes()).to_json(), **more}
         self._answering = service.ask(prompts, ask)
@@ -197,10 +175,10 @@ class Answers(Response):
             seen.tokens = f"{self._answering.num_read}+{self._answering.num_made} tokens"
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        choices = [WholeAnswer(index) for index in range(self._answering.num_answers)]
+        choices = [protocol.WholeAnswer(index) for index in range(self._answering.num_answers)]
         async for piece in self._answering.pieces():
             choices[piece.index].add(piece)
-        said = whole(self._head, choices, self._usage(), self._notes, with_tokens=self._ask.top is not None)
+        said = protocol.whole(self._head, choices, self._usage(), self._notes, with_tokens=self._ask.top is not None)
         await JSONResponse(said)(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -220,25 +198,27 @@ class Answers(Response):
                 await _send(send, self._event(piece, begun, left))
             self._is_told = True
             await _send(
-                send, (closing(self._head, self._usage()) if self._ask.stream_options.include_usage else b"") + DONE
+                send,
+                (protocol.closing(self._head, self._usage()) if self._ask.stream_options.include_usage else b"")
+                + protocol.DONE,
             )
-        except RequestError as error:
+        except protocol.RequestError as error:
             self._is_told = True
             scope["state"]["seen"].broke = f"error:{error.code or error.kind}"
-            await _send(send, failure(error))
+            await _send(send, protocol.failure(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    def _event(self, piece: TextPiece, begun: set[int], left: int) -> bytes:
+    def _event(self, piece: protocol.TextPiece, begun: set[int], left: int) -> bytes:
         """The event of a piece, after the opening of its answer; the last one has the notes."""
         head = b""
         if self._head.kind == "chat" and piece.index not in begun:
-            head = opening(self._head, piece.index)
+            head = protocol.opening(self._head, piece.index)
             begun.add(piece.index)
         notes = None if left else self._notes
-        return head + chunk(self._head, piece, with_tokens=self._ask.top is not None, notes=notes)
+        return head + protocol.chunk(self._head, piece, with_tokens=self._ask.top is not None, notes=notes)
 
     def _usage(self) -> Mapping[str, Any]:
-        return usage(self._answering.num_read, self._answering.num_cached, self._answering.num_made)
+        return protocol.usage(self._answering.num_read, self._answering.num_cached, self._answering.num_made)
 
 
 async def _send(send: Send, body: bytes) -> None:
@@ -280,16 +260,16 @@ async def _classify(service: Service, http: Request) -> Response:
 
     def read() -> tuple[bool, int, list[ReadImage | ImageError]]:
         if not is_json:
-            return False, TOP_CLASSES, read_images(served.run, [content])
-        body = parse_body(content)
-        ask = ClassifyAsk.read(body)
+            return False, protocol.TOP_CLASSES, read_images(served.run, [content])
+        body = protocol.parse_body(content)
+        ask = protocol.ClassifyAsk.read(body)
         images = read_images(served.run, [decoded(image, "inputs") for image in ask.inputs])
         return type(body["inputs"]) is list, ask.parameters.top_k, images
 
     is_list, top, images = await service.prepare(read)
     for index, image in enumerate(images):
         if isinstance(image, ImageError) and not details:
-            with refusals(f"inputs[{index}]" if is_list else "inputs"):
+            with protocol.refusals(f"inputs[{index}]" if is_list else "inputs"):
                 raise image
     usable = [image for image in images if not isinstance(image, ImageError)]
     work = service.once("images", usable, partial(classes_of, served.run))
@@ -314,11 +294,11 @@ async def _explain(service: Service, http: Request) -> Response:
     return JSONResponse({"explanations": explanations(service.ready().run, data, ask.instances, numbers)})
 
 
-async def _patients(service: Service, http: Request, route: str) -> tuple[PatientsAsk, EventData]:
-    def read(served: Served, body: dict[str, Any]) -> tuple[PatientsAsk, EventData]:
-        ask = PatientsAsk.read(body)
+async def _patients(service: Service, http: Request, route: str) -> tuple[protocol.PatientsAsk, EventData]:
+    def read(served: Served, body: dict[str, Any]) -> tuple[protocol.PatientsAsk, EventData]:
+        ask = protocol.PatientsAsk.read(body)
         served.tables.check(ask.instances)
-        with refusals("instances"):
+        with protocol.refusals("instances"):
             return ask, served.tables.read(ask.instances)
 
     served = service.ready()

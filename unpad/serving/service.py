@@ -13,19 +13,9 @@ from typing import Any, Literal, TypeVar
 
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError, UnpadError
 from unpad.inference.engine import Engine, Reason, Request
+from unpad.serving import protocol
 from unpad.serving.limits import MIB, Limits
 from unpad.serving.metrics import Metrics, log_fault
-from unpad.serving.protocol import (
-    FINISHED,
-    CompletionAsk,
-    RequestError,
-    Spelled,
-    TextPiece,
-    TokensAsk,
-    later,
-    message_of,
-    unavailable,
-)
 from unpad.serving.served import ModelPrompt, Served
 from unpad.serving.worker import Detokenizer, ModelThread, PassJob, WorkerEndedError
 
@@ -99,7 +89,7 @@ class Service:
             RequestError: 503 while it loads, and when the server is about to end.
         """
         if self.served is None or self.state != "ready":
-            raise unavailable(f"the server is {self.state}: ask again later", code=self.state)
+            raise protocol.unavailable(f"the server is {self.state}: ask again later", code=self.state)
         return self.served
 
     @property
@@ -132,12 +122,12 @@ class Service:
         """
         most = self.limits.rows + self.limits.waiting
         if number > most:
-            raise RequestError(f"the request asks for {number} answers: at most {most} are taken at once", "n")
+            raise protocol.RequestError(f"the request asks for {number} answers: at most {most} are taken at once", "n")
         if self.num_open + number > most:
             seconds = self._seconds_to_wait(self.num_open + number - most)
             what = f"{self.num_open} answers run or wait already, and {most} are the most: ask again in {seconds} s"
-            raise RequestError(
-                what, status=429, kind="rate_limit_error", code="too_many_requests", headers=later(seconds)
+            raise protocol.RequestError(
+                what, status=429, kind="rate_limit_error", code="too_many_requests", headers=protocol.later(seconds)
             )
 
     def _seconds_to_wait(self, number: int) -> int:
@@ -154,7 +144,7 @@ class Service:
         self.num_open -= 1
         self._ends.append(time.monotonic())
 
-    def ask(self, prompts: Sequence[ModelPrompt], ask: TokensAsk) -> OpenRequest:
+    def ask(self, prompts: Sequence[ModelPrompt], ask: protocol.TokensAsk) -> OpenRequest:
         """Queue the answers to prompts. Raises as `admit` and `ready`."""
         self.ready()
         self.admit(len(prompts) * ask.n)
@@ -191,16 +181,16 @@ class OpenRequest:
         num_read, num_cached, num_made: tokens of the prompts, those of them kept from earlier, and of the answers.
     """
 
-    def __init__(self, service: Service, prompts: Sequence[ModelPrompt], ask: TokensAsk) -> None:
+    def __init__(self, service: Service, prompts: Sequence[ModelPrompt], ask: protocol.TokensAsk) -> None:
         served = service.ready()
         self._service = service
-        self._events: asyncio.Queue[TextPiece | RequestError] = asyncio.Queue()
+        self._events: asyncio.Queue[protocol.TextPiece | protocol.RequestError] = asyncio.Queue()
         self._made = [0] * (len(prompts) * ask.n)
         self._began = time.monotonic()
         self._last: list[float | None] = [None] * len(self._made)
         self.num_read = sum(prompt.num_tokens for prompt in prompts)
         self.num_cached = 0
-        echo = isinstance(ask, CompletionAsk) and ask.echo
+        echo = isinstance(ask, protocol.CompletionAsk) and ask.echo
         deadline = self._began + service.limits.timeout
         service.begin(len(self._made))
         self._handles = []
@@ -233,7 +223,7 @@ class OpenRequest:
         for handle in self._handles:
             self._service.worker.cancel(handle)
 
-    async def pieces(self) -> AsyncIterator[TextPiece]:
+    async def pieces(self) -> AsyncIterator[protocol.TextPiece]:
         """Text of all answers as it comes; the last piece of each has the reason why it ended.
 
         Raises:
@@ -243,7 +233,7 @@ class OpenRequest:
         try:
             while left:
                 event = await self._events.get()
-                if isinstance(event, RequestError):
+                if isinstance(event, protocol.RequestError):
                     raise event
                 left -= event.finished is not None
                 yield event
@@ -256,12 +246,12 @@ class OpenRequest:
     def read(self, cached: int) -> None:
         self.num_cached += cached
 
-    def add(self, index: int, text: str, tokens: tuple[Spelled, ...], num_made: int) -> None:
+    def add(self, index: int, text: str, tokens: tuple[protocol.Spelled, ...], num_made: int) -> None:
         if num_made > self._made[index]:
             self._measure(index)
             self._made[index] = num_made
         if text or tokens:
-            self._events.put_nowait(TextPiece(index, text, tokens))
+            self._events.put_nowait(protocol.TextPiece(index, text, tokens))
 
     def _measure(self, index: int) -> None:
         now, last, metrics = time.monotonic(), self._last[index], self._service.metrics
@@ -274,12 +264,12 @@ class OpenRequest:
     def end(self, index: int, reason: Reason, error: UnpadError | None) -> None:
         self._service.end()
         failure = error_of(reason, error, self._service.limits)
-        self._events.put_nowait(failure or TextPiece(index, finished=FINISHED[reason]))
+        self._events.put_nowait(failure or protocol.TextPiece(index, finished=protocol.FINISHED[reason]))
 
 
-def error_of(reason: Reason, error: UnpadError | None, limits: Limits) -> RequestError | None:
+def error_of(reason: Reason, error: UnpadError | None, limits: Limits) -> protocol.RequestError | None:
     """The error of an answer that did not end well; None for one that did."""
-    if reason in FINISHED:
+    if reason in protocol.FINISHED:
         return None
     if reason == "deadline":
         return too_late(limits)
@@ -288,27 +278,29 @@ def error_of(reason: Reason, error: UnpadError | None, limits: Limits) -> Reques
     return failed(error)
 
 
-def ending() -> RequestError:
-    return unavailable("the server ends before the answer was complete: ask again", code="draining")
+def ending() -> protocol.RequestError:
+    return protocol.unavailable("the server ends before the answer was complete: ask again", code="draining")
 
 
-def failed(error: Exception | None) -> RequestError:
+def failed(error: Exception | None) -> protocol.RequestError:
     """The answer to a request that failed by an error of its own."""
-    if isinstance(error, RequestError):
+    if isinstance(error, protocol.RequestError):
         return error
     if isinstance(error, WorkerEndedError):
         return ending()
     if isinstance(error, NonFiniteError):
-        return RequestError(message_of(error), status=500, kind="server_error", code="scores_not_finite")
+        return protocol.RequestError(
+            protocol.message_of(error), status=500, kind="server_error", code="scores_not_finite"
+        )
     if isinstance(error, OutOfMemoryError):
         what = f"the request does not fit into memory: {error.fix}"
-        return unavailable(what, code="out_of_memory", seconds=LONGEST_RETRY)
+        return protocol.unavailable(what, code="out_of_memory", seconds=LONGEST_RETRY)
     if isinstance(error, RecipeError | SourceError):
-        return RequestError(message_of(error), code=getattr(error, "code", None))
+        return protocol.RequestError(protocol.message_of(error), code=getattr(error, "code", None))
     what = "a fault of the server: its log has more under the id of this request"
-    return RequestError(what, status=500, kind="server_error")
+    return protocol.RequestError(what, status=500, kind="server_error")
 
 
-def too_late(limits: Limits) -> RequestError:
+def too_late(limits: Limits) -> protocol.RequestError:
     what = f"the request waited or ran longer than {limits.timeout:g} seconds: ask for fewer tokens, or again later"
-    return RequestError(what, status=408, kind="timeout_error", code="timeout")
+    return protocol.RequestError(what, status=408, kind="timeout_error", code="timeout")

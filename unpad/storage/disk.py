@@ -4,8 +4,6 @@ Every step that changes names first calls `_change`, which checks that this proc
 every step that changes the disk calls `operation`.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import itertools

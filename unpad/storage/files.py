@@ -1,7 +1,5 @@
 """Files and folders that replace what was there as a whole, checksums, and the cache folder."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import itertools
@@ -11,19 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
-from unpad.storage.disk import (
-    check_held,
-    delete,
-    discard,
-    disk_errors,
-    is_leftover,
-    is_private,
-    new_folder,
-    rename,
-    sync_folder,
-    temporary_name,
-    write_file,
-)
+from unpad.storage import disk
 from unpad.storage.paths import user_path
 
 WRITERS = 16  # threads that wait for the device at once
@@ -60,13 +46,13 @@ def make_folder(path: Path, *, private: bool = False) -> None:
     Raises:
         DiskError: it cannot be created, or a file has its name.
     """
-    with disk_errors(path):
+    with disk.disk_errors(path):
         missing = list(itertools.takewhile(lambda folder: not folder.is_dir(), (path, *path.parents)))
         _flush_name(missing[-1].parent if missing else path)
         for folder in reversed(missing):
             with suppress(FileExistsError):  # created by another process; a file of this name fails below
-                new_folder(folder, private)
-            sync_folder(folder.parent)
+                disk.new_folder(folder, private)
+            disk.sync_folder(folder.parent)
         if not path.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
 
@@ -74,7 +60,7 @@ def make_folder(path: Path, *, private: bool = False) -> None:
 def _flush_name(folder: Path) -> None:
     """Flush the name of a folder, in case its creator was killed before doing so: its contents depend on the name."""
     try:
-        sync_folder(folder.parent)
+        disk.sync_folder(folder.parent)
     except OSError as error:
         if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):  # nobody creates folders there
             raise
@@ -86,9 +72,9 @@ def make_private(folder: Path) -> None:
     Raises:
         DiskError: the folder belongs to another user.
     """
-    with disk_errors(folder):
-        if not is_private(folder):
-            check_held(folder)
+    with disk.disk_errors(folder):
+        if not disk.is_private(folder):
+            disk.check_held(folder)
             os.chmod(folder, 0o700)
 
 
@@ -102,15 +88,15 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
         DiskError: it cannot be written; the old file is untouched, and no temporary file remains.
     """
     payload = data.encode() if isinstance(data, str) else data
-    temporary = temporary_name(path.parent)
-    with disk_errors(path, len(payload)):
+    temporary = disk.temporary_name(path.parent)
+    with disk.disk_errors(path, len(payload)):
         try:
-            write_file(temporary, payload, private)
-            rename(temporary, path)
+            disk.write_file(temporary, payload, private)
+            disk.rename(temporary, path)
         except BaseException:
-            discard(temporary)
+            disk.discard(temporary)
             raise
-        sync_folder(path.parent)
+        disk.sync_folder(path.parent)
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -121,19 +107,19 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """
 
     def write(name: str) -> None:
-        temporary = temporary_name(folder)
+        temporary = disk.temporary_name(folder)
         try:
-            write_file(temporary, files[name])
-            rename(temporary, folder / name)
+            disk.write_file(temporary, files[name])
+            disk.rename(temporary, folder / name)
         except BaseException:
-            discard(temporary)
+            disk.discard(temporary)
             raise
 
-    with disk_errors(folder, sum(map(len, files.values()))):
+    with disk.disk_errors(folder, sum(map(len, files.values()))):
         with ThreadPoolExecutor(WRITERS) as pool:
             for _ in pool.map(write, files):
                 pass
-        sync_folder(folder)
+        disk.sync_folder(folder)
 
 
 def clean_leftovers(parent: Path, *, alone: bool = False) -> None:
@@ -145,8 +131,8 @@ def clean_leftovers(parent: Path, *, alone: bool = False) -> None:
     Raises:
         DiskError: one cannot be deleted.
     """
-    with disk_errors(parent):
+    with disk.disk_errors(parent):
         for name in sorted(os.listdir(parent)):
-            if is_leftover(parent / name, alone):
+            if disk.is_leftover(parent / name, alone):
                 with suppress(FileNotFoundError):  # another process cleans too
-                    delete(parent / name)
+                    disk.delete(parent / name)

@@ -3,8 +3,6 @@
 Reading never follows a link, never waits for a pipe, and opens no file that the manifest does not name.
 """
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import json
@@ -20,7 +18,7 @@ from typing import Any
 from unpad.errors import CheckpointError, DiskError
 from unpad.storage.disk import delete, discard, disk_errors, new_folder, rename, sync_folder, temporary_name, write_file
 from unpad.storage.files import sha256
-from unpad.storage.strict_json import OTHER_COPY, parse_json
+from unpad.storage.reading import OTHER_COPY, parse_json
 
 MANIFEST = "MANIFEST.json"
 MANIFEST_FORMAT = 1

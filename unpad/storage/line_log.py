@@ -1,7 +1,5 @@
 """Append-only logs of JSON lines."""
 
-from __future__ import annotations
-
 import json
 import os
 import stat
@@ -13,7 +11,7 @@ from typing import Any
 from unpad.errors import CheckpointError, DiskError
 from unpad.storage.disk import check_held, disk_errors, file_mode, flush, sync_folder, truncate, write_all
 from unpad.storage.files import write_atomic
-from unpad.storage.strict_json import finite, json_object
+from unpad.storage.reading import finite, json_object
 
 
 class LineLog:

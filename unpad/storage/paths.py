@@ -1,7 +1,5 @@
 """Paths and names given by users: decoding, limits and error messages, only here."""
 
-from __future__ import annotations
-
 import os
 import stat
 from pathlib import Path

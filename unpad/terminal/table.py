@@ -1,7 +1,5 @@
 """Tables of text for 80 columns, or a narrower terminal, where wide ones become two; and tables as CSV."""
 
-from __future__ import annotations
-
 import csv
 import io
 import re

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import nn
 
+from unpad.batching.balance import micro_costs
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Plan
-from unpad.batching.shares import micro_costs
 from unpad.errors import RecipeError
 from unpad.machine.memory import available_memory
 from unpad.models.contract import Model

@@ -3,8 +3,6 @@
 Processes that differ in anything that determines the bits would drift apart without an error.
 """
 
-from __future__ import annotations
-
 import hashlib
 import time
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """State that the functions of the training loop share, signals that stop it, and the clock of its checkpoints."""
 
-from __future__ import annotations
-
 import math
 import signal
 import time

@@ -1,7 +1,5 @@
 """Micro-batches for several processes: which processes have no work, and a smaller cut that gives work to all."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 

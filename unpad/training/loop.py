@@ -1,7 +1,5 @@
 """Training of a recipe into a run directory: data, resume, stages in turn, files of the run."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -6,8 +6,6 @@ and freed, in passes small enough to always fit, and the three coefficients are 
 from the weights.
 """
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import sys

@@ -1,7 +1,5 @@
 """Parameter groups, the optimizer, and learning rates as a function of the step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass

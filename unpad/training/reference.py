@@ -1,7 +1,5 @@
 """Log-probabilities of pairs under the weights that a stage starts from, computed once before its first step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

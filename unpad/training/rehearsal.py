@@ -1,7 +1,5 @@
 """Steps of a stage outside its training, to measure or to try something; the run is unchanged."""
 
-from __future__ import annotations
-
 import copy
 import time
 from collections.abc import Sequence

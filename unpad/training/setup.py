@@ -1,7 +1,5 @@
 """Set-up of a run before its first step: data, model, stages, device and precision."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -21,7 +19,7 @@ from unpad.models.objective import set_objective
 from unpad.nn.kernel import runs_native
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES, Precision
-from unpad.nn.precision_choice import choose_precision
+from unpad.nn.product_speed import choose_precision
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.recipe import LOW_POWER, Recipe, ResolvedStage, stages_of
 from unpad.recipes.training import LoraSettings

@@ -1,7 +1,5 @@
 """A stage of a run: its recipe, its sequences, the plans of its epochs, and the last step of all stages."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace

@@ -18,16 +18,9 @@ from unpad.run.kept import open_files
 from unpad.run.loggers import check_loggers
 from unpad.run.monitor import Monitor
 from unpad.run.timers import Timers
+from unpad.training import progress as run_progress
 from unpad.training.consistency import check_alike, check_folder, check_recipe, check_weights
 from unpad.training.parallel.divisions import parallelism_class, parallelism_of
-from unpad.training.progress import (
-    Progress,
-    describe_changes,
-    recorded_precision,
-    restore,
-    resumed_recipe,
-    write_run_files,
-)
 from unpad.training.setup import Setup, check_stages, divide, prepare_setup, resolved
 
 
@@ -77,7 +70,7 @@ class RunFolder:
                     refuse_new_run(path)
                 saved, notes = None, ["no run to resume here: this is a new run"] if resume else []
                 if holds_run(path):
-                    began, settings, saved = resumed_recipe(recipe, overrides, path)
+                    began, settings, saved = run_progress.resumed_recipe(recipe, overrides, path)
                     overrides, notes = began, []
                 name = read_command(path)["recipe"] if recipe is None else recipe
                 if saved is None:
@@ -102,7 +95,7 @@ class RunFolder:
         settings, timers = self.settings, self.timers
         with self.group.together():
             files = open_files(settings, self.path) if self.goes_on else None
-            recorded = recorded_precision(self.path) if self.goes_on else None
+            recorded = run_progress.recorded_precision(self.path) if self.goes_on else None
             setup = prepare_setup(settings, self.path, files, timers, recorded=recorded, group=self.group)
             with timers("build"):
                 check_stages(setup)
@@ -157,17 +150,17 @@ class RunFolder:
             if path.is_dir():
                 storage.clean_leftovers(path, alone=path != self.path)  # `unpad eval` writes beside the checkpoints
 
-    def begin(self, setup: Setup) -> tuple[Progress, State | None]:
+    def begin(self, setup: Setup) -> tuple[run_progress.Progress, State | None]:
         """Restore the newest checkpoint of a run that goes on, or the weights that a new one starts from, and write the
         run's files.
 
         Returns:
             Progress of the run, and the checkpoint; None before the first.
         """
-        progress, state = Progress(), None
+        progress, state = run_progress.Progress(), None
         if self.saved is not None:
-            progress, state, self.warnings = restore(setup)
-            self.notes += describe_changes(setup, self.saved, progress)
+            progress, state, self.warnings = run_progress.restore(setup)
+            self.notes += run_progress.describe_changes(setup, self.saved, progress)
         origin = self.settings.train.init_from
         with self.group.together():
             if state is None and origin and setup.base is None:
@@ -175,11 +168,11 @@ class RunFolder:
             with self.timers("save"):
                 if self.group.leads and not self.goes_on:  # first: a run with a recipe resumes without the model
                     keep_origin(origin, self.path)
-                write_run_files(setup, self.recipe, self.overrides)
+                run_progress.write_run_files(setup, self.recipe, self.overrides)
         check_weights(setup, progress.step)
         return progress, state
 
-    def describe(self, monitor: Monitor, progress: Progress) -> None:
+    def describe(self, monitor: Monitor, progress: run_progress.Progress) -> None:
         """Cut the metrics of a run that goes on back to its progress, and log how the run starts."""
         if self.goes_on:
             monitor.resume(progress.step, progress.epoch_step)

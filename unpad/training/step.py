@@ -3,8 +3,6 @@
 Training divides losses here and nowhere else: each named sum by its own count over all micro-batches of the step.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field

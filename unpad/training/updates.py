@@ -1,8 +1,6 @@
 """Updates of an epoch: the micro-batches that each process loads, and the agreement of processes before they
 compute."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing

@@ -4,8 +4,6 @@ Whole steps are timed: loading, forward, backward, clipping and the update. Stra
 after round, so that changes of the machine's speed affect all of them.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """`unpad plan`: cost of every batching strategy on the user's own data and machine, before anything trains."""
 
-from __future__ import annotations
-
 import gc
 import math
 from collections.abc import Iterable, Sequence

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unpad.batching.balance import Balance, BalancedSize, Costs
+from unpad.batching.layout import attention_cells, length_groups
 from unpad.batching.ledger import Ledger
-from unpad.batching.length_groups import attention_cells, length_groups
 from unpad.batching.plan import Plan, plan
 from unpad.batching.strategies import bucket
 from unpad.errors import PlanError, RecipeError

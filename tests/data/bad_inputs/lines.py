@@ -17,14 +17,7 @@ def between(kind: str, middle: bytes, code: str = "", *, used: int = 2, bad: int
 
 
 def whole(
-    kind: str,
-    content: bytes,
-    code: str = "",
-    *,
-    name: str = "a.jsonl",
-    used: int = 0,
-    bad: int = 0,
-    line: int = 1,
+    kind: str, content: bytes, code: str = "", *, name: str = "a.jsonl", used: int = 0, bad: int = 0, line: int = 1
 ) -> Bad:
     """A file on its own, with the line of its first fault."""
     place = f"{name}:{line}" if bad else ""

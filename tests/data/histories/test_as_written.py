@@ -150,8 +150,6 @@ def test_a_number_of_two_readings_is_refused_and_each_setting_reads_what_its_mes
         assert setting in worst.fix
         read = tables(tmp_path, rows, **source, **yaml.safe_load(setting))
         assert (read.bad, read.rows.values.tolist()) == ([], [value, 7])
-        said = [number for number in (f"{value:g}", f"{value:.15g}") if number in worst.fix]
-        assert said or "limits" in setting
 
 
 @pytest.mark.parametrize(

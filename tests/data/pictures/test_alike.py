@@ -26,10 +26,7 @@ def test_other_sizes_qualities_and_shades_are_found_and_nothing_else(tmp_path: P
     )  # fmt: skip
     told = "\n".join(open_data(recipe, None).lines())
     assert "held out 6 pictures: 4 near-duplicates of training ones" in told
-    places = {
-        "images": ("images.jsonl:21", "jsonl:4, under another label: 0, 1"),
-        "vqa": ("larger.png", "nd.png"),
-    }
+    places = {"images": ("images.jsonl:21", "jsonl:4, under another label: 0, 1"), "vqa": ("larger.png", "nd.png")}
     one, other = places[family]
     assert any(one in line and " is like " in line and line.endswith(other) for line in told.splitlines())
 

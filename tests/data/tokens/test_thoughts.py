@@ -118,8 +118,7 @@ def test_thoughts_that_a_template_drops_are_learned_after_the_prompt_that_opens_
 
 
 @pytest.mark.parametrize(
-    ("kind", "content"),
-    [*((kind, THOUGHT) for kind in FAMILIES), ("opened", THOUGHT[8:]), ("dropped", THOUGHT[8:])],
+    ("kind", "content"), [*((kind, THOUGHT) for kind in FAMILIES), ("opened", THOUGHT[8:]), ("dropped", THOUGHT[8:])]
 )
 def test_a_chat_goes_on_as_training_did(kind, content):
     """What the model said after an opened prompt has no <think>; it enters the history as a row's reply does."""

@@ -12,7 +12,7 @@ from tests.helpers.vision import prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import build_layout
 from unpad.errors import RecipeError
-from unpad.models.vision_language import prune_pass
+from unpad.models.vision_language import prune
 from unpad.models.vision_language.losses import TERMS as ADVERSARY
 from unpad.models.vision_language.losses import relevance
 from unpad.models.vision_language.model import VisionLanguage
@@ -178,7 +178,7 @@ def test_relevance_is_that_of_the_plain_reference_for_every_sample(batch):
 def test_what_is_found_is_the_difference_that_a_tokens_weight_makes(batch, monkeypatch):
     model, weights = relevant(layers=[1]), torch.linspace(0.1, 0.9, 25, dtype=torch.float64)
     one = batch.select([4])  # with 25 patches
-    monkeypatch.setattr(prune_pass, "drawn_noise", lambda *_: weights.logit())
+    monkeypatch.setattr(prune, "drawn_noise", lambda *_: weights.logit())
 
     def loss() -> tuple[Tensor, PrunePass]:
         reading = model._read(one)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paths import LOWEST, NATIVE_DTYPES
+from unpad.nn.activation import GATED, KINDS, activation
 from unpad.nn.native import library
-from unpad.nn.native.activation import GATED, KINDS, activation
 
 pytestmark = pytest.mark.skipif(not library.enabled(), reason=library.describe())
 

@@ -8,9 +8,9 @@ from tests.helpers.attention_cases import error
 from tests.helpers.grid import pairs
 from tests.helpers.paths import LOWEST, NATIVE_DTYPES
 from unpad.nn.attend import Attend
+from unpad.nn.linear import rowwise_linear
 from unpad.nn.native import library
-from unpad.nn.native.decode import decode_attention
-from unpad.nn.native.rowwise_linear import rowwise_linear
+from unpad.nn.native.attention import decode_attention
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
 
 pytestmark = [

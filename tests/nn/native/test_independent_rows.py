@@ -9,9 +9,9 @@ from tests.helpers.targets import able, has, running
 from unpad.batching.layout import Layout
 from unpad.nn.attend import Attend
 from unpad.nn.attention import self_attention
+from unpad.nn.linear import rowwise_linear
 from unpad.nn.native import library
 from unpad.nn.native.quantized import QuantizedWeight, multiply_int8, to_int8
-from unpad.nn.native.rowwise_linear import rowwise_linear
 
 pytestmark = [
     pytest.mark.skipif(not library.enabled(), reason=library.describe()),

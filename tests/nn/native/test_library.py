@@ -149,7 +149,7 @@ def test_where_the_system_denies_tiles_the_next_target_is_taken_and_the_log_says
     best = next(target for target in able() if target != "avx512_amx")
     taken = f"native kernels ({library.TARGETS[best]}; {denied})"
     assert done.stdout.splitlines() == [
-        *(f"{taken} {best}", taken, f"torch kernels ({denied})", f"native kernels ({library.TARGETS['avx2']})"),
+        *(f"{taken} {best}", taken, f"torch kernels ({denied})", f"native kernels ({library.TARGETS['avx2']})")
     ]
 
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 from tests.helpers.attention_cases import error
 from tests.helpers.paths import LOWEST
 from unpad.nn.native import library
-from unpad.nn.native.norm import add_norm
+from unpad.nn.norm import add_norm
 
 pytestmark = [
     pytest.mark.skipif(not library.enabled(), reason=library.describe()),

@@ -24,7 +24,7 @@ from tests.helpers.targets import has, running
 from tests.helpers.tile_cases import NAMES, Case, attend, attend_by
 from unpad.nn.attend import Attend
 from unpad.nn.native import library
-from unpad.nn.native.decode import piece_attention
+from unpad.nn.native.attention import piece_attention
 from unpad.proof.certificate import prove
 
 pytestmark = [

@@ -21,10 +21,7 @@ def recipe_of(**train: Any) -> Recipe:
     return Recipe(model={"kind": "decoder"}, train=train)
 
 
-@pytest.mark.parametrize(
-    ("train", "division"),
-    [({}, Replicas), ({"shard": "full"}, Sharding)],
-)
+@pytest.mark.parametrize(("train", "division"), [({}, Replicas), ({"shard": "full"}, Sharding)])
 def test_several_processes_divide_a_model_as_the_recipe_asks_and_one_holds_the_whole(train, division):
     recipe = recipe_of(max_steps=7, **train)
     assert (parallelism_class(recipe), parallelism_of(recipe, TWO)) == (division, division)

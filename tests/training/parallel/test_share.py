@@ -18,8 +18,8 @@ from benchmarks.equal_processes import digests
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.toy import quiet, write_toy
 from tests.helpers.turns import in_turns
+from unpad.batching.balance import assign
 from unpad.batching.batch import RaggedBatch, concatenate
-from unpad.batching.shares import assign
 from unpad.models.contract import Trainable
 from unpad.nn.draws import seeded
 from unpad.nn.losses import Terms

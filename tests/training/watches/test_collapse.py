@@ -31,13 +31,7 @@ from unpad.training.progress import Progress
 from unpad.training.stage import StageSetup
 from unpad.training.stage_loop import start_watches
 from unpad.training.step import train_step
-from unpad.training.watches.collapse import (
-    CollapseMonitor,
-    CollapseState,
-    LatentReading,
-    LatentSample,
-    read_latent,
-)
+from unpad.training.watches.collapse import CollapseMonitor, CollapseState, LatentReading, LatentSample, read_latent
 from unpad.training.watches.watch import SavedWatches, Verdict
 
 TOPICS, WORDS, LATENT = 4, 6, 6

@@ -1,7 +1,5 @@
 """Padded batches of a fixed number of sequences from one bucket of lengths."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unpad.batching.grouping import Grouping, offsets_of, shuffled

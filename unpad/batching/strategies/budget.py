@@ -1,7 +1,5 @@
 """Padded batches of similar lengths, limited by padded tokens."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unpad.batching.grouping import Grouping, shuffled

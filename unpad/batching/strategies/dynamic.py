@@ -1,7 +1,5 @@
 """Padded batches of a fixed number of sequences, each padded to its longest (apart: its name is that of its file)."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unpad.batching.grouping import Grouping, padded

@@ -1,7 +1,5 @@
 """Padded batches of a fixed number of sequences, all padded to one length."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unpad.batching.grouping import Grouping

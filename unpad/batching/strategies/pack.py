@@ -1,7 +1,5 @@
 """Ragged batches: real tokens only, no padding."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from unpad.batching.grouping import Grouping, runs_within

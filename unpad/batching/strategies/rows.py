@@ -1,7 +1,5 @@
 """Rows of a fixed number of tokens filled with whole pieces, for compilers that need few shapes."""
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 
 import numpy as np

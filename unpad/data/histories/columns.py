@@ -491,18 +491,18 @@ def _no_number(text: str, expected: str, decimal: Decimal | None, limits: Limits
     if expected == "a number" and re.fullmatch(RESULTS, text):
         fix = "set words: code on this item of data.events, which makes the word a part of the code, or write a number"
         return f'is the word "{text}", expected {expected}', fix
-    if decimal is None and re.fullmatch(_COMMA, text):
-        comma = float(text.replace(".", "").replace(",", "."))
-        fix = f'set decimal: "," {_BESIDE}, which reads {comma:.15g}'
-        if re.fullmatch(_POINT, text):
-            both = float(text.replace(",", ""))
-            return f'is "{text}", {both:.15g} or {comma:.15g}', f'{fix}, or decimal: ".", which reads {both:.15g}'
-        return f'has {"a decimal comma" if "," in text else "points between thousands"}: "{text}"', fix
-    if decimal != "." and re.fullmatch(_POINT, text):
-        both = float(text.replace(",", ""))
-        if decimal is None:
-            return f'has commas between thousands: "{text}"', f'set decimal: "." {_BESIDE}, which reads {both:.15g}'
-        return f'is "{text}", and decimal is ","', "write all numbers of the table in one way"
+    if re.fullmatch(_POINT, text) and (decimal is None or not re.fullmatch(_COMMA, text)):
+        thousands = float(text.replace(",", ""))
+        if decimal == ",":
+            return f'is "{text}", and decimal is ","', "write all numbers of the table in one way"
+        if not re.fullmatch(_COMMA, text):
+            return f'has commas between thousands: "{text}"', f'set decimal: "." {_BESIDE}'
+        what = f'is "{text}", {thousands:.15g} or {float(text.replace(",", ".")):.15g}'
+        return what, f'set decimal: "." {_BESIDE} for the first, or decimal: "," for the second'
+    if re.fullmatch(_COMMA, text):
+        kind = "a decimal comma" if "," in text else "points between thousands"
+        fix = "write all numbers of the table in one way" if decimal else f'set decimal: "," {_BESIDE}'
+        return f'has {kind}: "{text}"', fix
     return f"is a text of {len(text)} characters, expected {expected}", f"write {expected}, or leave it empty"
 
 

@@ -6,8 +6,6 @@ chooses the patients, `assemble.py` the events of their histories and the sets.
 MEDS: Medical Event Data Standard, https://medical-event-data-standard.github.io.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

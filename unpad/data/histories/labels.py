@@ -1,8 +1,6 @@
 """Table of labels, one row per patient and landmark: `label` (0 or 1, or one of several classes), or `event` and
 `duration`, on the clock of the events."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence

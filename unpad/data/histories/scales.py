@@ -4,8 +4,6 @@ All are fitted on the values of training patients. A logarithm or a rank takes t
 results, where a few large ones would otherwise stretch the scale of all others.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal

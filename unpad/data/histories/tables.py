@@ -4,8 +4,6 @@ Messages never contain a patient's id: they name a row by its file and number, a
 named after a patient by its number in its folder.
 """
 
-from __future__ import annotations
-
 import hmac
 import re
 import secrets

@@ -1,8 +1,6 @@
 """What makes readable pictures of little use to a model: black and blank ones, labels that contradict each other,
 classes that a property of the files tells, and how far pictures are shrunk."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import NamedTuple

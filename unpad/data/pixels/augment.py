@@ -1,7 +1,5 @@
 """Augmentation of training images: mirroring, shifts, zoom, colour, and erased rectangles."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -7,8 +7,6 @@ rest of the package, so that such a process can be small. libtiff writes its mes
 itself.
 """
 
-from __future__ import annotations
-
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager

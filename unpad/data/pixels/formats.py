@@ -1,7 +1,5 @@
 """Image files by their parts: walked to the end, so that cut ones are noticed and Pillow receives no metadata."""
 
-from __future__ import annotations
-
 import re
 import struct
 import zlib

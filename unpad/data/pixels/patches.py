@@ -1,7 +1,5 @@
 """Patches of images: sizes in rows x columns of them, conversion of pixels to patches, and back to a picture."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -6,8 +6,6 @@ of more than MOST_TEXTS nothing, and one that the other text lacks 1. So a copy 
 signature, a disclaimer or the form of a question, which many texts share, makes no copies.
 """
 
-from __future__ import annotations
-
 import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass

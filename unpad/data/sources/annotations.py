@@ -1,7 +1,5 @@
 """Questions and annotations in two files of JSON, as VQAv2 publishes them, joined by their question_id."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Iterator

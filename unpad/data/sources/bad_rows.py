@@ -1,7 +1,5 @@
 """Unusable rows: how they are listed, and the policy to refuse the data or to skip them up to a stated share."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections import Counter

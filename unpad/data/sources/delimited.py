@@ -1,7 +1,5 @@
 """Rows of CSV and TSV files with a header, and the header itself."""
 
-from __future__ import annotations
-
 import csv
 import itertools
 import re

@@ -1,7 +1,5 @@
 """Faults of rows: their codes, the fix of each, and what messages show of a row."""
 
-from __future__ import annotations
-
 import codecs
 from collections.abc import Sequence
 from pathlib import Path

@@ -319,8 +319,8 @@ def _as_wide(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
 
 def _as_outcomes(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
     """Advice on a table with an id of patients and a column of few words or numbers; arguments as of `_as_wide`."""
-    cells = {name: [str(row[name]) for row in rows if row.get(name)] for name in rows[0] if name not in kept}
-    few = [name for name, values in cells.items() if 2 <= len(set(values)) <= len(values) / 3]
+    cells = {name: [str(row[name]) for row in rows if row.get(name) not in (None, "")] for name in rows[0]}
+    few = [name for name, values in cells.items() if name not in kept and 2 <= len(set(values)) <= len(values) / 3]
     if folded(kept[0]) in ("", "id") or not few:
         return ""
     item = f"{{path: {in_yaml(str(path))}, id: {in_yaml(kept[0])}, label: {in_yaml(few[-1])}}}"

@@ -36,7 +36,7 @@ def resolve_path(data: DataSettings, path: str) -> Path:
 
         return drawn_folder() / path.removeprefix(DRAWN)
     if path.startswith(SIMULATED):
-        from unpad.examples.simulated import simulated_folder
+        from unpad.examples.drawn import simulated_folder
 
         return simulated_folder() / path.removeprefix(SIMULATED)
     if path.startswith(OURS):

@@ -383,7 +383,11 @@ def _label(row: Row) -> str:
     if type(label) is str and label.strip():
         return label
     what = "is blank" if type(label) is str else f"is {type_name(label)}" if "label" in row else "is missing"
-    raise RowFault("E_LABEL", f'"label" {what}, expected a name or a whole number', "add the label or remove the row")
+    raise RowFault(
+        "E_LABEL",
+        f'"label" {what}, expected a name or a whole number',
+        "add the label or remove the row; `unpad predict` needs none",
+    )
 
 
 def _declared(row: Row, in_words: bool = False) -> tuple[int | None, int | None, str | None]:

@@ -4,8 +4,6 @@ The standard decoder accepts duplicate keys, NaN, numbers out of range and lone 
 row, found by cheap hooks, or by a check of only the rows that contain suspicious characters.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable, Iterator

@@ -1,7 +1,5 @@
 """What a file is by its bytes: its encoding, or what else it is, and the format of its text."""
 
-from __future__ import annotations
-
 import codecs
 import json
 import re

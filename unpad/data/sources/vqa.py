@@ -1,7 +1,5 @@
 """Questions about images with their answers, and captions, one per row of JSON lines."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor

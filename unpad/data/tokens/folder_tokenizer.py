@@ -1,7 +1,5 @@
 """The tokenizer of a Hugging Face folder: its special tokens, its chat template and the ids that stop."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,8 +8,7 @@ from typing import Any
 from unpad import storage
 from unpad.data.tokens.tokenizer import MAX_TOKENIZER_BYTES, with_import
 from unpad.errors import SourceError
-from unpad.storage.reading import read_file
-from unpad.storage.strict_json import refuse_many
+from unpad.storage.reading import read_file, refuse_many
 
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 CHAT_TEMPLATE, OLDER_TEMPLATE = "chat_template.jinja", "chat_template.json"

@@ -5,8 +5,6 @@ processor, whatever it is at, and gives it no more than MOST_MEMORY; the next re
 is the program of the child too, and imports nothing of the package.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os

@@ -1,7 +1,5 @@
 """Characters that a tokenizer loses: those that become its unknown token, and those that become no token at all."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass

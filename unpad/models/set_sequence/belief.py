@@ -1,7 +1,5 @@
 """Belief: prior and posterior of the latent of every set, and the decoder that reconstructs a set from its latent."""
 
-from __future__ import annotations
-
 import math
 from typing import Literal, cast
 

@@ -5,8 +5,6 @@ Events are embedded from their code and their value. Blocks of attention through
 block the events of a set are pooled into a latent: a mean and a logarithm of a variance per dimension.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch
@@ -21,8 +19,8 @@ from unpad.nn.cross_attention import CrossAttention, PairedRuns, PairGroup, pair
 from unpad.nn.draws import normal
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
-from unpad.nn.pool import AttentionPool
 from unpad.nn.precision import widened
+from unpad.nn.segments import AttentionPool
 
 # In standard deviations; closest where values are most frequent.
 KNOTS = (-4.0, -3.0, -2.0, -1.5, -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0)

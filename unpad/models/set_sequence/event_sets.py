@@ -1,7 +1,5 @@
 """EventSets: the part of a batch of patients that holds sets of events, their values and times."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor

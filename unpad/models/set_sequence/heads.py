@@ -11,8 +11,6 @@ nothing, which is 0: its hazards are the softmax of these, and their likelihood 
 an event; with the outcome as the only cause the second is exactly 1.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

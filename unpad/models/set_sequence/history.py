@@ -4,8 +4,6 @@ A set attends to itself and the sets before it. The readout, at the landmark (da
 without sets has a readout too.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ analysis, Singer and Willett 1993), and the network begins near zero: a cohort t
 what the regression knows, and a larger one begins there.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -4,8 +4,6 @@ Sets are runs of a flat tensor, and every loss has one value per set, or per set
 on the rest of the batch. Distances between sets do not depend on the order of the members.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any

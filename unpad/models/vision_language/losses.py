@@ -5,8 +5,6 @@ Losses are (sum, count) over samples, as everywhere. `keep` is the probability o
 (`prune.cumulative_keep`), since heads prune one after another; its gradient trains the heads.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

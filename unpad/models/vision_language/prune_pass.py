@@ -1,7 +1,5 @@
 """One pass of a language model that drops visual tokens between its blocks."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Literal
@@ -11,19 +9,7 @@ from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout
-from unpad.models.vision_language.prune import (
-    PruneConfig,
-    cumulative_keep,
-    drawn_noise,
-    even_order,
-    fresh_noise,
-    hard_keep,
-    keep_probability,
-    keep_top,
-    random_order,
-    soft_bias,
-    text_to_vision_attention,
-)
+from unpad.models.vision_language import prune
 from unpad.models.vision_language.visual import VisionTokens, Visual, cells, is_last, is_question, last_tokens, mark
 from unpad.nn.block import Between, Block, Stream
 from unpad.nn.draws import apart
@@ -58,7 +44,7 @@ class PrunePass:
 
     def __init__(
         self,
-        config: PruneConfig,
+        config: prune.PruneConfig,
         heads: nn.ModuleDict,
         blocks: nn.ModuleList,
         batch: RaggedBatch,
@@ -111,7 +97,7 @@ class PrunePass:
 
     def keep(self) -> Tensor:
         """Probability that no head so far drops a visual token, (num_visual,) in the layout of `visual_layout`."""
-        return cumulative_keep(self.probabilities)
+        return prune.cumulative_keep(self.probabilities)
 
     def found(self, loss: Tensor) -> list[Tensor]:
         """Fall of a sum of losses of this pass as the weight of a token grows, (num_visual,) per head, and 0 for tokens
@@ -138,7 +124,9 @@ class PrunePass:
     def _noise(self, index: int, logits: Tensor) -> Tensor:
         """Logistic noise of a head's logits, (num_visual,): random while heads learn, else fixed."""
         return (
-            fresh_noise(logits, self.visual_layout) if self._learns else drawn_noise(index, self._place, logits.dtype)
+            prune.fresh_noise(logits, self.visual_layout)
+            if self._learns
+            else prune.drawn_noise(index, self._place, logits.dtype)
         )
 
     def _soften(self, index: int, entered: Stream, left: Stream) -> Stream:
@@ -150,11 +138,11 @@ class PrunePass:
             self.logits.append(logits)
             self.probabilities.append(torch.sigmoid(noise).masked_fill(self._needed, 1).requires_grad_())
         else:
-            probability = keep_probability(logits + noise, self._temperature)
+            probability = prune.keep_probability(logits + noise, self._temperature)
             self.probabilities.append(probability.masked_fill(self._needed, 1))
         probability, total = self.keep(), len(left.x)
         scale = probability.new_ones(total).index_copy(0, self._visual, probability)
-        return replace(left, key_bias=soft_bias(probability, mark(self._visual, total)), value_scale=scale)
+        return replace(left, key_bias=prune.soft_bias(probability, mark(self._visual, total)), value_scale=scale)
 
     @torch.no_grad()
     def _choose(self, index: int, entered: Stream, left: Stream) -> Tensor:
@@ -166,11 +154,13 @@ class PrunePass:
                 scores = scores + self._noise(index, scores)
             scores = scores.masked_fill(self._needed, torch.inf)
             if config.keep is None:
-                return hard_keep(keep_probability(scores, self._temperature), self.visual_layout, config.threshold)
+                return prune.hard_keep(
+                    prune.keep_probability(scores, self._temperature), self.visual_layout, config.threshold
+                )
         else:
             scores = self._rank(index, entered).masked_fill(self._needed, torch.inf)
         assert config.keep is not None, "rankings have it"
-        return keep_top(scores, self.visual_layout, config.keep * self._lengths.double())
+        return prune.keep_top(scores, self.visual_layout, config.keep * self._lengths.double())
 
     def _rank(self, index: int, entered: Stream) -> Tensor:
         """Scores of the visual tokens, (num_visual,), by a ranking."""
@@ -183,11 +173,11 @@ class PrunePass:
             return in_tower.index_select(0, self._source)
         if method == "random":
             ids = self._seq_ids  # without ids every sample draws the same, which no neighbour changes either
-            return random_order(self.visual_layout, torch.zeros_like(self._lengths) if ids is None else ids)
+            return prune.random_order(self.visual_layout, torch.zeros_like(self._lengths) if ids is None else ids)
         assert media.grid is not None, "a batch of images holds their sizes"
         columns = media.grid[:, 1].index_select(0, cells(media.layout).seq_of_token())
         place, width = (x.index_select(0, self._source) for x in (media.position_ids, columns))
-        return even_order(place // width, place % width)
+        return prune.even_order(place // width, place % width)
 
     @torch.no_grad()
     def _received(self, index: int, entered: Stream, text: Tensor) -> Tensor:
@@ -200,7 +190,7 @@ class PrunePass:
             nothing = torch.zeros_like(padding, dtype=torch.float32) if bias is None else bias
             bias = nothing.masked_fill(padding, -torch.inf)
         looked_at, looking, causal = mark(self._visual, len(q)), mark(text, len(q)), block.attention.causal
-        return text_to_vision_attention(q, k, cells(layout), looked_at, looking, causal, key_bias=bias)
+        return prune.text_to_vision_attention(q, k, cells(layout), looked_at, looking, causal, key_bias=bias)
 
     def _remove(self, stream: Stream, kept: Tensor) -> Stream:
         """Remove visual tokens from the stream; in a rectangle they become padding.

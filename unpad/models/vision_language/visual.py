@@ -1,7 +1,5 @@
 """Places of visual tokens in a run of text, and the text that asks about them."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import torch

@@ -1,8 +1,6 @@
 """Cross-entropy that overwrites rows of logits with their gradient, and the head of tiled_head.h: product with the
 vocabulary and cross-entropy at once, as two operators, losses and gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Rounded sums of gradients as one operator, `unpad::add_rounded`."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

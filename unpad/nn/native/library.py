@@ -3,8 +3,6 @@
 Callers check `enabled()` before they take the native path; a run prints `describe()`.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import platform

@@ -127,9 +127,7 @@ class QuantizedWeight(Tensor):
         return self.numbers.nbytes + self.scales.nbytes
 
     @classmethod
-    def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def _dispatch(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         first = args[0] if args else None
         if isinstance(first, QuantizedWeight):
             assert not func._schema.is_mutable, f"{func} would change a quantized weight"
@@ -140,6 +138,8 @@ class QuantizedWeight(Tensor):
                 return first.rows(index.flatten()).view(*index.shape, first.shape[1])
         args, kwargs = tree_map(lambda x: x.widened() if isinstance(x, QuantizedWeight) else x, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+    __torch_dispatch__: Any = _dispatch
 
 
 def plain_copy(model: ModelType) -> ModelType:

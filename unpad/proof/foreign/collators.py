@@ -3,8 +3,6 @@
 Each gets all sequences of an update and returns its batch. Packed rows have `row_tokens` tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec

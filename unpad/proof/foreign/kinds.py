@@ -3,8 +3,6 @@
 Classes are recognised by their names and those of their bases, so that neither transformers nor TRL is imported.
 """
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, replace
 

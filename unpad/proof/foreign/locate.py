@@ -5,8 +5,6 @@ sequences are all found. Whole sequences are placed first, longest first, where 
 the other cells then go to the longest runs of the remaining sequences.
 """
 
-from __future__ import annotations
-
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,7 +1,5 @@
 """The batches of one update, read without knowledge of their format, and checks of their labels."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -115,8 +113,8 @@ def converted(value: Any, *, device: torch.device | None = None, floats: torch.d
         return {name: part(one) for name, one in value.items()}
     if isinstance(value, list) and value and not isinstance(value[0], int):
         return list(map(part, value))
-    if is_dataclass(value):
-        return replace(value, **{one.name: part(getattr(value, one.name)) for one in fields(value)})  # type: ignore[type-var]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(value, **{one.name: part(getattr(value, one.name)) for one in fields(value)})
     return value
 
 

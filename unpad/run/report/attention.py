@@ -1,7 +1,5 @@
 """Report section of attention maps, drawn from `attention.json`, which training writes for texts and images."""
 
-from __future__ import annotations
-
 import json
 from html import escape
 from itertools import groupby

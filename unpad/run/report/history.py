@@ -1,7 +1,5 @@
 """Files of a run read back: rows, log entries, and columns to draw."""
 
-from __future__ import annotations
-
 import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +19,7 @@ from unpad.errors import RecipeError, RunFileError, UnpadError
 from unpad.recipes.recipe import Recipe
 from unpad.run import upgrade
 from unpad.run.folder import made_by, run_recipe
-from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines
-from unpad.storage.strict_json import strict_value
+from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines, strict_value
 from unpad.terminal.table import number_of
 
 Array = NDArray[np.float64]

@@ -1,7 +1,5 @@
 """Report section of a latent: its readings during training, from `metrics.jsonl`."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Annotated, Any
 

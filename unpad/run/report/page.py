@@ -4,8 +4,6 @@ Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `log.j
 `evaluations.jsonl`, `samples.jsonl`, `attention.json` and `shown.json`; nothing is made up for a missing file.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Report section of patients: calibration and curves, or the confusion of classes, and a few patients over time."""
 
-from __future__ import annotations
-
 from collections import Counter
 from html import escape
 from typing import Any

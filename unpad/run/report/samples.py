@@ -1,7 +1,5 @@
 """Report section of a run's evaluations and sample replies: `evaluations.jsonl` and `samples.jsonl`."""
 
-from __future__ import annotations
-
 import json
 import math
 from datetime import datetime
@@ -17,8 +15,7 @@ from unpad.run.folder import CHECKPOINTS
 from unpad.run.report.history import read_rows
 from unpad.run.report.section import PageSection, table
 from unpad.storage import LineLog, write_atomic
-from unpad.storage.reading import Count, Number, misfit, read_shaped
-from unpad.storage.strict_json import json_object
+from unpad.storage.reading import Count, Number, json_object, misfit, read_shaped
 
 EVALUATIONS, SAMPLES = "evaluations.jsonl", "samples.jsonl"
 SHOWN_SAMPLES = 12

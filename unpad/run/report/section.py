@@ -1,7 +1,5 @@
 """Parts of a report page that belong to one family of data or one watch, looked up by name in this folder."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from html import escape

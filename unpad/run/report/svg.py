@@ -1,7 +1,5 @@
 """Line plots as SVG text: axes with round marks, one style for all, light and dark by the page's style sheet."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Report section of models with fewer visual tokens: kept numbers, accuracy by mode, and pictures of kept patches."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math

@@ -3,8 +3,6 @@
 A division is imported when a recipe asks for it, so that a run of one process loads none.
 """
 
-from __future__ import annotations
-
 from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.training.parallel.parallelism import Parallelism, Replicas

@@ -1,8 +1,6 @@
 """The share of an update that one process computes: its micro-batches, their random draws, and sums over all
 processes."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from unpad.batching.balance import assign, micro_cost
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
-from unpad.batching.shares import assign, micro_cost
 from unpad.models.contract import Trainable
 from unpad.nn.draws import draw
 from unpad.processes.group import Group

@@ -1,7 +1,5 @@
 """Interface of a watch: an observer that reads the model while a stage trains, and asks the loop to act."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path

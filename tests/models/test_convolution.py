@@ -10,7 +10,7 @@ from tests.helpers.image_models import cut_patches
 from tests.helpers.samples import moved
 from unpad.batching.batch import to_padded
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
-from unpad.nn.convolution import ConvolutionalStem, neighbours
+from unpad.models.vit import ConvolutionalStem, neighbours
 
 PATCH, WIDTH = 4, 6
 SIZES = ((3, 5), (1, 1), (6, 90), (0, 0), (7, 1), (16, 16), (1, 4))  # rows and columns of patches

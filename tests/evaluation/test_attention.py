@@ -11,7 +11,7 @@ from tests.conftest import random_batch, tiny_model
 from tests.helpers.families import images
 from tests.helpers.run_folders import html_of
 from tests.helpers.toy import run, write_toy
-from unpad.inference.attention import attention_weights
+from unpad.evaluation.attention_maps import attention_weights
 from unpad.nn.block import Attention
 from unpad.run.report.attention import ATTENTION, LEVELS, draw
 

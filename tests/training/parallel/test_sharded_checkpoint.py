@@ -26,11 +26,10 @@ from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import OptimSettings
 from unpad.run import checkpoint
 from unpad.run.checkpoint import State, model_tensors, model_weights, put_weights
-from unpad.run.sharded_checkpoint import save_shards
 from unpad.run.shards import places
 from unpad.storage import disk
 from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
-from unpad.training.parallel.sharding import Sharding
+from unpad.training.parallel.sharding import Sharding, save_shards
 
 torch.set_num_threads(1)  # a forked child must not wait for threads that did not come along
 

@@ -13,10 +13,9 @@ from tests.helpers.toy import run
 from unpad.errors import CheckpointError
 from unpad.evaluation.run import evaluate_run
 from unpad.inference.loaded import load
-from unpad.interchange.quantize import quantize_run
 from unpad.nn.native.quantized import QuantizedWeight
 from unpad.run import checkpoint
-from unpad.run.base import run_weights
+from unpad.run.base import quantize_run, run_weights
 
 pytestmark = [pytest.mark.slow, pytest.mark.promise("models.quantized")]
 WIDE: dict[str, dict[str, Any]] = {  # models with layers of 32 inputs and more

@@ -2,9 +2,9 @@
 
 import pytest
 
+from unpad.models.cost import pruner_operations, reading_operations, sizes_of, training_operations
 from unpad.models.decoder import Config
 from unpad.nn.block import BlockConfig
-from unpad.nn.flops import pruner_operations, reading_operations, sizes_of, training_operations
 
 pytestmark = pytest.mark.promise("speed.operations")
 
