@@ -287,8 +287,8 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
     if not fix or fix == FIXES["E_MISSING"]:
         fix = f"set --kind ({', '.join(KINDS)}), or name the fields or columns in a recipe and check it with "
         fix += "`unpad data check RECIPE.yaml`"
-    elif item := re.search(r"'data\.\w+=.*, field: .*", fix):
-        field = yaml.safe_load(shlex.split(item[0])[0].partition("=")[2])["field"]
+    elif item := re.search(r".*('data\.\w+=.*, field: .*)", fix):  # the last of them
+        field = yaml.safe_load(shlex.split(item[1])[0].partition("=")[2])["field"]
         fix += f"; here: --field {shlex.quote(field)}"
     return SourceError(what, where=str(file.path), fix=fix)
 
@@ -381,7 +381,7 @@ def _kind_of(file: SourceFile, data: DataSettings, kind: str | None) -> str:
     if kind is not None or file.path.is_dir():
         return kind or "images"
     fields = (file.field,) if file.field else (*chat.FIELDS, *pairs.FIELDS, "image")
-    advise = partial(advice, "", file.path, asked=file.field)
+    advise = partial(advice, "", file.path, asked=file.fields)
     try:
         first = list(islice(read(file, data, fields, (*OPTIONAL, "label"), advise), PEEK_ROWS))
     except OSError:

@@ -52,8 +52,10 @@ def recipe_for(recipe: Recipe, path: Path) -> Recipe:
     if kind not in kinds:
         fix = "this run reads " + " and ".join(kinds)
         raise RecipeError(f"the data looks like {kind}", where=str(path), fix=fix)
-    fields = {source.field for source in getattr(recipe.data, kind)}
-    source = Source(path=str(path.resolve()), field=fields.pop() if len(fields) == 1 else None)
+    sources = getattr(recipe.data, kind) or [Source(path="")]
+    named = [one.model_dump(include={"field", "prompt", "reply", "ignore"}) for one in sources]
+    alike = named[0] if all(one == named[0] for one in named) else {}
+    source = type(sources[0])(path=str(path.resolve()), **alike)
     nothing: dict[str, list[Source]] = {each: [] for each in kinds}
     return recipe.model_copy(update={"data": recipe.data.model_copy(update=nothing | {kind: [source]})})
 

@@ -50,6 +50,21 @@ def as_sources(value: Any) -> Any:
 Sources = Annotated[list[Source], BeforeValidator(as_sources)]
 
 
+class ChatSource(Source):
+    """Files of conversations, or of requests and replies in fields or columns of any name."""
+
+    prompt: str | None = None
+    """Field or column of the request; default `instruction`, `prompt` or `question`."""
+    reply: str | None = None
+    """Field or column of the reply; default `output`, `completion`, `response` or `answer`."""
+
+    @model_validator(mode="after")
+    def _of_one_form(self) -> ChatSource:
+        if self.field is not None and (self.prompt or self.reply):
+            raise ValueError("field names whole conversations, and prompt and reply the two halves of one; set one")
+        return self
+
+
 class QuestionSource(Source):
     """Files of questions with their answers, or a file of questions and one of annotations, as VQAv2 has them."""
 
@@ -368,7 +383,7 @@ class DataSettings(Section):
 
     text: Sources = Field([])
     """Plain text, or rows with `text`."""
-    chat: Sources = Field([])
+    chat: Annotated[list[ChatSource], BeforeValidator(as_sources)] = Field([])
     """Conversations: rows with `messages`, `conversations`, `instruction` and `output`, or `prompt` and `completion`;
     or strings."""
     pairs: Sources = Field([])

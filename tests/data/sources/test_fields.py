@@ -16,7 +16,7 @@ from unpad.data.sources.fields import SpellingError, advice, folded, setting, sp
 from unpad.data.sources.files import expand
 from unpad.data.sources.reader import read_file
 from unpad.errors import SourceError
-from unpad.recipes.data import DataSettings, Source
+from unpad.recipes.data import ChatSource, DataSettings, Source
 from unpad.recipes.overrides import apply_override
 
 REVIEWS = "id,comment,stars\n" + "".join(f"{n},The {n}. one was a nice one.,4\n" for n in range(30))
@@ -26,7 +26,7 @@ LABS = "mrn;taken_at;test;result\n" + "".join(
 
 
 def read(path: Path, kind: str = "text", **fields: Any) -> tuple[list[Any], list[Any]]:
-    (file,) = expand([Source(path=str(path), **fields)], Path)
+    (file,) = expand([(ChatSource if kind == "chat" else Source)(path=str(path), **fields)], Path)
     return read_file(kind, file, DataSettings())
 
 
@@ -121,3 +121,35 @@ def test_one_long_table_of_a_hospital_leads_to_a_recipe_that_reads_it(unpad: She
 def test_the_unit_of_numbered_times_is_that_of_the_columns_name(name: str, unit: str) -> None:
     rows = [{"Fallnr": "007", name: at, "Parameter": "Na +", "Wert": 3.5} for at in (2, 3)]
     assert f"time: {name}, code: Parameter, value: Wert, unit: {unit}}}" in advice("", Path("a.csv"), rows)
+
+
+# --------------------------------------------------------------------------- columns of questions and answers
+
+
+@pytest.mark.promise("data.field-names")
+@pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
+def test_a_table_of_questions_and_answers_leads_to_the_setting_that_reads_it(
+    unpad: Shell, tmp_path: Path, ending: str
+) -> None:
+    rows = pa.table(
+        {
+            "Ticket ID": [f"T-{n}" for n in range(30)],
+            "Customer Message (first)": [f"Where is my order number {n}?" for n in range(30)],
+            "Agent's reply": [f"It is on its way, number {n}.\nThanks for asking." for n in range(30)],
+        }
+    )
+    path = tmp_path / f"my tickets.{ending}"
+    if ending == "jsonl":
+        put_text(path, "".join(json.dumps(row) + "\n" for row in rows.to_pylist()))
+    else:
+        put(path, rows)
+    line = setting("chat", path, prompt="Customer Message (first)", reply="Agent's reply")
+    assert f"unpad train chat {line}; if " in unpad("data", "check", path, code=3).err
+    refused = unpad("train", "chat", f"data.chat={path}", code=3).err
+    assert f"the reply: {line}" in refused.replace("\n", " ")
+    (word,) = shlex.split(line)
+    assert "30 of 30 rows usable" in unpad("data", "check", "chat", word, code=0).out.replace("\n", " ")
+    used, _ = read(path, "chat", prompt="Customer Message (first)", reply="Agent's reply")
+    assert [turn.content for turn in used[1].turns] == [rows[1][1].as_py(), rows[2][1].as_py()]
+    _, bad = read(path, "chat", prompt="Customer Mesage (first)", reply="Agent's reply")
+    assert bad[0].fix == f'did you mean "Customer Message (first)"? {line}'

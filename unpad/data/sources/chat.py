@@ -10,9 +10,9 @@ from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.faults import RowFault, excerpt, missing, type_name
 from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.meaning import read_marks, refuse_unread
 from unpad.data.sources.reader import examples, spelled
 from unpad.data.sources.row import Row, are_messages, is_blank, listed, require_text
+from unpad.data.sources.unread import read_marks, refuse_unread
 from unpad.recipes.data import DataSettings
 
 Role = Literal["system", "user", "assistant"]
@@ -53,58 +53,64 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
         if type(row.value) is not dict:
             name = "the conversation"
             return Example(row.where, in_turns(messages_of(row.value, name), name))
-        turns = _turns_of_row(row, file.field)
+        turns = _turns_of_row(row, file)
         if len(row.value) == 1:
             return Example(row.where, turns)
         example = Example(row.where, turns, *row.declared())
         refuse_unread(row, turns)
         return example
 
-    return examples(file, data, (file.field, "system") if file.field else FIELDS, convert, "chat")
+    named = (*file.fields.values(), "system") if file.field else (*file.fields.values(), *FIELDS)
+    return examples(file, data, named, convert, "chat")
 
 
-def _turns_of_row(row: Row, field: str | None) -> tuple[Turn, ...]:
+def _turns_of_row(row: Row, file: SourceFile) -> tuple[Turn, ...]:
     def parsed(name: str) -> list[Turn]:
         return messages_of(row[name], f'"{name}"', row)
 
-    whole = (field,) if field else MESSAGES
+    whole = (file.field,) if file.field else () if file.prompt or file.reply else MESSAGES
+    requests = () if file.field else (file.prompt,) if file.prompt else REQUESTS
+    replies = (file.reply,) if file.reply else REPLIES
+    texts = ("text",) if whole == MESSAGES else ()
     name = row.one_of(whole, "the messages", parsed)
-    is_filled = name is not None and not is_blank(row.value[name])
-    request = None if field or is_filled else _request_of(row)
-    if request is not None:
-        messages = _request_and_reply(row, request)
-    elif is_filled or "text" not in row or field:
-        if name is None:
-            raise missing(whole if field else (*MESSAGES, *REQUESTS, "text"), row.names)
-        messages = parsed(name)
-    else:
-        name, messages = "text", parsed("text")
-    return in_turns(with_system(row, messages), f'"{request or name}"')
+    if name is None or is_blank(row.value[name]):
+        request = _request_of(row, requests, replies)
+        if request is not None:
+            return in_turns(with_system(row, _request_and_reply(row, request, replies)), f'"{request}"')
+        name = next((text for text in texts if text in row), name)
+    if name is None:
+        raise missing((*whole, *requests, *texts), row.names)
+    return in_turns(with_system(row, parsed(name)), f'"{name}"')
 
 
 def with_system(row: Row, messages: list[Turn]) -> list[Turn]:
     """Messages after the system text of the row, unless they begin with one."""
     system = row.one_of(SYSTEMS, "a system text")
-    if system is None or is_blank(row[system]) or (messages and messages[0].role == "system"):
+    if system is None or is_blank(row.value[system]) or (messages and messages[0].role == "system"):
         return messages
     return [Turn("system", row.text(system)), *messages]
 
 
-def _request_of(row: Row) -> str | None:
+def _request_of(row: Row, requests: Sequence[str], replies: Sequence[str]) -> str | None:
     """The field of a row's request; `input` is one where a reply but no other request stands beside it."""
-    request = row.one_of(REQUESTS, "a request")
-    return "input" if request is None and "input" in row and any(name in row for name in REPLIES) else request
+    request = row.one_of(requests, "a request")
+    alone = request is None and requests == REQUESTS and "input" in row and any(name in row for name in replies)
+    return "input" if alone else request
 
 
-def _request_and_reply(row: Row, request: str) -> list[Turn]:
+def _request_and_reply(row: Row, request: str, replies: Sequence[str]) -> list[Turn]:
     """Turn a row such as Alpaca's, or one with lists of messages as prompt and completion, into messages."""
-    reply = row.one_of(REPLIES, "a reply")
+    reply = row.one_of(replies, "a reply")
     if reply is None:
-        raise missing(REPLIES, row.names)
-    said = (
-        messages_of(row[reply], f'"{reply}"', row) if are_messages(row[reply]) else [Turn("assistant", row.text(reply))]
-    )
-    return [*asked(row, request), *said]
+        raise missing(replies, row.names)
+    return [*asked(row, request), *said_in(row, reply)]
+
+
+def said_in(row: Row, name: str) -> list[Turn]:
+    """Messages of a field that holds a reply, or a list that ends with one."""
+    if are_messages(row[name]):
+        return messages_of(row[name], f'"{name}"', row)
+    return [Turn("assistant", row.text(name))]
 
 
 def asked(row: Row, request: str) -> list[Turn]:

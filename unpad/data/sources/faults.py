@@ -95,7 +95,7 @@ def type_name(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def missing(fields: tuple[str, ...], present: Sequence[str], kind: str = "field", fix: str = "") -> RowFault:
+def missing(fields: Sequence[str], present: Sequence[str], kind: str = "field", fix: str = "") -> RowFault:
     """Return the fault of a row without any of `fields`."""
     wanted = " or ".join(f'"{name}"' for name in fields)
     return RowFault("E_MISSING", f"no {kind} {wanted}; {there_is(present)}", fix)

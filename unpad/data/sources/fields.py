@@ -209,26 +209,27 @@ def looks_like_data(names: Sequence[str]) -> bool:
 # --------------------------------------------------------------------------- advice
 
 
-def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: str | None = None) -> str:
+def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: dict[str, str] | None = None) -> str:
     """Advise on rows without the fields of a kind: the setting that names the right one, where one is likely.
 
     Args:
         kind: section of the recipe's `data` that reads them; "" where `unpad data check` is to find it out.
         rows: the first of them.
-        asked: field that the recipe names.
+        asked: fields that the source names, by what they are.
     """
     present = list(dict.fromkeys(name for row in rows for name in row))
-    if asked is not None and nearest(asked, present).startswith("did you mean"):
-        close = nearest(asked, present).removeprefix("did you mean ").rstrip("?").split(" or ")[0]
-        return f'did you mean "{close}"? {setting(kind or "text", path, field=close)}'
+    if close := _meant(asked or {}, present):
+        return f'did you mean "{", ".join(close.values())}"? {setting(kind or "text", path, **(asked or {}) | close)}'
     if looks_like_data(present):
         return "begin the file with a line of names for its columns, such as text,label"
     for other, is_it, what in (("images", is_picture, "pictures"), ("chat", _is_conversation, "conversations")):
         field = _field_of(rows, is_it) if kind in (other, "text", "") else None
         if field is not None:
             return f'if "{field}" holds the {what}: {setting(other, path, field=field)}'
+    texts = likely_texts(rows)
+    as_chat = _as_chat(path, list(texts), "" if kind else "unpad train chat ")
     if kind == "chat":
-        return "call the request prompt and the reply completion, or put the turns into messages"
+        return as_chat or "call the request prompt and the reply completion, or put the turns into messages"
     if kind not in ("text", ""):
         return ""
     names = {folded(name) for name in present}
@@ -236,13 +237,34 @@ def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: str | None = 
         return f"the rows are requests with replies: {shlex.quote(f'data.chat={path}')}"
     if as_events := _as_events(path, rows):
         return as_events
-    field = likely_text(rows)
+    if not texts:
+        return ""
+    field = max(texts, key=texts.__getitem__)
     command = "" if kind else "unpad train small "
-    return f'if "{field}" is the text: {command}{setting("text", path, field=field)}' if field else ""
+    as_text = f'if "{field}" is the text: {command}{setting("text", path, field=field)}'
+    return "; ".join(filter(None, ["" if kind else as_chat, as_text]))
 
 
-def likely_text(rows: Sequence[Cells]) -> str | None:
-    """The field with the longest texts; None where no field holds more than single words."""
+def _meant(asked: Mapping[str, str], present: list[str]) -> dict[str, str]:
+    """The first field that rows lack of those that a source names, with the name of the nearest that they have."""
+    for what, name in asked.items():
+        if name not in present and nearest(name, present).startswith("did you mean"):
+            return {what: nearest(name, present).removeprefix("did you mean ").rstrip("?").split(" or ")[0]}
+    return {}
+
+
+def _as_chat(path: Path, texts: list[str], command: str) -> str:
+    """Advice on a table with texts in two columns; "" for others."""
+    if len(texts) < 2:
+        return ""
+    request, reply = texts
+    line = setting("chat", path, prompt=request, reply=reply)
+    return f'if "{request}" is the request and "{reply}" the reply: {command}{line}'
+
+
+def likely_texts(rows: Sequence[Cells]) -> dict[str, int]:
+    """The two fields with the longest texts, in their order, and the characters of each; fewer where no others hold
+    more than single words."""
     lengths: dict[str, int] = {}
     for row in rows:
         for name, value in row.items():
@@ -252,7 +274,9 @@ def likely_text(rows: Sequence[Cells]) -> str | None:
                 and (" " in value.strip() or len(value) > 20 or not value.isascii())
             ):
                 lengths[name] = lengths.get(name, 0) + len(value)
-    return max(lengths, key=lengths.__getitem__) if lengths else None
+    longest = sorted(lengths, key=lengths.__getitem__)[-2:]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: lengths[name] for name in names if name in longest}
 
 
 def _is_conversation(value: object) -> bool:

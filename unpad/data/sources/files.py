@@ -13,7 +13,7 @@ from typing import Literal
 
 from unpad.data.sources.example import Unread
 from unpad.errors import SourceError
-from unpad.recipes.data import PACKAGED, DataSettings, QuestionSource, Source
+from unpad.recipes.data import PACKAGED, ChatSource, DataSettings, QuestionSource, Source
 from unpad.storage.paths import RENAME, is_special, is_utf8, user_path
 from unpad.terminal.printing import escaped
 
@@ -79,6 +79,7 @@ class SourceFile:
         by_ending: whether the format is that of the name's ending, rather than of the recipe.
         annotations: of questions as VQAv2 has them; None for other files.
         named: path of the source, as messages name it; "" is that of the file.
+        prompt, reply: fields of the request and of the reply; None for the usual names.
         ignore: fields that are left out knowingly; unread: those that nobody read, once its rows were.
     """
 
@@ -90,8 +91,16 @@ class SourceFile:
     by_ending: bool = False
     annotations: Annotations | None = None
     named: str = ""
+    prompt: str | None = None
+    reply: str | None = None
     ignore: tuple[str, ...] = ()
     unread: Unread = dataclass_field(default_factory=Unread, compare=False)
+
+    @property
+    def fields(self) -> dict[str, str]:
+        """Fields that the source names, by what they are."""
+        named = {"field": self.field, "prompt": self.prompt, "reply": self.reply}
+        return {what: name for what, name in named.items() if name is not None}
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -115,6 +124,7 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
             source.format == "auto",
             _annotations(source, resolve),
             str(resolve(source.path)),
+            *((source.prompt, source.reply) if isinstance(source, ChatSource) else (None, None)),
             tuple(source.ignore),
         )
         for index, source in enumerate(sources)

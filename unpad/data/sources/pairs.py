@@ -7,14 +7,14 @@ as public sets and trainers have them. Without a prompt of its own, it is what b
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from unpad.data.sources.chat import CONTEXTS, SYSTEMS, asked, in_turns, messages_of, with_system
+from unpad.data.sources.chat import CONTEXTS, SYSTEMS, asked, in_turns, said_in, with_system
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.faults import RowFault, missing
 from unpad.data.sources.fields import REQUESTS
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.meaning import refuse_unread
 from unpad.data.sources.reader import examples
-from unpad.data.sources.row import Row, are_messages
+from unpad.data.sources.row import Row
+from unpad.data.sources.unread import refuse_unread
 from unpad.recipes.data import DataSettings
 
 PROMPTS = ("messages", *REQUESTS)
@@ -56,12 +56,7 @@ def _pair_of_row(row: Row, field: str | None) -> tuple[list[Turn], dict[str, Tur
     named = row.one_of(names, "the prompt")
     if field and named is None:
         raise missing((field,), row.names)
-    conversations = {
-        name: messages_of(row[name], f'"{name}"', row)
-        if are_messages(row[name])
-        else [Turn("assistant", row.text(name))]
-        for name in REPLIES
-    }
+    conversations = {name: said_in(row, name) for name in REPLIES}
     prompt = _common(conversations) if named is None else asked(row, named)
     if not prompt:
         raise missing(PROMPTS, row.names)

@@ -16,9 +16,9 @@ from unpad.data.sources.faults import FIXES, FieldFault, RowFault, twice
 from unpad.data.sources.fields import Advise, SpellingError, advice, setting, spelling
 from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.json_rows import read_array, read_lines
-from unpad.data.sources.meaning import count_unread
 from unpad.data.sources.parquet import read_parquet
 from unpad.data.sources.row import Row
+from unpad.data.sources.unread import count_unread
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
@@ -94,7 +94,7 @@ def examples(
     Args:
         kind: section of the recipe's `data` that reads the file; advice on a missing field names it.
     """
-    advise = partial(advice, kind, Path(file.named or file.path), asked=file.field)
+    advise = partial(advice, kind, Path(file.named or file.path), asked=file.fields)
     rows = read(file, data, fields, optional, advise)
     file.unread.clear()
     rows = _without_ignored(rows, file) if file.ignore else rows
@@ -119,8 +119,7 @@ def _without_ignored(rows: Iterable[Row | BadRow], file: SourceFile) -> Iterator
 
 def _leave(kind: str, file: SourceFile, field: str) -> str:
     """What to do about a field that changes the meaning of a row."""
-    fields = {"field": file.field} if file.field else {}
-    leave = setting(kind, file.named or file.path, **fields, ignore=(*file.ignore, field))
+    leave = setting(kind, file.named or file.path, **file.fields, ignore=(*file.ignore, field))
     return f"mend the row, or leave the field out if it means nothing: {leave}"
 
 

@@ -147,7 +147,7 @@ def list_files(recipe: Recipe, kinds: Sequence[str]) -> list[CorpusFile]:
             digest = hash_file(file.path)
             separator = data.separator if file.format == "text" else None
             # Without the fields of later versions that are not set: a run goes on if its data has the key that it had.
-            further = [file.ignore] if file.ignore else []
+            further = [named] if any(named := (file.prompt, file.reply, file.ignore)) else []
             key = make_key(digest, kind, file.format, file.field, separator, *further)
             files.append(CorpusFile(kind, file, first + file.source, digest, key))
     if not files:

@@ -14,7 +14,7 @@ import pytest
 from tests.helpers.corpus import make_recipe, messages
 from tests.helpers.shell import Shell
 from unpad.data.check import check
-from unpad.data.sources.meaning import is_metadata
+from unpad.data.sources.unread import is_metadata
 from unpad.data.tokens.corpus import prepare
 
 U, A = "user", "assistant"

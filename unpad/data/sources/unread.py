@@ -35,7 +35,7 @@ _UNWANTED = _words("rejected undesirable undesired unwanted bad wrong incorrect"
 _NOT = _words("no not non never dont")
 _COMPLETING = _words(
     "context passage document article background paragraph image picture photo audio video choice option attachment "
-    "tool function kwarg"
+    "tool function kwarg history"
 )
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+")
 _IDENTIFYING = re.compile(r"[0-9a-fA-F-]{16,}|\w+://\S+|www\.\S+")
