@@ -1,7 +1,5 @@
 """Sequences as training reads them, for `unpad data show` and the page of a run."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
