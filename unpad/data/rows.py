@@ -1,7 +1,5 @@
 """Rows that a family takes from the files of a recipe: read, divided, chosen and counted, perhaps with a class each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, dataclass, replace
@@ -97,16 +95,14 @@ def list_rows(
     """
     read_all = read_all or partial(_read_all, kind)
     files = list_files(getattr(recipe.data, kind), partial(resolve_path, recipe.data))
-    listed, checked = ListedRows[R](recipe, kind, files, [], [], []), ""
+    listed = ListedRows[R](recipe, kind, files, [], [], [])
     for file in files:
         rows, bad = read_all(file, recipe.data)
         listed.rows.extend(rows)
         listed.sources.extend([file.source] * len(rows))
-        checked = checked or (str(file.path) if bad else "")
         listed.bad.extend(bad)
-    if any(file.annotations for file in files):  # one of the two is not checked without the other
-        checked = "RECIPE.yaml"
-    apply_policy(listed.bad, len(listed.rows) + count_bad(listed.bad), recipe.data, checked)
+    checked = "RECIPE.yaml" if any(file.annotations for file in files) else ""  # one is not checked without the other
+    apply_policy(listed.bad, len(listed.rows) + count_bad(listed.bad), recipe.data, checked, files)
     return listed
 
 
@@ -151,7 +147,7 @@ class ChosenRows(Generic[R]):
         """Rows of every part among all that were listed, (num_listed,) bool; no parts where all rows are new."""
         return {} if self.wanted is Wanted.NEW else {part: self.parts == part for part in Split}
 
-    def only(self, mask: NDArray[np.bool_]) -> ChosenRows[R]:
+    def only(self, mask: NDArray[np.bool_]) -> "ChosenRows[R]":
         """Leave out the rows where a mask, (num_rows,), is False."""
         return replace(self, index=self.index[mask])
 

@@ -4,8 +4,6 @@ Rows that cannot be used stop it, as they stop training; with `data.on_bad_row=q
 row, and the others go on.
 """
 
-from __future__ import annotations
-
 import io
 import json
 import os

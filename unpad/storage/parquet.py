@@ -1,7 +1,5 @@
 """Tables as files of parquet, CSV or JSON lines, written as a whole."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -41,7 +39,7 @@ def check_file(out: Path, *formats: str) -> None:
             raise OSError(errno.EACCES, "")
 
 
-def write_parquet(out: Path, columns: Mapping[str, Any] | pa.Table, *, private: bool = False) -> None:
+def write_parquet(out: Path, columns: "Mapping[str, Any] | pa.Table", *, private: bool = False) -> None:
     """Write columns, or a table of pyarrow, to a file, replacing an existing one.
 
     Raises:
@@ -78,7 +76,7 @@ def _cell(value: Any) -> Any:
     return "; ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _column(values: list[Any]) -> pa.Array:
+def _column(values: list[Any]) -> "pa.Array":
     import pyarrow as pa
 
     try:

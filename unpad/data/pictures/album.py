@@ -1,7 +1,5 @@
 """Listed images as patches, for families of data with images, and what sets other images apart from them."""
 
-from __future__ import annotations
-
 import json
 import math
 import threading
@@ -107,7 +105,7 @@ class Album:
     patch: int
     channels: int
     pictures: Pictures
-    seen: SeenPictures | None
+    seen: "SeenPictures | None"
     cache: PixelCache
 
     @property

@@ -1,7 +1,5 @@
 """Records of source files: examples and bad rows, and their places as messages name them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -55,6 +53,7 @@ class Example:
             others; a group held out on purpose is declared, not leaked.
         keywords: words that a correct reply must contain; used by evaluation only.
         rejected: reply of a pair that is worse than the last turn, its chosen reply; None for other data.
+        given: what a chat template is given beside the messages, such as tools, as JSON of an object; "" for nothing.
     """
 
     where: str
@@ -63,6 +62,7 @@ class Example:
     group: str = ""
     keywords: tuple[str, ...] = ()
     rejected: Turn | None = None
+    given: str = ""
 
     @property
     def every_turn(self) -> tuple[Turn, ...]:
@@ -121,7 +121,7 @@ class Unread:
     numbers: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, parts: Sequence[Unread]) -> Unread:
+    def of(cls, parts: "Sequence[Unread]") -> "Unread":
         """Those of several files."""
         counts = sum((part.counts for part in parts), Counter[str]())
         marks = {name for name in counts if all(name in part.marks for part in parts if name in part.counts)}

@@ -1,7 +1,5 @@
 """A row of a file, and checks of its fields."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -93,7 +91,7 @@ class Row:
         self.value, self._others = _without(value, names), [name for name in self._others if name not in names]
         return present
 
-    def require(self, *names: str) -> Row:
+    def require(self, *names: str) -> "Row":
         """Return the row, which is an object with these fields.
 
         Raises:
@@ -162,14 +160,14 @@ def is_blank(value: object) -> bool:
     return value is None or value == [] or (type(value) is str and not value.strip())
 
 
-def listed(value: object) -> object:
-    """The list that a text holds in JSON, as tables have lists; any other value as it is."""
-    if type(value) is str and value.lstrip().startswith("["):
+def listed(value: object) -> Any:
+    """The list or object that a text holds in JSON, as tables have them; any other value as it is."""
+    if type(value) is str and value.lstrip().startswith(("[", "{")):
         try:
             items = json.loads(value)
         except (ValueError, RecursionError):
             return value
-        return items if type(items) is list else value
+        return items
     return value
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from unpad.data.sources.annotations import answer_texts, joined
 from unpad.data.sources.example import BadRow, SplitName, Usable
-from unpad.data.sources.faults import excerpt
+from unpad.data.sources.faults import excerpt, missing
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, ImageRow, checked_path, examine
 from unpad.data.sources.reader import OPTIONAL, converted, examples, reading
@@ -130,6 +130,9 @@ def asked(folder: Path, row: Row) -> tuple[tuple[Path, ...], str]:
     paths = tuple(folder / checked_path(require_text(name, '"image"')) for name in names)
     if "caption" in row and "question" not in row:
         return paths, DESCRIBE
+    if "question" not in row:
+        talks = "conversations about pictures are not read: write question and answer" if "conversations" in row else ""
+        raise missing(("question", "caption"), row.names, fix=talks)
     return paths, require_text(row.get("question"), '"question"')
 
 
