@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from measure import Contender, TimedTurn
 
-from unpad.machine.memory import peak_memory, process_memory, restart_peak
+from unpad.machine import peak_memory, process_memory, restart_peak
 from unpad.training.memory import return_freed_memory
 
 

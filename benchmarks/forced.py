@@ -143,7 +143,7 @@ def measured(name: str) -> tuple[Found, Found]:
 
 def flags() -> set[str]:
     """Sets of instructions of the processor."""
-    from unpad.machine.load import processor_fields
+    from unpad.machine import processor_fields
 
     return set(processor_fields().get("flags", "").split())
 

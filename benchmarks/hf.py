@@ -29,7 +29,7 @@ from gates import interval
 from measure import describe_machine, spread
 from torch import Tensor
 
-from unpad.machine.load import load_average
+from unpad.machine import load_average
 from unpad.nn.native import library
 
 VOCAB, LONGEST, SHORTEST = 4000, 512, 8

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from unpad.machine.load import full_processor_name, load_average
-from unpad.machine.memory import machine_memory
+from unpad.machine import full_processor_name, load_average, machine_memory
 from unpad.terminal.progress import counted
 
 CEILING_SIZE = 4096  # rows, columns and depth, at most, of the product that measures the machine's limit

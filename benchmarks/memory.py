@@ -20,7 +20,7 @@ import torch
 
 from unpad.batching.batch import RaggedBatch, from_sequences, from_vectors, in_parts, make_batch
 from unpad.batching.layout import build_layout
-from unpad.machine.memory import peak_memory, process_memory, restart_peak
+from unpad.machine import peak_memory, process_memory, restart_peak
 from unpad.models import build_model, model_config
 from unpad.models.contract import Model
 from unpad.models.set_sequence.event_sets import EventSets

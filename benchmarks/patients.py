@@ -32,7 +32,7 @@ from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split
-from unpad.machine.memory import peak_memory, process_memory, restart_peak
+from unpad.machine import peak_memory, process_memory, restart_peak
 from unpad.models import build_model, model_config
 from unpad.models.contract import Trainable
 from unpad.models.objective import Objective

@@ -25,7 +25,7 @@ from measure import spread
 from unpad.data.sources.split import PARTS, Split
 from unpad.evaluation.run import evaluate_run
 from unpad.inference.engine import advance, prefill, running
-from unpad.machine.load import full_processor_name
+from unpad.machine import full_processor_name
 from unpad.models import build_model, model_config
 from unpad.models.contract import Generates
 from unpad.models.decoder import Decoder

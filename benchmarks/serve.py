@@ -61,7 +61,7 @@ from serve_measures import (
 from serve_sides import CannotStartError, Side, make_run, missing_for, ours, theirs
 
 from unpad.inference.loaded import generation_precision
-from unpad.machine.load import full_processor_name, load_average
+from unpad.machine import full_processor_name, load_average
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings

@@ -17,7 +17,7 @@ from unpad.data.check_report import FileCheck
 from unpad.doctor.machine import RunNeeds, check_memory
 from unpad.doctor.trials import Overfit, Sweep, lr_high
 from unpad.evaluation.metrics import EXTREMES, Metric, metric_lines
-from unpad.machine.memory import MemoryLimit
+from unpad.machine import MemoryLimit
 from unpad.recipes.training import PlanSettings, strategy_names
 from unpad.run.screen import open_console
 from unpad.terminal.progress import progress

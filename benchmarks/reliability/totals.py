@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from unpad.machine.load import processor_name
+from unpad.machine import processor_name
 from unpad.storage import write_atomic
 
 FOLDER = Path(__file__).parent

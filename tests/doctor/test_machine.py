@@ -14,7 +14,7 @@ from tests.helpers.families import text
 from unpad.doctor import machine
 from unpad.doctor.finding import Finding
 from unpad.errors import DOCTOR_FOUND_TROUBLE
-from unpad.machine.memory import MemoryLimit
+from unpad.machine import MemoryLimit
 from unpad.storage import disk
 
 Patch = pytest.MonkeyPatch

@@ -8,7 +8,7 @@ import pytest
 
 from unpad.doctor.examine import short
 from unpad.doctor.trials import Carry, Overfit, Sweep, System, by_heart, labels_random, neighbour, threads
-from unpad.machine.load import Load
+from unpad.machine import Load
 
 WHOLE = Sweep(np.ones(100), np.ones(100), 1e-3, 1e-2)
 

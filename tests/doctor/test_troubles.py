@@ -10,12 +10,12 @@ from tests.doctor.examining import codes, examined, quiet_machine
 from tests.doctor.troubles import SEEN, TRIED
 from tests.helpers.families import FAMILIES
 from tests.helpers.toy import SMALL_MODEL
+from unpad import machine
 from unpad.doctor import trials
 from unpad.doctor.examine import look
 from unpad.doctor.finding import Finding, ranked
 from unpad.doctor.subject import TimeBudget, open_subject
 from unpad.interchange.origin import open_recipe
-from unpad.machine import load
 
 SETTING = re.compile(r"\b([a-z_]+(?:\.[\w-]+)+)=(\S+)")
 
@@ -24,7 +24,7 @@ SETTING = re.compile(r"\b([a-z_]+(?:\.[\w-]+)+)=(\S+)")
 def _short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, number in {"RATES": 30, "REPEATS": 30, "LEAST_REPEATS": 30, "CARRY_STEPS": 140}.items():
         monkeypatch.setattr(trials, name, number)  # these models are small, and their losses smooth
-    monkeypatch.setattr(load, "SHORTEST", 0.0)
+    monkeypatch.setattr(machine, "SHORTEST", 0.0)
 
 
 def advised(findings: list[Finding]) -> list[list[str]]:

@@ -7,9 +7,9 @@ import pytest
 
 from tests.doctor.examining import quiet_machine
 from tests.helpers.families import text
+from unpad import machine
 from unpad.doctor import examine
 from unpad.errors import DOCTOR_FOUND_TROUBLE
-from unpad.machine import load
 from unpad.terminal.table import WIDTH, cells
 
 pytestmark = pytest.mark.slow
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.promise("doctor.findings")
 def test_a_trouble_is_told_in_both_languages_drawn_and_written_and_is_the_exit_code(unpad, tmp_path, monkeypatch):
     monkeypatch.setattr(examine, "System", lambda: quiet_machine(cores=lambda: 2))
-    monkeypatch.setattr(load, "SHORTEST", 0.0)  # this recipe is examined in less
+    monkeypatch.setattr(machine, "SHORTEST", 0.0)  # this recipe is examined in less
     monkeypatch.setenv("COLUMNS", "80")
     recipe = text(tmp_path / "toy")
     before = sorted(path.name for path in (tmp_path / "toy").iterdir())

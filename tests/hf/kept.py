@@ -324,7 +324,7 @@ def hides_tokens(folder: Path) -> None:
     named(plain(folder, alone(SEQUENCES), collator), "DataCollatorForLanguageModeling has mlm=True")
     model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **BERT))
     trainer = make_trainer("plain", model, folder, train_dataset=alone(SEQUENCES), data_collator=collator)
-    named(trainer, "BertForMaskedLM is a masked language model")
+    named(trainer, "BertForMaskedLM is no causal language model")
 
 
 def no_ids(folder: Path) -> None:

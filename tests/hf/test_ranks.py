@@ -182,9 +182,7 @@ def test_two_ranks_have_the_gradient_of_one_sequence_at_a_time(tmp_path: Path) -
 @pytest.mark.parametrize(("size", "micros"), [(2, 1), (2, 3), (3, 2), (5, 4)])
 def test_ranks_divide_every_update_into_equal_numbers_of_micro_batches(size: int, micros: int) -> None:
     examples = Examples(ROWS)
-    samplers = [
-        PlannedBatches(examples, 64, epochs=2, seed=0, ranks=Ranks(rank, size, micros, 100.0)) for rank in range(size)
-    ]
+    samplers = [PlannedBatches(examples, 64, epochs=2, seed=0, ranks=Ranks(rank, size, micros)) for rank in range(size)]
     alone = PlannedBatches(examples, 64, epochs=2, seed=0, ranks=Ranks(0, 1))
     for epoch in range(2):
         batches = []

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from unpad.machine import memory
+from unpad import machine
 
 Tell = Callable[..., None]
 
@@ -13,7 +13,7 @@ Tell = Callable[..., None]
 @pytest.fixture
 def tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tell:
     """Writes files of the system by name; nothing else is told."""
-    monkeypatch.setattr(memory, "ROOT", tmp_path / "root")
+    monkeypatch.setattr(machine, "ROOT", tmp_path / "root")
 
     def tell(texts: dict[str, object]) -> None:
         for name, text in texts.items():

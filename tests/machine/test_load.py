@@ -4,8 +4,8 @@ import os
 
 import pytest
 
-from unpad.machine import load
-from unpad.machine.load import Load, LoadMeter
+from unpad import machine
+from unpad.machine import Load, LoadMeter
 
 STAT = """cpu  999 9 9 9 9 9 9
 cpu0 100 0 50 9000 700 0 50 0 0 0
@@ -15,12 +15,12 @@ intr 1 2"""
 
 
 def test_the_work_of_this_process_s_cores_leaves_out_what_is_idle_and_other_cores(tell, monkeypatch):
-    monkeypatch.setattr(load, "usable", lambda: {0, 3})
-    assert load.busy_seconds() is None
+    monkeypatch.setattr(machine, "usable", lambda: {0, 3})
+    assert machine.busy_seconds() is None
     tell({"proc/stat": STAT})
-    assert load.busy_seconds() == 215 / os.sysconf("SC_CLK_TCK")
+    assert machine.busy_seconds() == 215 / os.sysconf("SC_CLK_TCK")
     tell({"proc/stat": "cpu 0 0 0 0\ncpu0 0 0 0 0"})  # a sandbox that counts nothing
-    assert load.busy_seconds() is None
+    assert machine.busy_seconds() is None
 
 
 @pytest.mark.promise("doctor.machine")
@@ -39,12 +39,12 @@ def test_the_work_of_this_process_s_cores_leaves_out_what_is_idle_and_other_core
 )
 def test_cores_are_those_that_every_control_group_leaves(tell, groups, texts, cores):
     tell({"proc/self/cgroup": groups} | {f"sys/fs/cgroup/{name}": text for name, text in texts.items()})
-    assert load.quota() == cores
+    assert machine.quota() == cores
 
 
 def test_this_process_has_cores_and_has_worked():
-    assert load.own_seconds() > 0
-    assert load.cores() >= 1
+    assert machine.own_seconds() > 0
+    assert machine.cores() >= 1
 
 
 @pytest.mark.promise("doctor.machine")

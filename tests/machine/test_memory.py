@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from unpad.machine import memory
-from unpad.machine.memory import MemoryLimit, available_memory, memory_limit
+from unpad import machine
+from unpad.machine import MemoryLimit, available_memory, memory_limit
 
 CONTAINER = "left to the container"
 PAGE = resource.getpagesize()
@@ -76,12 +76,12 @@ def test_ulimit_leaves_this_process_what_it_does_not_use_and_a_new_one_all(tell,
 
 def test_memory_in_use_is_that_of_this_process(tell, monkeypatch):
     monkeypatch.setattr(resource, "getrusage", lambda of: SimpleNamespace(ru_maxrss=5))
-    known = (memory.process_memory, memory.peak_memory)
-    ever = 5 if memory.sys.platform == "darwin" else 5 * 1024
+    known = (machine.process_memory, machine.peak_memory)
+    ever = 5 if machine.sys.platform == "darwin" else 5 * 1024
     assert [read() for read in known] == [ever, ever], "a system that does not tell"
     tell({
         "proc/self/statm": "900 50 10 5 0 20 0",
         "proc/self/status": "Name:\tpython\nVmHWM:\t  3072 kB",
     })  # fmt: skip
     assert [read() for read in known] == [50 * PAGE, 3 << 20]
-    assert memory.machine_memory() > 0
+    assert machine.machine_memory() > 0

@@ -2,8 +2,8 @@
 
 import pytest
 
-from unpad.machine import load
-from unpad.machine.load import full_processor_name, processor_name
+from unpad import machine
+from unpad.machine import full_processor_name, processor_name
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,7 @@ from unpad.machine.load import full_processor_name, processor_name
 )  # fmt: skip
 def test_a_processor_has_the_name_that_the_system_gives(tell, monkeypatch, info, named, name):
     tell({} if info is None else {"proc/cpuinfo": info})
-    monkeypatch.setattr(load.platform, "processor", lambda: named)
-    monkeypatch.setattr(load.platform, "machine", lambda: "machine")
+    monkeypatch.setattr(machine.platform, "processor", lambda: named)
+    monkeypatch.setattr(machine.platform, "machine", lambda: "machine")
     assert full_processor_name() == name
     assert processor_name() == name.partition(" (")[0]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from unpad.machine.load import Load
+from unpad.machine import Load
 from unpad.run.timers import StepShare
 
 

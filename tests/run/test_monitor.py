@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tests.helpers.run_folders import STEPS_PER_EPOCH, record
 from unpad.errors import DiskError
-from unpad.machine.memory import peak_memory, process_memory
+from unpad.machine import peak_memory, process_memory
 from unpad.run.monitor import COLUMNS, Monitor, perplexity
 from unpad.run.report.history import load_metrics, read_rows
 from unpad.run.timers import Timers

@@ -44,7 +44,7 @@ def setup_of(recipe: Path, *overrides: str) -> Setup:
 def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path):
     program = (
         "import sys; from pathlib import Path; from unpad.training.loop import train\n"
-        "from unpad.machine.memory import peak_memory\n"
+        "from unpad.machine import peak_memory\n"
         "train('zh_chat', Path(sys.argv[1]), ['profile=low_power', 'train.max_steps=2', 'data.holdout=0.002'])\n"
         "print('peak', peak_memory())"
     )

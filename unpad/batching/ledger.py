@@ -7,8 +7,6 @@ Reasons, by column:
     dropped    too_long, no_target, last_step
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +44,7 @@ class Ledger:
         """Tokens of one column, all reasons together."""
         return sum(getattr(self, column).values())
 
-    def __add__(self, other: Ledger) -> Ledger:
+    def __add__(self, other: "Ledger") -> "Ledger":
         """Join the accounts of two disjoint sets of tokens."""
         ids = {
             reason: tuple(sorted({*self.first_ids.get(reason, ()), *other.first_ids.get(reason, ())})[:NUM_FIRST_IDS])

@@ -1,7 +1,5 @@
 """Pieces: sequences cut to the length that the model sees."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -41,7 +39,7 @@ class Pieces:
     def __len__(self) -> int:
         return len(self.seq_ids)
 
-    def take(self, index: np.ndarray) -> Pieces:
+    def take(self, index: np.ndarray) -> "Pieces":
         """The pieces at `index`, (n,) int, or at the True entries of `index`, (num_pieces,) bool."""
         return Pieces(self.seq_ids[index], self.starts[index], self.stops[index], self.first_target[index])
 

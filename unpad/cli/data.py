@@ -1,7 +1,5 @@
 """Verbs of `unpad data`."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

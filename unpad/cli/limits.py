@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.errors import OutOfMemoryError
-from unpad.machine.memory import limit_of
+from unpad.machine import limit_of
 
 # Of all libraries of a training but torch's own files: 847 MB in all, with a torch of 447 MB (Linux, x86-64).
 OTHERS_MB = 400

@@ -9,18 +9,9 @@ import sys
 import traceback
 from contextlib import suppress
 
+from unpad import errors
 from unpad.cli import app
 from unpad.cli.limits import watch_address_space
-from unpad.errors import (
-    PLEASE_REPORT,
-    UNFORESEEN,
-    DiskError,
-    Interrupted,
-    OutOfMemoryError,
-    RecipeError,
-    UnpadError,
-    is_memory_error,
-)
 from unpad.processes.worker import started_by_torchrun
 from unpad.storage.paths import RENAME, is_utf8
 from unpad.terminal.printing import print_error, print_text
@@ -61,8 +52,8 @@ def main() -> None:
     try:
         _run()
     except Exception:
-        _say(f"{traceback.format_exc()}\n{PLEASE_REPORT}")
-        sys.exit(UNFORESEEN)
+        _say(f"{traceback.format_exc()}\n{errors.PLEASE_REPORT}")
+        sys.exit(errors.UNFORESEEN)
 
 
 def _run() -> None:
@@ -73,9 +64,9 @@ def _run() -> None:
     except (KeyboardInterrupt, SystemExit) as end:  # the library of the verbs turns Ctrl-C and a closed pipe into exits
         if isinstance(end.__context__, BrokenPipeError):
             raise SystemExit(end_output(end.__context__)) from end
-        if isinstance(end, KeyboardInterrupt) or (end.code == Interrupted.exit_code and not options.get("told")):
+        if isinstance(end, KeyboardInterrupt) or (end.code == errors.Interrupted.exit_code and not options.get("told")):
             _say("Interrupted: stopped by Ctrl-C")
-            end = SystemExit(Interrupted.exit_code)
+            end = SystemExit(errors.Interrupted.exit_code)
         if _unknown_word(end.__context__) in ELSEWHERE:
             _say("  do: docs/migrating.md names what is in its place here")
         raise SystemExit(_leave_output() or end.code) from end
@@ -99,19 +90,19 @@ def _unknown_word(error: BaseException | None) -> str | None:
     return verb[1] if verb else getattr(error, "option_name", None)
 
 
-def _known(error: Exception) -> UnpadError | None:
+def _known(error: Exception) -> errors.UnpadError | None:
     """The user error behind an exception; None for a bug of the program."""
-    if isinstance(error, UnpadError):
+    if isinstance(error, errors.UnpadError):
         return error
     if isinstance(error, OSError):
         if error.filename is None:
             return None if error.errno not in OUTPUT_ERRORS else _lost_output(error)
         fix = "see that it is there, that you may use it, and that its disk is well; --debug shows where this was met"
-        return DiskError(error.strerror or "it cannot be used", where=os.fsdecode(error.filename), fix=fix)
-    if is_memory_error(error):
+        return errors.DiskError(error.strerror or "it cannot be used", where=os.fsdecode(error.filename), fix=fix)
+    if errors.is_memory_error(error):
         what = (str(error).splitlines() or [""])[0][:200] or "the work does not fit"
         fix = "free memory, or use less data, a smaller model or a lower plan.tokens_per_micro"
-        return OutOfMemoryError(what, fix=fix)
+        return errors.OutOfMemoryError(what, fix=fix)
     return None
 
 
@@ -121,12 +112,12 @@ def _say(text: str) -> None:
         print_text(f"{text}\n", to_errors=True)
 
 
-def _say_error(error: UnpadError) -> None:
+def _say_error(error: errors.UnpadError) -> None:
     with suppress(OSError, ValueError):
         print_error(error)
 
 
-def _is_left(error: UnpadError) -> bool:
+def _is_left(error: errors.UnpadError) -> bool:
     """True if another process prints the error."""
     if not started_by_torchrun():
         return False
@@ -153,11 +144,13 @@ def end_output(error: OSError) -> int:
     if left:
         return 141
     _say_error(_lost_output(error))
-    return DiskError.exit_code
+    return errors.DiskError.exit_code
 
 
-def _lost_output(error: OSError) -> DiskError:
-    return DiskError(f"the output cannot be written: {error.strerror}", fix="write it elsewhere, or free some space")
+def _lost_output(error: OSError) -> errors.DiskError:
+    return errors.DiskError(
+        f"the output cannot be written: {error.strerror}", fix="write it elsewhere, or free some space"
+    )
 
 
 def prepare_streams() -> None:
@@ -177,14 +170,14 @@ def _refuse_words(arguments: list[str]) -> None:
         if not is_utf8(argument):
             what = "E_NAME the argument is not UTF-8, and neither is the name of a file that it gives"
             fix = f"type it in a terminal of UTF-8; the file of such a name: {RENAME}"
-            raise RecipeError(what, where=argument, fix=fix)
+            raise errors.RecipeError(what, where=argument, fix=fix)
     if arguments and arguments[0] in INSTEAD:
         _say(f"unpad {arguments[0]} is no verb; use: unpad {INSTEAD[arguments[0]]}")
-        raise SystemExit(RecipeError.exit_code)
+        raise SystemExit(errors.RecipeError.exit_code)
     options = arguments[: arguments.index("--")] if "--" in arguments else arguments
     for argument in options:
         if FIELD_OPTION.match(argument):
             name, _, value = argument.lstrip("-").partition("=")
             word = shlex.quote(f"{name}={value or 'VALUE'}")
             fix = f"write {word}, without dashes"
-            raise RecipeError("a field of a recipe is no option", where=argument, fix=fix)
+            raise errors.RecipeError("a field of a recipe is no option", where=argument, fix=fix)

@@ -204,9 +204,7 @@ def infer(
     ] = None,
     show: Annotated[
         Path | None,
-        typer.Option(
-            parser=new_path, help="Draw the patches that a pruned model kept for its answer: a PNG or SVG file."
-        ),
+        typer.Option(parser=new_path, help="Draw the patches that a pruned model kept for its answer, as SVG."),
     ] = None,
     file: Annotated[
         Path | None,

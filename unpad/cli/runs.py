@@ -5,17 +5,7 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.options import (
-    Debug,
-    Json,
-    RunArgument,
-    check_names,
-    check_run,
-    load_torch,
-    override_words,
-    print_json,
-    run_names,
-)
+from unpad.cli import options
 from unpad.errors import REPLAY_DIFFERS
 from unpad.storage.paths import new_path, refuse_format, user_path
 from unpad.terminal.printing import print_lines
@@ -46,7 +36,7 @@ def runs(
 
 
 @verbs.command(hidden=True, epilog="Example: unpad report zh_chat-1")  # scripts call it so
-def report(run: RunArgument) -> None:
+def report(run: options.RunArgument) -> None:
     """Write the page of plots of a run and print its path, as `unpad runs RUN` does."""
     from unpad.run.folder import find_run
     from unpad.run.report.page import write_report
@@ -57,7 +47,7 @@ def report(run: RunArgument) -> None:
 @verbs.command(epilog="Example: unpad compare zh_chat-1 zh_chat-2 --out compare.html")
 def compare(
     runs: Annotated[
-        list[str], typer.Argument(metavar="RUN RUN ...", help="Two or more runs.", autocompletion=run_names)
+        list[str], typer.Argument(metavar="RUN RUN ...", help="Two or more runs.", autocompletion=options.run_names)
     ],
     out: Annotated[Path, typer.Option(parser=new_path, help="The page of curves and tables to write.")] = Path(
         "compare.html"
@@ -65,17 +55,17 @@ def compare(
     rows: Annotated[
         bool, typer.Option("--rows", help="Also evaluate them, and show differences on the rows that both hold out.")
     ] = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Put runs side by side: where their recipes differ, what they reached, and a page with their curves.
 
     With --rows: differences of their metrics to the first run's, with 95 % intervals over groups of rows.
     """
     refuse_format(out, ".html")
-    check_names(runs)
+    options.check_names(runs)
     if rows:
-        load_torch()
+        options.load_torch()
         from unpad.evaluation.paired import check_families
 
         check_families(runs)
@@ -90,7 +80,7 @@ def compare(
         shown |= {"rows": [one.to_json() for one in others]}
         lines += [line for one in others for line in ("", *one.lines())]
     if as_json:
-        print_json(shown)
+        options.print_json(shown)
     else:
         print_lines(lines)
 
@@ -100,33 +90,33 @@ Moved = Annotated[
     typer.Argument(
         metavar="[key=value ...]",
         help="New places of data that was moved, such as data.text=NEW.",
-        autocompletion=override_words,
+        autocompletion=options.override_words,
     ),
 ]
 
 
 @verbs.command(epilog="Example: unpad replay zh_chat-1 --step 120")
 def replay(
-    run: RunArgument,
+    run: options.RunArgument,
     overrides: Moved = None,
     step: Annotated[
         int | None, typer.Option(min=1, help="Step of the run; default the last one that follows a checkpoint.")
     ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Recompute a step of a run, compare it bit for bit with the record, and name the rows that it learnt from.
 
     Exit code 16 when it differs. Steps since the checkpoint before it are computed as well; without a checkpoint, all
     steps of the stage.
     """
-    check_run(run, overrides or [])
+    options.check_run(run, overrides or [])
     from unpad.receipts.replay import replay
 
     with progress("replaying"):
         receipt = replay(run, step, overrides or [])
     if as_json:
-        print_json(receipt.to_json())
+        options.print_json(receipt.to_json())
     else:
         print_lines(receipt.lines())
     raise typer.Exit(0 if receipt.equal else REPLAY_DIFFERS)
@@ -134,21 +124,21 @@ def replay(
 
 @verbs.command(epilog="Example: unpad trace zh_chat-1 my.jsonl:12    or    unpad trace images-1 photos/cat/1.png")
 def trace(
-    run: RunArgument,
+    run: options.RunArgument,
     row: Annotated[
         str, typer.Argument(metavar="FILE:LINE", help="A row of the run's data; a picture's file; a patient's id.")
     ],
     overrides: Moved = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Show which steps of a run trained on a data row, or why none did."""
-    check_run(run, overrides or [])
+    options.check_run(run, overrides or [])
     from unpad.receipts.trace import trace
 
     with progress("tracing"):
         found = trace(run, row, overrides or [])
     if as_json:
-        print_json(found.to_json())
+        options.print_json(found.to_json())
     else:
         print_lines(found.lines())

@@ -6,17 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from unpad.cli.options import (
-    Debug,
-    Json,
-    OptionalSubject,
-    Overrides,
-    RecipeArgument,
-    check_recipe,
-    check_run,
-    check_run_or_recipe,
-    print_json,
-)
+from unpad.cli import options
 from unpad.cli.serving import missing_for_serve
 from unpad.errors import NOT_PROVED, RecipeError
 from unpad.storage.paths import new_path
@@ -28,9 +18,9 @@ verbs = typer.Typer()
 
 @verbs.command(epilog="Example: unpad plan zh_chat plan.tokens_per_step=4096 --plot plan.svg")
 def plan(
-    recipe: RecipeArgument,
-    overrides: Overrides = None,
-    as_json: Json = False,
+    recipe: options.RecipeArgument,
+    overrides: options.Overrides = None,
+    as_json: options.Json = False,
     plot: Annotated[Path | None, typer.Option(parser=new_path, help="Write a picture to this SVG file.")] = None,
     measure: Annotated[
         bool, typer.Option("--measure", help="Also time every strategy, and predict the memory of padded batches.")
@@ -38,10 +28,10 @@ def plan(
     processes: Annotated[
         str | None, typer.Option(help="Also how busy these numbers of processes would be, as 2,8,64.", metavar="N,N")
     ] = None,
-    debug: Debug = False,
+    debug: options.Debug = False,
 ) -> None:
     """Preview training: the cost of every batching strategy on your data, and where every token goes."""
-    check_recipe(recipe, overrides or [])
+    options.check_recipe(recipe, overrides or [])
     from unpad.run.screen import open_console
     from unpad.trials.preview import preview
     from unpad.trials.strategy_table import process_counts
@@ -49,15 +39,15 @@ def plan(
     counts = () if processes is None else process_counts(processes)
     result = preview(recipe, overrides or [], plot, None if as_json else open_console(), counts, measure)
     if as_json:
-        print_json(result.to_json())
+        options.print_json(result.to_json())
 
 
 @verbs.command(
     epilog="Example: unpad prove zh_chat    or    unpad prove RUN    or    unpad prove --hf Qwen3-0.6B/config.json"
 )
 def prove(
-    recipe: OptionalSubject = None,
-    overrides: Overrides = None,
+    recipe: options.OptionalSubject = None,
+    overrides: options.Overrides = None,
     hf: Annotated[
         str | None,
         typer.Option(
@@ -77,8 +67,8 @@ def prove(
     allow_not_proven: Annotated[
         bool, typer.Option("--allow-not-proven", help="Exit code 0 also if no line fails and some are NOT PROVEN.")
     ] = False,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Certify that batching your data with your model changes nothing. Exit code 12 when a line fails or is not proven.
 
@@ -93,7 +83,7 @@ def prove(
     _refuse_mixed(recipe, hf, processes, serve, prompts)
     shown, lines, passed = _proved(recipe, overrides or [], hf, processes, serve, prompts)
     if as_json:
-        print_json(shown())
+        options.print_json(shown())
     else:
         print_lines(lines())
     raise typer.Exit(0 if passed or (passed is None and allow_not_proven) else NOT_PROVED)
@@ -125,7 +115,7 @@ def _proved(
         return proof.to_json, proof.lines, proof.passed
     assert recipe is not None, "options were checked"
     if serve:
-        check_run(recipe, overrides)
+        options.check_run(recipe, overrides)
         from unpad.inference.loaded import load
         from unpad.proof.serving import OverHttp, prove_serving
 
@@ -136,13 +126,13 @@ def _proved(
 
             certificate = prove_serving(load(recipe, overrides), prompts, OverHttp(streams, numbers))
     elif processes is not None:
-        check_run_or_recipe(recipe, overrides)
+        options.check_run_or_recipe(recipe, overrides)
         from unpad.proof.processes import prove_processes
         from unpad.trials.strategy_table import process_counts
 
         certificate = prove_processes(recipe, overrides, process_counts(processes))
     else:
-        check_run_or_recipe(recipe, overrides)
+        options.check_run_or_recipe(recipe, overrides)
         from unpad.proof.recipe import prove_recipe
 
         certificate = prove_recipe(recipe, overrides)
@@ -155,7 +145,7 @@ def doctor(
         str | None,
         typer.Argument(metavar="RUN|RECIPE", help="A run, a packaged name, or a YAML file; with --machine: zh_chat."),
     ] = None,
-    overrides: Overrides = None,
+    overrides: options.Overrides = None,
     lang: Annotated[str | None, typer.Option(help="en or zh; default by the locale.", metavar="en|zh")] = None,
     seconds: Annotated[float, typer.Option(min=1, help="Time for all checks, about.")] = 120.0,
     out: Annotated[
@@ -170,7 +160,7 @@ def doctor(
     at: Annotated[
         Path | None, typer.Option(parser=new_path, help="With --machine: the folder to train in; default runs/.")
     ] = None,
-    debug: Debug = False,
+    debug: options.Debug = False,
 ) -> None:
     """Find out why a recipe or a run does not learn, or is slow. Exit code 15 when something needs fixing.
 
@@ -185,7 +175,7 @@ def doctor(
     if not machine and (name is None or at is not None):
         raise RecipeError("no run or recipe is named", fix="name one, or add --machine to check disk and memory")
     name = name or "zh_chat"
-    check_run_or_recipe(name, overrides or [])
+    options.check_run_or_recipe(name, overrides or [])
     from unpad.doctor.finding import language_of
     from unpad.errors import DOCTOR_FOUND_TROUBLE
     from unpad.storage import finite, write_atomic

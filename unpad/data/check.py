@@ -17,7 +17,6 @@ import numpy as np
 import yaml
 
 from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
-from unpad.data.pictures.remarks import label_remarks, pixel_remarks
 from unpad.data.sources import chat, images, pairs
 from unpad.data.sources.documents import describe_book, single_document
 from unpad.data.sources.example import BadRow, Example, Usable, count_bad
@@ -132,8 +131,7 @@ def _check_path(kind: str | None, field: str | None, settings: Recipe, seen: _Ch
     files = images.expand(source, Path) if of_pictures else expand(source, Path)
     report = _join([(file.path, partial(_check_file, kind, file, data, seen)) for file in files])
     if pictures := [picture for file in report.files if file.pictures for picture in file.pictures.examples]:
-        notes = [*label_remarks(pictures), *pixel_remarks(pictures, settings.images)]
-        report = replace(report, notes=(*report.notes, *notes))
+        report = replace(report, notes=(*report.notes, *_picture_remarks(pictures, settings.images)))
     manifests = any(file.kind in ("images", "vqa") for file in report.files)
     known = (*FORMATS, *images.SUFFIXES) if manifests else tuple(FORMATS)
     return report if of_pictures else replace(report, skipped=tuple(skipped_files(path, known)))
@@ -272,6 +270,8 @@ def guess_kind(path: Path) -> str:
     """
     if _looks_like_events(path):
         return "events"
+    if images.is_image(path):
+        raise SourceError("one picture is no data to train on", where=str(path), fix="name the folder of all classes")
     if _holds_classes(path):
         return "images"
     return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)
@@ -300,11 +300,19 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
     return SourceError(what, where=str(file.path), fix=fix)
 
 
+def _picture_remarks(
+    pictures: Sequence[images.ImageExample], settings: ImageSettings, labelled: bool = True
+) -> list[str]:
+    from unpad.data.pictures.remarks import label_remarks, pixel_remarks  # imports torch
+
+    return [*(label_remarks(pictures) if labelled else []), *pixel_remarks(pictures, settings)]
+
+
 def _check_picture(settings: ImageSettings, path: Path) -> CheckReport:
     """Check one image file, without a class."""
     image = images.examine(images.ImageRow(str(path), "", path, str(path.resolve().parent)))
     bad = (image,) if isinstance(image, BadRow) else ()
-    notes = () if isinstance(image, BadRow) else (*pixel_remarks([image], settings),)
+    notes = () if isinstance(image, BadRow) else (*_picture_remarks([image], settings, labelled=False),)
     return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad, notes)
 
 

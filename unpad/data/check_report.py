@@ -1,7 +1,5 @@
 """Report of `unpad data check`: rows, pictures, notes, and questions of conversations that have different answers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field

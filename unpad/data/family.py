@@ -4,8 +4,6 @@ A model names its family (`DATA = "text"`): the module `data/text.py` has the me
 `evaluation/text.py` measures a model on it.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -249,7 +247,7 @@ class Data(ABC):
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         """Build a batch of one piece without `load` or a plan; the ground truth of the proof."""
 
-    def show(self, micro: Micro) -> Shown:
+    def show(self, micro: Micro) -> "Shown":
         """The only piece of a micro-batch as `load` gives it to the model; by default its length alone."""
         from unpad.data.show import Shown
 
@@ -334,7 +332,7 @@ class Data(ABC):
         """
         return []
 
-    def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates | None:
+    def near_training(self, run: "Data", seq_ids: np.ndarray) -> NearDuplicates | None:
         """Near-duplicates of training rows among new rows, which this data holds; None if they are not compared.
 
         Args:

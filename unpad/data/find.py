@@ -1,7 +1,5 @@
 """A row of the data files by its place, as a user names it."""
 
-from __future__ import annotations
-
 from bisect import bisect_right
 from dataclasses import replace
 from pathlib import Path

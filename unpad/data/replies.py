@@ -1,7 +1,5 @@
 """The two replies of a pair as sequences: the document of a pair holds the chosen one, then the rejected one."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -29,7 +27,7 @@ class Replies:
     reference: np.ndarray
 
     @classmethod
-    def of(cls, tokens: TokenSet) -> Replies | None:
+    def of(cls, tokens: TokenSet) -> "Replies | None":
         """The sequences of a token set with pairs; None without pairs, as the documents are the sequences."""
         num_pairs = int((tokens.num_chosen > 0).sum())
         return cls(tokens, np.zeros(len(tokens) + num_pairs)) if num_pairs else None

@@ -1,7 +1,5 @@
 """Rows that a family takes from the files of a recipe: read, divided, chosen and counted, perhaps with a class each."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, dataclass, replace
@@ -149,7 +147,7 @@ class ChosenRows(Generic[R]):
         """Rows of every part among all that were listed, (num_listed,) bool; no parts where all rows are new."""
         return {} if self.wanted is Wanted.NEW else {part: self.parts == part for part in Split}
 
-    def only(self, mask: NDArray[np.bool_]) -> ChosenRows[R]:
+    def only(self, mask: NDArray[np.bool_]) -> "ChosenRows[R]":
         """Leave out the rows where a mask, (num_rows,), is False."""
         return replace(self, index=self.index[mask])
 

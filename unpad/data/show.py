@@ -1,7 +1,5 @@
 """A sequence as the model gets it, for people: text with the learnt tokens marked, pictures, a table, and facts."""
 
-from __future__ import annotations
-
 import base64
 import io
 from collections.abc import Sequence
@@ -62,7 +60,7 @@ class Shown:
         pictures = [data_url(picture) for picture in self.pictures]
         return {**vars(self), "spans": spans, "pictures": pictures}
 
-    def lines(self, *, coloured: bool, whole: bool) -> list[tuple[int, Text]]:
+    def lines(self, *, coloured: bool, whole: bool) -> "list[tuple[int, Text]]":
         """The sequence for a terminal, without its pictures: lines to be wrapped, each with its indentation.
 
         Args:
@@ -101,7 +99,7 @@ def data_url(picture: np.ndarray) -> str:
     return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def spans_of(tokenizer: Tokenizer, ids: Sequence[int], learnt: Sequence[bool]) -> tuple[TextSpan, ...]:
+def spans_of(tokenizer: "Tokenizer", ids: Sequence[int], learnt: Sequence[bool]) -> tuple[TextSpan, ...]:
     """Tokens as text, special ones by their names.
 
     Args:

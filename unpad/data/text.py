@@ -1,7 +1,5 @@
 """Texts, conversations and pairs of replies as sequences of tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial

@@ -6,8 +6,6 @@ An image takes one position per patch; the model reads its embedding of the patc
 never cut, and a row may have none.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -78,7 +76,7 @@ class QuestionRows:
         before = np.concatenate([[0], np.cumsum(self.counts)])
         return np.diff(before[self.offsets])
 
-    def take(self, rows: np.ndarray) -> QuestionRows:
+    def take(self, rows: np.ndarray) -> "QuestionRows":
         """Some rows in this order, (num_taken,) int64; a row may be taken several times."""
         lengths = self.lengths()[rows]
         offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
@@ -163,7 +161,7 @@ class VqaData(RowData[VqaExample]):
         """Build a batch of rows up to their answers, for generation."""
         return self._batch(seq_ids, self._patches(seq_ids), answered=False)
 
-    def retold(self, shown: np.ndarray, told: np.ndarray) -> VqaData:
+    def retold(self, shown: np.ndarray, told: np.ndarray) -> "VqaData":
         """Rows that show the images of some captions and tell the texts of others, to measure a model on; not one of
         them is a training row.
 

@@ -14,7 +14,7 @@ from unpad.doctor.finding import Finding, Found, Language, finding, listed, rank
 from unpad.doctor.layers import Layers, check_layers, frozen
 from unpad.doctor.subject import Subject, TimeBudget, open_subject
 from unpad.doctor.trials import LOWEST, Carry, Overfit, Steps, Sweep, System
-from unpad.machine.load import LoadMeter
+from unpad.machine import LoadMeter
 from unpad.run.report.svg import WIDE, Axes, Curve, picture
 from unpad.storage import write_atomic
 from unpad.terminal.progress import progress

@@ -21,7 +21,7 @@ from unpad import storage
 from unpad.doctor.finding import Finding, Found, Language, Severity, Words, finding, listed, ranked, serious
 from unpad.errors import RunInUseError
 from unpad.interchange.origin import open_recipe
-from unpad.machine.memory import MemoryLimit, memory_limit, process_memory
+from unpad.machine import MemoryLimit, memory_limit, process_memory
 from unpad.models.adapters import kept_weights
 from unpad.run.folder import RUNS, as_run, run_recipe
 from unpad.storage import disk

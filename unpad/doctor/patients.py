@@ -1,7 +1,5 @@
 """Findings on patients: what gives the outcome away, far values, rare codes, and histories that were not read."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

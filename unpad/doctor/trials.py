@@ -14,7 +14,7 @@ import torch
 from unpad.batching.plan import Micro
 from unpad.doctor.finding import Found, finding
 from unpad.doctor.subject import Subject, total_loss
-from unpad.machine.load import Load, busy_seconds, cores, own_seconds, quota
+from unpad.machine import Load, busy_seconds, cores, own_seconds, quota
 from unpad.models.adapters import kept_weights
 from unpad.models.contract import Classifies
 from unpad.nn.precision import autocast

@@ -117,7 +117,7 @@ def _too_good(over: Measuring[Data], values: dict[str, float]) -> str:
     labels = classes[0][over.seq_ids]
     counts = np.bincount(labels[labels >= 0], minlength=2)
     num = int(counts.sum())
-    nums = {"accuracy": num, "auroc": 2 * int(counts.min())}  # an AUROC is as sure as the rarer class is frequent
+    nums = {"accuracy": num, "auroc": int(counts.min())}  # an AUROC is as sure as the rarer class is frequent
     judged = {name: likely(values[name], size) for name, size in nums.items() if name in values}
     return too_good(judged | {"commonest_class": likely(float(counts.max() / max(num, 1)), num)})
 

@@ -1,7 +1,5 @@
 """Metrics of `unpad eval` with confidence intervals, and results of evaluations."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -64,7 +62,7 @@ class Metric:
             return self.note
         return f"{low} to {high}" + (f": {self.note}" if self.note else "")
 
-    def mapped(self, function: Callable[[float], float]) -> Metric:
+    def mapped(self, function: Callable[[float], float]) -> "Metric":
         """An increasing function of a metric."""
         return replace(self, value=function(self.value), low=function(self.low), high=function(self.high))
 

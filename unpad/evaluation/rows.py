@@ -1,7 +1,5 @@
 """Examples of an evaluation, a row each, with the numbers that its metrics are computed from."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -108,11 +106,11 @@ class ExampleRows:
                 metrics[name] = measure.metric(mine.columns)
         return metrics
 
-    def only(self, chosen: np.ndarray) -> ExampleRows:
+    def only(self, chosen: np.ndarray) -> "ExampleRows":
         """Some of the rows, by a mask or by their numbers."""
         return replace(self, columns={name: column[chosen] for name, column in self.columns.items()})
 
-    def of_part(self, part: str) -> ExampleRows:
+    def of_part(self, part: str) -> "ExampleRows":
         """The same rows, with the name of the part in those that name none."""
         named = [part if one is None else one for one in self.columns[PART]]
         return replace(self, columns=self.columns | {PART: objects(named)})

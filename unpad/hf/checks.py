@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +12,14 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate.utils import DistributedType
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import PreTrainedModel, Trainer, TrainingArguments
+from transformers import Trainer, TrainingArguments
 
 from unpad.errors import RecipeError, UnlikeProcessesError
+from unpad.hf.head import TargetHead
 from unpad.hf.loader import IGNORED, Examples, collate
+from unpad.hf.mixers import Boundaries
 from unpad.hf.prepare import Prepared
 from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
@@ -75,14 +77,6 @@ def check_alike(what: str, told: Sequence[object]) -> None:
         raise error
 
 
-def cells_per_token(inner: PreTrainedModel) -> float:
-    """The cost of a model of transformers, see `models.cost`: every block attends to all tokens before."""
-    config = inner.config.get_text_config()
-    embedded = sum(p.numel() for p in inner.get_input_embeddings().parameters())
-    weights = max(sum(p.numel() for p in inner.parameters()) - embedded, 1)
-    return float(weights / (config.num_hidden_layers * config.hidden_size))
-
-
 @contextmanager
 def own_counts(args: TrainingArguments) -> Iterator[None]:
     """Let the trainer divide a loss by the targets of this rank's batch alone inside."""
@@ -94,6 +88,7 @@ def own_counts(args: TrainingArguments) -> Iterator[None]:
         args.average_tokens_across_devices = before
 
 
+UNBOUNDED = "is wrapped: rows do not say where sequences begin"
 TRIED = 5  # sequences on which the head is tried
 BATCHES = (
     "makes the batches, and flat batches would replace what it chooses",
@@ -117,62 +112,34 @@ def refuse(trainer: Trainer) -> None:
         RecipeError: several devices in a process, rows without boundaries, a sampling strategy, kernels of Liger,
             methods of the user's own that make batches, a trainer or a model of another task.
     """
-    args = trainer.args
-    _refuse_other_tasks(trainer)
-    refuse_methods(trainer, COUNT_TARGETS | MAKE_BATCHES)
-    refuse_losses(trainer)
-    if trainer.compute_metrics is not None and not keeps_evaluation(trainer):
-        refuse_metrics(trainer)
-    if args.n_gpu > 1:
-        raise RecipeError(
-            f"flat batches are trained on one device, and this process sees {args.n_gpu}",
-            fix="start one process for each by torchrun, or set CUDA_VISIBLE_DEVICES to one of them",
-        )
-    strategy = args.train_sampling_strategy
-    settings = {
-        "use_liger_kernel": args.use_liger_kernel
-        and "exchanges layers and the loss when train begins, behind every proof",
-        "model_init": trainer.model_init and "makes the model again when train begins, behind every proof",
-        "neftune_noise_alpha": trainer.neftune_noise_alpha and "adds noise by the length of the row, not the sequence",
-        "train_sampling_strategy": strategy != "random" and f"is {strategy}, and the plan chooses the order",
-    }
-    for name, reason in settings.items():
-        if reason:
-            fix = f"leave {name} out, or train with the trainer's own batches"
-            raise RecipeError(f"{name} {reason}", fix=fix)
-    if is_sft(trainer):
-        settings = args.to_dict()
-        if (settings["packing"] or settings["eval_packing"]) and settings["packing_strategy"] == "wrapped":
-            raise RecipeError(
-                "packing_strategy is wrapped: rows do not say where sequences begin", fix="set packing=False"
-            )
-
-
-def refuse_metrics(trainer: Trainer) -> None:
-    """Refuse metrics of several processes.
-
-    Raises:
-        RecipeError: their own loaders repeat rows, so that the loss is no mean over targets.
-    """
-    if trainer.args.world_size > 1:
-        raise RecipeError(
-            f"compute_metrics reads the trainer's own batches, and {trainer.args.world_size} processes repeat rows in "
-            "theirs, so that the loss is no mean over targets",
-            fix="compute metrics in one process, or with a get_eval_dataloader of your own",
-        )
-
-
-def _refuse_other_tasks(trainer: Trainer) -> None:
-    """Refuse trainers and models of other tasks than the next token, and virtual tokens, by name."""
     if reason := no_trainer_of_tokens(trainer):
         raise RecipeError(reason.what, fix=reason.fix)
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    for config in getattr(model, "peft_config", {}).values():
-        if getattr(config, "is_prompt_learning", False):
-            raise RecipeError(
-                f"{config.peft_type.value} puts virtual tokens before every row, and a flat batch has one row",
-                fix="use other adapters, such as LoRA, or train with the trainer's own batches",
-            )
+    refuse_methods(trainer, COUNT_TARGETS | MAKE_BATCHES)
+    refuse_losses(trainer)
+    args, model = trainer.args, trainer.accelerator.unwrap_model(trainer.model)
+    adapters = getattr(model, "peft_config", {}).values()
+    virtual = [one.peft_type.value for one in adapters if getattr(one, "is_prompt_learning", False)]
+    is_packed = is_sft(trainer) and (args.to_dict()["packing"] or args.to_dict()["eval_packing"])
+    one_process = args.world_size == 1 or keeps_evaluation(trainer)
+    _refuse_named(
+        {
+            "use_liger_kernel": args.use_liger_kernel and "exchanges layers when train begins, behind every proof",
+            "model_init": trainer.model_init and "makes the model again when train begins, behind every proof",
+            "neftune_noise_alpha": trainer.neftune_noise_alpha and "adds noise by the length of the row",
+            "train_sampling_strategy": args.train_sampling_strategy != "random"
+            and "is set; the plan chooses the order",
+            "packing_strategy": is_packed and args.to_dict()["packing_strategy"] == "wrapped" and UNBOUNDED,
+            "n_gpu": args.n_gpu > 1 and f"is {args.n_gpu}, and a flat batch is on one device; start it by torchrun",
+            "compute_metrics": trainer.compute_metrics and not one_process and "reads rows that processes repeat",
+            ", ".join(virtual): virtual and "puts virtual tokens before every row, and a flat batch has one row",
+        }
+    )
+
+
+def _refuse_named(reasons: Mapping[str, object]) -> None:
+    for name, reason in reasons.items():
+        if reason:
+            raise RecipeError(f"{name} {reason}", fix="leave it out, or train with the trainer's own batches")
 
 
 def refuse_methods(trainer: Trainer, methods: Mapping[str, tuple[str, str]]) -> None:
@@ -249,13 +216,9 @@ def refuse_losses(trainer: Trainer) -> None:
     Raises:
         RecipeError: names the argument.
     """
-    loss_type = getattr(trainer.args, "loss_type", "nll")
-    if trainer.label_smoother or loss_type != "nll":
-        name = "label_smoothing_factor" if trainer.label_smoother else f"loss_type={loss_type}"
-        raise RecipeError(
-            f"{name} makes another loss than the mean cross-entropy over targets, and only that one is judged",
-            fix="leave it out, or train with the trainer's own batches",
-        )
+    kind, smooths = getattr(trainer.args, "loss_type", "nll"), trainer.label_smoother
+    other = "makes another loss than the mean cross-entropy over targets, and only that one is judged"
+    _refuse_named({"label_smoothing_factor": smooths and other, f"loss_type={kind}": kind != "nll" and other})
 
 
 @dataclass
@@ -315,3 +278,112 @@ def trial(examples: Examples, prepared: Prepared) -> dict[str, Any]:
     device = next(prepared.model.parameters()).device
     batch = collate([examples[index] for index in chosen])
     return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in batch.items()}
+
+
+# --------------------------------------------------------------------------- what must stay as it was
+
+CHANGED = ("compute_loss_func", "model_accepts_loss_kwargs", "average_tokens_across_devices", "packing", "eval_packing")
+PROMISED = ("data_collator", "compute_loss_func", "compute_loss")
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """Values of a trainer or its arguments by name; None for what neither of them has."""
+
+    values: dict[str, Any]
+
+    @classmethod
+    def now(cls, trainer: Trainer, names: Iterable[str] = CHANGED) -> Settings:
+        return cls({name: _owner(trainer, name).get(name) for name in names})
+
+    def restore(self, trainer: Trainer) -> None:
+        for name, value in self.values.items():
+            if name in (owner := _owner(trainer, name)):
+                owner[name] = value
+
+    def check(self, trainer: Trainer) -> None:
+        """Refuse what was changed.
+
+        Raises:
+            RecipeError: the collator, the loss, or with a loss of one's own the accumulation.
+        """
+        for name, now in Settings.now(trainer, self.values).values.items():
+            if now is not self.values[name] and not (isinstance(now, int) and now == self.values[name]):
+                raise RecipeError(
+                    f"{name} is another than when unpad.hf.attach proved the update",
+                    fix="make the change before unpad.hf.attach",
+                )
+
+
+def _owner(trainer: Trainer, name: str) -> dict[str, Any]:
+    owner: object = trainer.args if hasattr(trainer.args, name) else trainer
+    return vars(owner)
+
+
+@dataclass(frozen=True, eq=False)
+class ProvedModel:
+    """A prepared model with all that its proof rests on. Weights and what learns may change.
+
+    Args:
+        state: of it when it was proved.
+    """
+
+    prepared: Prepared
+    head: TargetHead
+    state: dict[str, object]
+
+    @classmethod
+    def of(cls, prepared: Prepared, head: TargetHead) -> ProvedModel:
+        return cls(prepared, head, _state(prepared, head))
+
+    def check(self, trainer: Trainer, called: nn.Module | None = None) -> None:
+        """Refuse to train or evaluate another model on flat batches.
+
+        Args:
+            called: the model that is handed the batch, by default the trainer's.
+
+        Raises:
+            RecipeError: it is another than was proved, or was changed since then; the message says how.
+        """
+        changed = self._other_model(trainer, called) or self._changed_part()
+        if changed:
+            raise RecipeError(
+                f"the model is another than when unpad.hf.attach proved it: {changed}",
+                fix="make the change before unpad.hf.attach",
+            )
+
+    def _other_model(self, trainer: Trainer, called: nn.Module | None) -> str:
+        proved = _bare(trainer, self.prepared.model)
+        for place, model in (("the trainer has", trainer.model), ("training calls", called)):
+            if model is not None and (now := _bare(trainer, model)) is not proved:
+                return f"{place} another {type(now).__name__}"
+        return ""
+
+    def _changed_part(self) -> str:
+        now = _state(self.prepared, self.head)
+        changed = [name for name in {**self.state, **now} if now.get(name, ()) != self.state.get(name, ())]
+        return f"its {changed[0]} was exchanged, added or removed" if changed else ""
+
+
+def _state(prepared: Prepared, head: TargetHead) -> dict[str, object]:
+    """What a proof rests on, by the name of the part. The model's own `forward` is left out: accelerate puts one around
+    it for each precision."""
+    model, inner, linear = prepared.model, prepared.inner, prepared.inner.get_output_embeddings()
+    configs = [config for part in model.modules() if (config := vars(part).get("config")) is not None]
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return {
+        "attention": [name for config in configs if (name := getattr(config, "_attn_implementation", None))],
+        "hook that finds sequences": any(isinstance(hook, Boundaries) for hook in model._forward_pre_hooks.values()),
+        "loss function": (head.is_there(), inner.loss_function),
+        "head's hooks": 0 if linear is None else sum(len(getattr(linear, kind)) for kind in kinds),
+        **{
+            f"part {name}": (part, None if part in (model, inner) else vars(part).get("forward"))
+            for name, part in model.named_modules()
+        },
+    }
+
+
+def _bare(trainer: Trainer, model: nn.Module) -> nn.Module:
+    """The model in what accelerate and torch.compile put around it."""
+    bare: nn.Module = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
+    return bare

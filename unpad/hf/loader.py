@@ -1,7 +1,6 @@
 """Flat batches of tokenized examples by our plan: every token once, none of padding."""
 
 import hashlib
-import math
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,16 +25,14 @@ class Ranks:
     Args:
         rank: number of this one, from 0, of `size`.
         micros: micro-batches of each rank in an update; the last update of an epoch may have fewer.
-        cells_per_token: as of `micro_cost`.
     """
 
     rank: int = 0
     size: int = 1
     micros: int = 1
-    cells_per_token: float = math.inf
 
     def own(self, micros: Sequence[list[int]], lengths: np.ndarray) -> Iterator[list[int]]:
-        """The micro-batches of this rank among those of an epoch: an equal number in every update, shared out by cost.
+        """The micro-batches of this rank among those of an epoch: equally many in every update, shared out by tokens.
 
         Args:
             micros: indices of sequences; a multiple of `size`.
@@ -46,11 +43,8 @@ class Ranks:
             return
         for start in range(0, len(micros), self.size * self.micros):
             update = micros[start : start + self.size * self.micros]
-            costs = [self._cost(lengths[np.asarray(micro)]) for micro in update]
+            costs = [float(lengths[np.asarray(micro)].sum()) for micro in update]
             yield from (update[index] for index in assign_equally(costs, self.size)[self.rank])
-
-    def _cost(self, lengths: np.ndarray) -> float:
-        return float(lengths.sum() + np.square(lengths).sum() / self.cells_per_token)
 
 
 IGNORED = -100  # label of a token that is no target
@@ -333,7 +327,7 @@ def steps(
             optimizer.step()
             optimizer.zero_grad()
 
-    Of several ranks each gets its micro-batches of every step, an equal number, shared out by cost. The gradient of the
+    Of several ranks each gets its micro-batches of every step, equally many, shared out by tokens. The gradient of the
     step is the sum of theirs; torch's DistributedDataParallel makes the mean, so there the loss is to be multiplied by
     `world_size`.
 

@@ -4,8 +4,6 @@ Such a layer reads a flat run as a few rectangles of sequences of like length, p
 then begins anew with every sequence, by whatever kernel it has. The layers are found by trial and not by name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Models of transformers, made ready for flat batches."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress

@@ -1,7 +1,5 @@
 """Rows of a dataset as a trainer's own collator gives them alone: tokens and targets, without padding."""
 
-from __future__ import annotations
-
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -60,7 +58,7 @@ class CollatedRows:
         self.data, self.collate, self.collator = data, collate, collator
 
     @classmethod
-    def of(cls, trainer: Trainer, data: Any) -> CollatedRows:
+    def of(cls, trainer: Trainer, data: Any) -> "CollatedRows":
         """The rows of a trainer's dataset.
 
         Raises:
@@ -86,7 +84,7 @@ class CollatedRows:
             )
         return cls(kept, collate, collate)
 
-    def like(self, data: Sequence[Any]) -> CollatedRows:
+    def like(self, data: Sequence[Any]) -> "CollatedRows":
         """Other rows by the same collator."""
         return CollatedRows(data, self.collate, self.collator)
 

@@ -19,8 +19,10 @@ from transformers.trainer_utils import EvalLoopOutput
 from unpad.batching.ledger import Ledger
 from unpad.errors import RecipeError
 from unpad.hf.checks import (
+    PROMISED,
     MeanOverTargets,
-    cells_per_token,
+    ProvedModel,
+    Settings,
     check_alike,
     divide_by_targets,
     group_of,
@@ -29,7 +31,6 @@ from unpad.hf.checks import (
     loss_of_ones_own,
     own_counts,
     refuse,
-    refuse_metrics,
     stop_packing,
     trial,
     warn_of_cuts,
@@ -46,7 +47,6 @@ from unpad.hf.loader import (
     refuse_other_plan,
 )
 from unpad.hf.prepare import Prepared, preparing
-from unpad.hf.proved import PROMISED, ProvedModel, Settings
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, doubts_of_own, prove_ours, take_own
 from unpad.processes.group import Group
@@ -146,7 +146,7 @@ class UnpadMixin(Trainer):
             per_step = args.gradient_accumulation_steps * attachment.group.size
             epochs = math.ceil(args.max_steps * per_step / least)
         seed = args.seed if args.data_seed is None else args.data_seed
-        ranks = self._ranks(attachment, args.gradient_accumulation_steps)
+        ranks = Ranks(attachment.group.rank, attachment.group.size, args.gradient_accumulation_steps)
         planned = PlannedBatches(examples, tokens, epochs=epochs, seed=seed, ranks=ranks)
         attachment.plan = planned.identity()
         return self._flat_batches(examples, planned)
@@ -179,19 +179,12 @@ class UnpadMixin(Trainer):
             data = self.eval_dataset[eval_dataset]
         if data is None:
             raise RecipeError("the trainer has no eval_dataset", fix="pass eval_dataset to the trainer or to evaluate")
-        if self.compute_metrics is not None:
-            refuse_metrics(self)
         if is_streamed(data) or self.compute_metrics is not None:
             padded: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
             return padded
-        examples = attachment.examples_of(data)
-        tokens = attachment.tokens_per_eval
-        ranks = self._ranks(attachment, 1)
-        return self._flat_batches(examples, PlannedBatches(examples, tokens, epochs=1, seed=0, ranks=ranks))
-
-    def _ranks(self, attachment: Attachment, micros: int) -> Ranks:
-        group = attachment.group
-        return Ranks(group.rank, group.size, micros, cells_per_token(attachment.prepared.inner))
+        examples, ranks = attachment.examples_of(data), Ranks(attachment.group.rank, attachment.group.size)
+        planned = PlannedBatches(examples, attachment.tokens_per_eval, epochs=1, seed=0, ranks=ranks)
+        return self._flat_batches(examples, planned)
 
     def _flat_batches(self, examples: Examples, sampler: Sampler[list[int]]) -> DataLoader[Any]:
         args = self.args

@@ -1,7 +1,5 @@
 """An update of a trainer, on its own batches or on ours, compared with its sequences one at a time."""
 
-from __future__ import annotations
-
 import copy
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
@@ -72,7 +70,7 @@ class TrainerUpdate:
         batches: Sequence[Mapping[str, Any]],
         sequences: Sequence[LabelledSequence],
         truth: UpdateResults,
-    ) -> TrainerUpdate:
+    ) -> "TrainerUpdate":
         """An update of batches that a collator made."""
         made = [send_to_device(dict(batch), trainer.args.device) for batch in batches]
         taken, num_items = trainer.get_batch_samples(iter(made), len(made), trainer.args.device)

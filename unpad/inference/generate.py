@@ -4,8 +4,6 @@ A prompt gives the same tokens alone and in a batch: nothing is padded, each seq
 its own seed and content, and a finished sequence leaves the batch. See `engine`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -71,7 +69,7 @@ class Continuing:
     @staticmethod
     def of(
         model: Generates, tokenizer: Tokenizer, settings: GenerateSettings, precision: Precision = "fp32"
-    ) -> Continuing:
+    ) -> "Continuing":
         """As a tokenizer has it: up to its stop tokens, without control tokens."""
         return Continuing(model, settings, sorted(tokenizer.stop_ids), banned_ids(model, tokenizer), precision)
 
@@ -283,7 +281,7 @@ class _Beams:
     best_texts: Tensor
     best_lengths: Tensor
 
-    def select(self, live: Tensor) -> _Beams:
+    def select(self, live: Tensor) -> "_Beams":
         return _Beams(**{name: value[live] for name, value in vars(self).items()})
 
 

@@ -1,7 +1,5 @@
 """Predictions for patients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -49,7 +47,7 @@ class PatientPredictions:
     patient: np.ndarray
     classes: tuple[str, ...] = ()
 
-    def only(self, chosen: np.ndarray) -> PatientPredictions:
+    def only(self, chosen: np.ndarray) -> "PatientPredictions":
         """Some of the patients, by a mask."""
         arrays = {name: values[chosen] for name, values in vars(self).items() if isinstance(values, np.ndarray)}
         return replace(self, **arrays)

@@ -5,8 +5,6 @@ factor that the architecture fixes differently is folded into weights, which cha
 and the row order of llama.cpp's own converter.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Iterator, Mapping
@@ -340,7 +338,7 @@ def _type_of(name: str, tensor: Tensor, kind: str) -> str:
     return "q8_0" if kind == "q4_0" and name in ("token_embd.weight", "output.weight") else kind
 
 
-def _write_tokenizer(writer: GGUFWriter, tokenizer: Tokenizer, rows: int, template: str | None, out: Path) -> None:
+def _write_tokenizer(writer: "GGUFWriter", tokenizer: Tokenizer, rows: int, template: str | None, out: Path) -> None:
     """Write a byte-level tokenizer, with a vocabulary filled up to the rows of the model.
 
     Raises:

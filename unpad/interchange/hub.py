@@ -4,8 +4,6 @@ Only the needed files are downloaded: JSON, the tokenizer, the chat template and
 ever run. A complete file in the cache is not downloaded again, and without a network the cache is used.
 """
 
-from __future__ import annotations
-
 import errno
 import re
 import sys
@@ -30,7 +28,7 @@ def is_hub_name(name: str) -> bool:
     return is_name and not user_path(name).exists()
 
 
-def download_config(name: str, kind: type[UnpadError] = CheckpointError) -> Snapshot:
+def download_config(name: str, kind: type[UnpadError] = CheckpointError) -> "Snapshot":
     """Download the config.json of a repository, a few kB.
 
     Raises:
@@ -42,7 +40,7 @@ def download_config(name: str, kind: type[UnpadError] = CheckpointError) -> Snap
     return Snapshot(name, kind)
 
 
-def download_model(name: str) -> Snapshot:
+def download_model(name: str) -> "Snapshot":
     """Download everything that `import` reads from a repository, config.json first, so that an unsupported model is
     refused before its weights are downloaded.
 

@@ -4,8 +4,6 @@ A model's `weights` are the default weight of every term that can train; the rec
 is a number, or a `Ramp` that depends on the step alone, so a resumed run continues with the same one.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -19,7 +17,7 @@ from unpad.recipes.training import Ramp, Weight
 LAST = 10**9  # a step after every ramp
 
 
-def set_objective(model: Model, recipe: Recipe, *, of_pairs: bool) -> Objective:
+def set_objective(model: Model, recipe: Recipe, *, of_pairs: bool) -> "Objective":
     """Prepare a model for what a stage trains.
 
     Args:
@@ -42,7 +40,7 @@ class Objective:
     weights: Mapping[str, Weight]
 
     @classmethod
-    def of(cls, model: Model, losses: Mapping[str, Weight] | None = None) -> Objective:
+    def of(cls, model: Model, losses: Mapping[str, Weight] | None = None) -> "Objective":
         """The objective of a model; a recipe's `losses` replace its defaults.
 
         Raises:

@@ -6,8 +6,6 @@ copies a line of cells from every neighbour in its own image, which equals the c
 around it.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -162,7 +160,7 @@ class Config(ModelConfig, BlockConfig):
     """Most patches of one image."""
 
     @model_validator(mode="after")
-    def _stem_fits(self) -> Config:
+    def _stem_fits(self) -> "Config":
         if self.patch % 2 ** len(self.stem):
             raise ValueError(f"patch {self.patch} cannot be halved {len(self.stem)} times, once after each of stem")
         return self

@@ -3,8 +3,6 @@
 Functions of `attention.py` and the kernels take queries, keys and values, a layout, and `Attend`.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -67,11 +65,11 @@ class Attend:
         """Products of queries and keys as scores."""
         return scores / math.sqrt(head_dim) if self.scale is None else scores * self.scale
 
-    def within(self, longest: int) -> Attend:
+    def within(self, longest: int) -> "Attend":
         """The same for sequences up to this length, without a window that hides nothing of them."""
         return self if self.window is None or self.window < longest else replace(self, window=None)
 
-    def moved(self, move: Callable[[Tensor], Tensor]) -> Attend:
+    def moved(self, move: Callable[[Tensor], Tensor]) -> "Attend":
         """The same with what belongs to tokens moved as the tokens are."""
         bias, places = (None if x is None else move(x) for x in (self.key_bias, self.places))
         return self if bias is places is None else replace(self, key_bias=bias, places=places)

@@ -1,7 +1,5 @@
 """Keys and values of the tokens read so far, by row: prompts are read in pieces, then one token per row and step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -93,7 +91,7 @@ class CachedRow:
         if needed > one.buffer.shape[2]:
             one.buffer = _moved(one.buffer, one.length, min(2 * needed, needed + later))
 
-    def copy(self, num: int | None = None, most: int | None = None) -> CachedRow:
+    def copy(self, num: int | None = None, most: int | None = None) -> "CachedRow":
         """A row with the same tokens in buffers of its own.
 
         Args:

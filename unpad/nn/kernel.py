@@ -1,7 +1,5 @@
 """Choice of the attention kernel: `self_attention` runs it, the run's log and the certificate name it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
@@ -19,7 +17,7 @@ MATMUL_MAX_LENGTH = 512
 HALF = (torch.bfloat16, torch.float16)
 _by_definition: Scope[bool] = Scope(False)
 _as_weighted: Scope[bool] = Scope(False)
-_noted: Scope[set[Kernel] | None] = Scope(None)
+_noted: "Scope[set[Kernel] | None]" = Scope(None)
 
 
 class Kernel(Enum):

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from unpad.machine.load import processor_fields
+from unpad.machine import processor_fields
 from unpad.nn.autograd import apply
 from unpad.nn.native import library
 from unpad.nn.native.library import call, operator

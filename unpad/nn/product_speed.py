@@ -1,8 +1,6 @@
 """Speed of matrix products in fp32 and bf16 on this processor, measured once and kept in the user's cache folder;
 choice of a precision by it."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch.nn import functional as F
 
 from unpad.errors import DiskError
-from unpad.machine.load import full_processor_name, processor_fields
+from unpad.machine import full_processor_name, processor_fields
 from unpad.nn.linear import independent_rows, product
 from unpad.nn.precision import Precision
 from unpad.storage import cache_folder, make_folder, write_atomic
@@ -33,7 +31,7 @@ VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS"),
     *("ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA", "UNPAD_NATIVE"),
 )
-_measured: dict[Machine, Speeds] = {}  # of this process
+_measured: "dict[Machine, Speeds]" = {}  # of this process
 
 
 class Machine(BaseModel):

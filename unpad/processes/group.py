@@ -4,8 +4,6 @@ torchrun, or `processes/launch.py`, starts the processes; torch.distributed carr
 a group of one: it imports nothing of torch.distributed and sends nothing.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import threading
@@ -61,7 +59,7 @@ class Group:
     rank: int = 0
     size: int = 1
     local_rank: int = 0
-    messages: ProcessGroup | None = None
+    messages: "ProcessGroup | None" = None
 
     @property
     def leads(self) -> bool:

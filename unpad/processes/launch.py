@@ -20,7 +20,7 @@ from types import FrameType
 import torch
 
 from unpad.errors import SIGNALS, UNFORESEEN, LostProcessError
-from unpad.machine.load import cores
+from unpad.machine import cores
 from unpad.processes.worker import LAUNCHER, LOGS, log_of, shown_log
 from unpad.terminal.printing import print_lines, print_text, resume_run, show_cursor
 from unpad.terminal.table import number_of

@@ -6,8 +6,6 @@ fails before that, the file is printed on its original standard error: by the pr
 knows the file.
 """
 
-from __future__ import annotations
-
 import ctypes
 import io
 import os
@@ -51,7 +49,7 @@ _PR_SET_PDEATHSIG = 1
 LOGS = "UNPAD_LOGS"  # set by `launch`: the folder of the temporary files
 FOLDER = "processes"  # in a run directory
 
-_begun: list[OwnLog] = []  # log of this process, if it has one
+_begun: "list[OwnLog]" = []  # log of this process, if it has one
 
 
 def run_as_worker(work: Callable[[], None]) -> None:

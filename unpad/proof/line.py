@@ -1,7 +1,5 @@
 """Lines of the certificate."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -43,7 +41,7 @@ class Line:
     note: str = ""
     applies: bool = True
 
-    def unless(self, gap: str) -> Line:
+    def unless(self, gap: str) -> "Line":
         """The line; NOT PROVEN if it holds but `gap` says why nothing was compared. A failing line still fails.
 
         Args:

@@ -5,8 +5,6 @@ The command starts real processes, as many as the largest number asks for. Each 
 from the same weights, with dropout, through the planner, the loader and the step of training.
 """
 
-from __future__ import annotations
-
 import copy
 import hashlib
 import os
@@ -153,7 +151,7 @@ class _Case:
     initial: dict[str, Tensor]
 
     @classmethod
-    def of(cls, job: Job, group: Group) -> _Case:
+    def of(cls, job: Job, group: Group) -> "_Case":
         setup = samples.open_setup(job.name, job.overrides, group)
         model, stage = setup.model, setup.stages[-1]
         with group.together():

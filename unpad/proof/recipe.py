@@ -1,7 +1,5 @@
 """`unpad prove`: the certificate of a recipe on its own data, for every strategy of the planner."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 

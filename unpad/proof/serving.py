@@ -4,8 +4,6 @@ The truth is each request in an engine of its own that reads the prompt whole an
 model hide most differences of its scores, so the scores are compared.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -156,7 +154,7 @@ class Answering:
     longest: int
 
     @classmethod
-    def of(cls, run: LoadedRun, prompts: Sequence[Prompt]) -> Answering:
+    def of(cls, run: LoadedRun, prompts: Sequence[Prompt]) -> "Answering":
         model, settings = run.generator, run.recipe.generate
         precision = "fp32" if isinstance(run.model, VisionLanguage) else generation_precision(settings)
         greedy = settings.model_copy(update={"max_new_tokens": NUM_NEW, "temperature": 0.0, "beams": 1})

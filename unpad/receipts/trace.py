@@ -1,7 +1,5 @@
 """`unpad trace`: the steps that trained on a row of the data files, from plans alone, or why none did."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,15 +14,7 @@ from unpad.data.find import find, no_such_row
 from unpad.data.sources.example import place_of
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.models import model_config
-from unpad.receipts.starts import (
-    StageSteps,
-    advising,
-    read_sessions,
-    readable_states,
-    recorded_steps,
-    refuse_untrained,
-    relocated,
-)
+from unpad.receipts import starts
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.run.folder import find_run
 from unpad.run.kept import open_files
@@ -123,7 +113,7 @@ class History:
     folder: Path
     recipe: Recipe
     data: Data
-    done: Sequence[StageSteps]
+    done: Sequence[starts.StageSteps]
 
 
 @dataclass
@@ -155,12 +145,12 @@ def trace(run: str | Path, given: str, overrides: Sequence[str] = ()) -> Trace:
 def open_history(run: str | Path, overrides: Sequence[str] = ()) -> History:
     """Open a run's data and recorded steps; raises as `trace`."""
     folder = find_run(run)
-    refuse_untrained(folder)
-    recipe = resolved(relocated(read_sessions(folder)[-1].recipe, overrides))
-    done = recorded_steps(folder, recipe)
-    with advising(f"unpad trace {run} ROW", recipe):
+    starts.refuse_untrained(folder)
+    recipe = resolved(starts.relocated(starts.read_sessions(folder)[-1].recipe, overrides))
+    done = starts.recorded_steps(folder, recipe)
+    with starts.advising(f"unpad trace {run} ROW", recipe):
         data = open_data(recipe, open_files(recipe, folder), compare=False)
-    newest = next(readable_states(folder), None)
+    newest = next(starts.readable_states(folder), None)
     if newest is not None:
         refuse_changed_data(data, newest, folder)
     return History(folder, recipe, data, done)
@@ -187,7 +177,7 @@ def trace_row(history: History, given: str) -> Trace:
     return Trace(folder, row, part, max(done[-1].rows), learnt, dict(tracing.why), family_of(recipe).UNITS[1])
 
 
-def _trace_stages(tracing: _Tracing, recipe: Recipe, done: Sequence[StageSteps]) -> None:
+def _trace_stages(tracing: _Tracing, recipe: Recipe, done: Sequence[starts.StageSteps]) -> None:
     """Visit the epochs of every stage with steps."""
     by_index, longest = {steps.index: steps for steps in done}, model_config(recipe.model).longest
     table, kinds = tracing.data.table, tracing.data.kinds
@@ -202,7 +192,7 @@ def _trace_stages(tracing: _Tracing, recipe: Recipe, done: Sequence[StageSteps])
             _trace_stage(tracing, stage, by_index[index])
 
 
-def _trace_stage(tracing: _Tracing, stage: StageSetup, steps: StageSteps) -> None:
+def _trace_stage(tracing: _Tracing, stage: StageSetup, steps: starts.StageSteps) -> None:
     before, num_epochs = steps.before, max(row["epoch"] for row in steps.rows.values())
     for epoch in counted(range(num_epochs), f"planning {stage.name}", num_epochs, "epochs"):
         plan = epoch_plan(stage, epoch)

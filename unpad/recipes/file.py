@@ -1,7 +1,5 @@
 """Recipe files, packaged or the user's: found by name, and read as YAML with overrides; errors name the line."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Sequence
 from copy import deepcopy

@@ -1,7 +1,5 @@
 """Run directories: find one, list them, choose a free one, and match one with its checkpoints."""
 
-from __future__ import annotations
-
 import os
 import secrets
 import shlex
@@ -118,7 +116,7 @@ class Start:
     overrides: list[str]
 
     @classmethod
-    def of(cls, name: str | None, overrides: Sequence[str], out: Path | None, *, resume: bool) -> Start:
+    def of(cls, name: str | None, overrides: Sequence[str], out: Path | None, *, resume: bool) -> "Start":
         """What the words of a command name.
 
         Args:

@@ -4,8 +4,6 @@
 leave equal bytes. Everything that depends on the machine or the clock is in `timing.jsonl` and `log.jsonl`.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from collections import deque

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from time import perf_counter
 from typing import TypedDict
 
-from unpad.machine.load import Load, LoadMeter, cores
+from unpad.machine import Load, LoadMeter, cores
 
 
 class Timing(TypedDict):

@@ -3,8 +3,6 @@
 The model's passes join those of other requests; a patient's numbers have the same bits whoever is beside it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -68,7 +66,7 @@ class Tables:
     landmark: str
 
     @staticmethod
-    def of(run: LoadedRun) -> Tables:
+    def of(run: LoadedRun) -> "Tables":
         """Read the forms of a run's tables from its recipe, and from the tables themselves where names are `auto`."""
         forms = tuple(_form(run, number, source) for number, source in enumerate(run.recipe.data.events))
         landmark = run.recipe.events.landmark

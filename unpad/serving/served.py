@@ -3,8 +3,6 @@
 Prompts are those of `unpad generate` and `unpad chat`, so answers are theirs with the same settings and seed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -37,7 +35,7 @@ from unpad.inference.prompts import (
     reads_chat,
     system_note,
 )
-from unpad.machine.load import full_processor_name
+from unpad.machine import full_processor_name
 from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.linear import has_tiles
@@ -84,7 +82,7 @@ class Notes:
             "warnings": list(self.warnings),
         }
 
-    def __add__(self, other: Notes) -> Notes:
+    def __add__(self, other: "Notes") -> "Notes":
         warnings = tuple(dict.fromkeys((*self.warnings, *other.warnings)))
         return Notes(self.left_out + other.left_out, self.unknown + other.unknown, warnings)
 

@@ -1,8 +1,6 @@
 """`unpad serve`: listens, loads the run, answers, and ends what is open when it is told to; and the application, what
 every request passes through before the routes."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -116,7 +114,7 @@ class Front:
             return
         await self._app(scope, receive, send)
 
-    def _note(self, scope: Scope, seen: _Sent) -> None:
+    def _note(self, scope: Scope, seen: "_Sent") -> None:
         status = str(seen.status or LEFT)
         self._service.metrics.requests.labels(seen.route, status).inc()
         if seen.broke:
@@ -202,7 +200,7 @@ def bound(host: str, port: int) -> Iterator[socket.socket]:
 
 
 async def run(
-    service: Service, server: Server, opening: RunOpening, place: socket.socket, tell: Callable[[list[str]], None]
+    service: Service, server: "Server", opening: RunOpening, place: socket.socket, tell: Callable[[list[str]], None]
 ) -> None:
     """Answer at a socket while the run is loaded, and then until the server is told to end.
 

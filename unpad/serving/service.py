@@ -1,7 +1,5 @@
 """The run behind the routes: asks go into one queue before one model, and their answers come back as events."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time
@@ -144,7 +142,7 @@ class Service:
         self.num_open -= 1
         self._ends.append(time.monotonic())
 
-    def ask(self, prompts: Sequence[ModelPrompt], ask: protocol.TokensAsk) -> OpenRequest:
+    def ask(self, prompts: Sequence[ModelPrompt], ask: protocol.TokensAsk) -> "OpenRequest":
         """Queue the answers to prompts. Raises as `admit` and `ready`."""
         self.ready()
         self.admit(len(prompts) * ask.n)

@@ -1,7 +1,5 @@
 """One process per run directory."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os
@@ -39,7 +37,7 @@ class RunLock:
         self.folder, self.path = folder, folder / LOCK
         self._descriptor: int | None = None
 
-    def __enter__(self) -> RunLock:
+    def __enter__(self) -> "RunLock":
         check_held(self.path)
         with disk_errors(self.path):
             descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, file_mode(self.path))

@@ -1,7 +1,5 @@
 """Tables as files of parquet, CSV or JSON lines, written as a whole."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os
@@ -41,7 +39,7 @@ def check_file(out: Path, *formats: str) -> None:
             raise OSError(errno.EACCES, "")
 
 
-def write_parquet(out: Path, columns: Mapping[str, Any] | pa.Table, *, private: bool = False) -> None:
+def write_parquet(out: Path, columns: "Mapping[str, Any] | pa.Table", *, private: bool = False) -> None:
     """Write columns, or a table of pyarrow, to a file, replacing an existing one.
 
     Raises:
@@ -58,7 +56,7 @@ def write_parquet(out: Path, columns: Mapping[str, Any] | pa.Table, *, private: 
 def write_table(out: Path, rows: Sequence[Mapping[str, Any]], *, private: bool = False) -> None:
     """Write rows as CSV, JSON lines or parquet, by the name of the file, replacing an existing one.
 
-    In CSV the parts of a list are joined; a column of parquet with values of several kinds has them as JSON.
+    In CSV the parts of a list are joined; a column of parquet with values of several kinds has texts, of JSON.
 
     Raises:
         DiskError: it cannot be written.
@@ -78,10 +76,10 @@ def _cell(value: Any) -> Any:
     return "; ".join(map(str, value)) if isinstance(value, list) else value
 
 
-def _column(values: list[Any]) -> pa.Array:
+def _column(values: list[Any]) -> "pa.Array":
     import pyarrow as pa
 
     try:
         return pa.array(values)
     except pa.ArrowException:
-        return pa.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values])
+        return pa.array([value if isinstance(value, str | None) else json.dumps(value) for value in values])

@@ -6,8 +6,6 @@ characters in them, escape sequences, line breaks and changes of direction among
 reach the terminal.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -68,7 +66,7 @@ def show_cursor() -> None:
     print("\x1b[?25h", flush=True)
 
 
-def print_styled(console: Console, line: str, *, wraps: bool = True, style: str | None = None) -> None:
+def print_styled(console: "Console", line: str, *, wraps: bool = True, style: str | None = None) -> None:
     """Print a line on a console, above its live display.
 
     Args:
@@ -77,7 +75,7 @@ def print_styled(console: Console, line: str, *, wraps: bool = True, style: str 
     console.print(escaped(line), style=style, markup=False, highlight=False, emoji=False, soft_wrap=wraps)
 
 
-def print_wrapped(console: Console, text: Text, width: int, indent: int) -> None:
+def print_wrapped(console: "Console", text: "Text", width: int, indent: int) -> None:
     """Print a text whose control characters are escaped, broken at its spaces and its own line breaks."""
     for line in text.wrap(console, width - indent):
         line.rstrip()

@@ -4,8 +4,6 @@ Elsewhere, such as in a pipe, work of 30 s or more gets a plain line every 30 s.
 silences both. Any layer may report. Work inside of other work is shown after it, as in "trial 3/20 · evaluating 12/40".
 """
 
-from __future__ import annotations
-
 import os
 import shutil
 import sys
@@ -26,7 +24,7 @@ ERASE = b"\r\x1b[K"
 
 Kind = Literal["terminal", "notebook", "lines", "none"]
 T = TypeVar("T")
-_shown: list[ProgressBar] = []
+_shown: "list[ProgressBar]" = []
 _held = 0
 _drawn_at = 0.0
 _kind: Kind = "none"  # of the bars shown now

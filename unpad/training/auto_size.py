@@ -1,7 +1,5 @@
 """The largest `plan.tokens_per_micro` that fits into memory, determined before the first step of a new run."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +13,7 @@ from unpad.batching.balance import micro_costs
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Plan
 from unpad.errors import RecipeError
-from unpad.machine.memory import available_memory
+from unpad.machine import available_memory
 from unpad.models.contract import Model
 from unpad.nn.draws import GeneratorState
 from unpad.nn.precision import Precision
@@ -143,7 +141,7 @@ class StageMemory:
     @classmethod
     def measured(
         cls, stage: StageSetup, model: Model, device: torch.device, precision: Precision, processes: int = 1
-    ) -> StageMemory:
+    ) -> "StageMemory":
         """Measure small micro-batches of the stage on its prepared model."""
         weights = prepare_model(model, stage).objective.final(model)
         footprint = measured(model, _probes(stage, device), weights, precision)

@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 from unpad.batching.batch import RaggedBatch, in_parts
 from unpad.batching.layout import PaddedLayout
 from unpad.errors import OutOfMemoryError
-from unpad.machine.memory import peak_memory, process_memory
+from unpad.machine import peak_memory, process_memory
 from unpad.processes.sums import held_bytes
 
 # Bytes of a process per byte of its tensors, because the heap fragments with ever new sizes; and the constant overhead

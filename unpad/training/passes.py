@@ -1,7 +1,5 @@
 """Forward and backward passes of an update in one process, and the visual tokens that they read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -78,7 +76,7 @@ class MicroResult:
         return [terms, {name: values.tolist() for name, values in self.visual.items()}]
 
     @classmethod
-    def from_json(cls, values: list[Any]) -> MicroResult:
+    def from_json(cls, values: list[Any]) -> "MicroResult":
         """Read back `to_json`."""
         terms, visual = values
         sums = {

@@ -1,7 +1,5 @@
 """Progress of a run: its counters, its checkpoints, how it resumes from them, and with which recipe."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from contextlib import suppress
@@ -66,7 +64,7 @@ class Progress:
     watches: dict[str, dict[str, Any]] = field(default_factory=dict)  # state of every watch of the stage, by its name
 
     @classmethod
-    def from_values(cls, values: dict[str, Any]) -> Progress:
+    def from_values(cls, values: dict[str, Any]) -> "Progress":
         """Read back `to_values`, which `check_values` has found sound."""
         counters = known_fields(cls, values)
         watches = {name: state for name, state in values.items() if name not in counters}

@@ -11,7 +11,7 @@ import torch
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro, Plan
 from unpad.errors import needs_memory
-from unpad.machine.memory import peak_memory, process_memory, restart_peak
+from unpad.machine import peak_memory, process_memory, restart_peak
 from unpad.models import lower_sizes
 from unpad.models.contract import Model
 from unpad.nn.precision import autocast

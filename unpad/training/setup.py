@@ -11,7 +11,7 @@ import torch
 from unpad.data.family import DECLARE, Cause, Data, check_near_duplicates, not_held_out, notes, open_data
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.interchange.origin import starting_files
-from unpad.machine.load import processor_name
+from unpad.machine import processor_name
 from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.adapters import adapt, adapter_names, lower_base
 from unpad.models.contract import Model

@@ -1,7 +1,5 @@
 """Training loop of one stage: step, log, evaluate, save, stop."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The directory that a training takes: whether its run is new or goes on, with which recipe, and its lock."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -58,7 +56,7 @@ class RunFolder:
     @contextmanager
     def opened(
         cls, recipe: str | None, path: Path, overrides: Sequence[str], timers: Timers, group: Group, *, resume: bool
-    ) -> Iterator[RunFolder]:
+    ) -> "Iterator[RunFolder]":
         """Find out what the directory holds, and lock it if it is there; in the block, processes tell each other of
         their errors. Arguments and errors are those of `train`."""
         with ExitStack() as telling, ExitStack() as held:

@@ -96,9 +96,9 @@ def test_times_of_labels_have_a_format_of_their_own(tmp_path: Path) -> None:
 def test_times_with_a_zone_are_not_compared_with_times_without(
     tmp_path: Path, field: str, zone: str, layout: str | None
 ) -> None:
-    def cohort(zone: str) -> PatientTables:
+    def cohort(zone: str, at: str = "2024-01-02 10:00") -> PatientTables:
         rows = "".join(f"{n},2024-01-01 10:00{zone},Na,1\n" for n in range(4))
-        labels = "mrn,died,at\n" + "".join(f"{n},{n % 2},2024-01-02 10:00\n" for n in range(4))
+        labels = "mrn,died,at\n" + "".join(f"{n},{n % 2},{at}\n" for n in range(4))
         named = {"time": "at"} if field == "time" else {}
         events: dict[str, Any] = {"labels": {"path": "l.csv", "id": "mrn", "label": "died", **named}}
         events |= {"landmark": "at"} if field == "landmark" else {}
@@ -110,6 +110,8 @@ def test_times_with_a_zone_are_not_compared_with_times_without(
         return read_cohort(load_recipe(str(path)))
 
     assert not cohort("").bad
+    if field == "time" and layout is None:
+        assert not cohort(zone, at="").bad, "no time has no zone"
     with pytest.raises(
         SourceError, match=r'E_UNIT the times of "taken_at" .* have a zone, and those of "at"'
     ) as caught:
@@ -216,19 +218,28 @@ def test_a_table_of_a_hospital_says_what_it_may_be(
 
 
 @pytest.mark.promise("patients.long-table")
+@pytest.mark.parametrize("name", ["it's wide.csv", "wide.tsv", "wide.jsonl", "wide.parquet"])
 def test_a_table_with_a_column_for_each_measurement_says_how_to_make_it_long(
-    tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    pytest.importorskip("pandas")
+    pandas = pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
-    rows = "".join(f"{n},0{n}.12.2023,{n + 60},37.{n},{n or ''}\n" for n in range(1, 6))
-    Path("it's wide.csv").write_text("mrn,Date,hr,temp,lactate\n" + rows + "6,07.12.2023,,,\n", encoding="utf-8")
-    said = unpad("data", "check", "it's wide.csv", code=3).err
+    rows = [{"mrn": f"00{n}", "Date": f"0{n}.12.2023", "hr": n + 60, "temp": n + 0.5, "lactate": n - 1 or None}
+            for n in range(1, 6)]  # fmt: skip
+    wide = pandas.DataFrame([*rows, {"mrn": "006", "Date": "07.12.2023"}])
+    if name.endswith("parquet"):
+        wide.to_parquet(name)
+    elif name.endswith("jsonl"):
+        wide.to_json(name, orient="records", lines=True)
+    else:
+        wide.to_csv(name, index=False, sep="\t" if name.endswith("tsv") else ";")
+    said = unpad("data", "check", name, code=3).err
     assert "a column for each measurement (hr, temp, lactate)? events have a row for each: python -c" in said
-    command = shlex.split(said[said.index("python -c") :])[2]
-    exec(command)
-    long = Path("long.csv").read_text(encoding="utf-8").splitlines()
-    assert (long[:2], len(long)) == (["mrn,Date,code,value", "1,01.12.2023,hr,61.0"], 16)
+    exec(shlex.split(said[said.index("python -c") :])[2])
+    (long,) = tmp_path.glob("long.*")
+    read = pandas.read_csv(long, dtype=str) if long.suffix == ".csv" else pandas.read_parquet(long)
+    assert (list(read.columns), len(read)) == (["mrn", "Date", "code", "value"], 14)
+    assert read.iloc[0].tolist()[:3] == ["001", "01.12.2023", "hr"]
     Path("two.csv").write_text("mrn,Date,hr,temp\n1,01.12.2023,60,37\n", encoding="utf-8")
     assert "python -c" not in unpad("data", "check", "two.csv", code=3).err
 
@@ -243,7 +254,8 @@ def test_outcomes_in_words_are_labels_by_a_map(tmp_path: Path, unpad: Shell) -> 
     mine = recipe(tmp_path, labels=words.replace(",lost", ",dead"), events={"labels": labels}, format=GERMAN)
     refused = unpad("data", "check", mine)
     change = "events.labels.map={alive: ?, dead: ?}"
-    assert f"of alive (2), dead (2), say which is 0 and which 1, in place of each ?: '{change}'" in refused.out
+    said = "of alive (2), dead (2), say which is 0, 1 or null (not known), in place of each ?: "
+    assert f"{said}'{change}'" in refused.out
     assert "in place of each ?" in unpad("data", "check", mine, change, code=2).err
     change = change.replace("?", "0", 1).replace("?", "1")
     assert unpad("data", "check", mine, change).code == 0

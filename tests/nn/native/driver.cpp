@@ -383,36 +383,6 @@ void check_int8_linear() {
     comparison.report(std::numeric_limits<double>::min());
 }
 
-void check_int4_linear() {
-    Comparison comparison{"int4_linear"};
-    for (int64_t rows : {1, 2, 3, 5, 7, 31})
-        for (int64_t in : {32, 96, 320})
-            for (int64_t out : {1, 16, 17, 100, 200}) {
-                const int64_t blocks = (out + 15) / 16;
-                Array<float> x = random_array<float>(rows * in, 1), y(rows * out);
-                Array<float> scales = random_array<float>(blocks * in / 32 * 16, 2);
-                const auto number = [](int64_t o, int64_t i) { return (o * 7 + i * 5 + i / 16) % 16; };
-                Array<uint32_t> weight(blocks * in / 8 * 16, [&](int64_t at) {
-                    uint32_t word = 0;
-                    for (int64_t place = 0; place < 8; ++place)
-                        word |= (uint32_t)number(at / (2 * in) * 16 + at % 16, at / 16 % (in / 8) * 8 + place) << 4 * place;
-                    return (double)word;
-                });
-                kernels->int4_linear(rows, in, out, num_threads, x.data(), weight.data(), scales.data(), y.data());
-                Numbers expected;
-                for (int64_t row = 0; row < rows; ++row)
-                    for (int64_t o = 0; o < out; ++o) {
-                        double sum = 0;
-                        for (int64_t i = 0; i < in; ++i)
-                            sum += x.data()[row * in + i] * (double)(number(o, i) - 8) *
-                                   scales.data()[(o / 16 * (in / 32) + i / 32) * 16 + o % 16];
-                        expected.push_back(sum);
-                    }
-                comparison.add({y.numbers()}, {expected});
-            }
-    comparison.report(1e-5);
-}
-
 struct NormCase {
     int64_t tokens, width;
     bool centred, delta, bias, grad_sum;
@@ -592,7 +562,6 @@ void check_all() {
     check_decode<T>();
     check_rowwise_linear<T>();
     check_int8_linear();
-    check_int4_linear();
     check_add_norm<T>();
     check_activation<T>();
     check_cross_entropy<T>();

@@ -80,7 +80,7 @@ def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad: Shell, tmp_path:
 def test_a_way_that_proves_first_refuses_where_it_fails(unpad: Shell, tmp_path: Path) -> None:
     found = prove(unpad, tmp_path, {"model_type": "bart"})
     text = " ".join(found.out.split())
-    assert "unpad: unpad.hf.attach(trainer) proves the model first: position_ids" in text
+    assert "unpad: unpad.hf.attach(trainer) proves the model first: logits differ though nothing leaks" in text
     assert (rows(found)["padded right"][0], rows(found)["unpad"][0]) == ("sound", "refused")
     assert "as where it does not shift the labels" in text
 

@@ -105,45 +105,45 @@ def lengths(value: int) -> list[object]:
 REFUSED: dict[str, tuple[Callable[[Path], Trainer], str]] = {
     "masked": (
         lambda folder: masked(folder, model("bert", AutoModelForMaskedLM)),
-        "ProofError: BertForMaskedLM is a masked language model: it predicts tokens that are hidden",
+        "ProofError: BertForMaskedLM is no causal language model: it predicts",
     ),
     "ModernBERT": (
         lambda folder: masked(folder, model("modernbert", AutoModelForMaskedLM, cls_token_id=1, sep_token_id=2)),
-        "ProofError: ModernBertForMaskedLM is a masked language model",
+        "ProofError: ModernBertForMaskedLM is no causal language model: it predicts",
     ),
     "a class of one's own": (
         lambda folder: masked(folder, MyBert(AutoConfig.for_model("bert", **BERT))),
-        "ProofError: MyBert is a masked language model",
+        "ProofError: MyBert is no causal language model: it predicts",
     ),
     "adapters": (
         lambda folder: masked(
             folder, get_peft_model(model("bert", AutoModelForMaskedLM), LoraConfig(target_modules=["query"]))
         ),
-        "ProofError: BertForMaskedLM is a masked language model",
+        "ProofError: BertForMaskedLM is no causal language model: it predicts",
     ),
     "compiled": (
         lambda folder: masked(folder, torch.compile(model("bert", AutoModelForMaskedLM))),  # type: ignore[arg-type]
-        "ProofError: BertForMaskedLM is a masked language model",
+        "ProofError: BertForMaskedLM is no causal language model: it predicts",
     ),
     "tokens": (
         lambda folder: labelled(
             folder, model("bert", AutoModelForTokenClassification), lengths(1),
             DataCollatorForTokenClassification(tokenizer()),
         ),
-        "ProofError: BertForTokenClassification classifies tokens",
+        "ProofError: BertForTokenClassification is no causal language model: it predicts",
     ),
     "sequences": (
         lambda folder: labelled(
             folder, model("llama", AutoModelForSequenceClassification), [0, 1] * 4,
             DataCollatorWithPadding(tokenizer()),
         ),
-        "ProofError: LlamaForSequenceClassification classifies sequences",
+        "ProofError: LlamaForSequenceClassification is no causal language model: it predicts",
     ),
     "answers": (
         lambda folder: trainer(model("bert", AutoModelForQuestionAnswering), folder, ROWS),
-        "ProofError: BertForQuestionAnswering answers questions",
+        "ProofError: BertForQuestionAnswering is no causal language model: it predicts",
     ),
-    "T5": (seq2seq, "ProofError: T5ForConditionalGeneration is an encoder with a decoder"),
+    "T5": (seq2seq, "ProofError: T5ForConditionalGeneration is no causal language model: it predicts"),
     "a causal model whose collator hides tokens": (
         lambda folder: masked(folder, build("gpt2")), "ProofError: DataCollatorForLanguageModeling has mlm=True",
     ),
@@ -166,14 +166,15 @@ def test_what_trains_by_something_else_is_refused_by_name(name: str, tmp_path: P
     assert "other weights" not in refused.value.fix
 
 
+OTHER = "is no causal language model: it predicts something else than the next token"
 NAMED = {
-    "BertForMaskedLM": ("bert", "is a masked language model"),
-    "ModernBertForMaskedLM": ("modernbert", "is a masked language model"),
-    "LlamaForSequenceClassification": ("llama", "classifies sequences"),
-    "RobertaForTokenClassification": ("roberta", "classifies tokens"),
-    "T5ForConditionalGeneration": ("t5", "is an encoder with a decoder"),
-    "BartForConditionalGeneration": ("bart", "is an encoder with a decoder"),
-    "BertModel": ("bert", "is an encoder without a head"),
+    "BertForMaskedLM": ("bert", OTHER),
+    "ModernBertForMaskedLM": ("modernbert", OTHER),
+    "LlamaForSequenceClassification": ("llama", OTHER),
+    "RobertaForTokenClassification": ("roberta", OTHER),
+    "T5ForConditionalGeneration": ("t5", OTHER),
+    "BartForConditionalGeneration": ("bart", OTHER),
+    "BertModel": ("bert", OTHER),
 }
 
 

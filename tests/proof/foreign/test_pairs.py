@@ -71,15 +71,15 @@ def restarted_in_part(given: list[list[int]]) -> Batch:
 
 
 FAULTS: dict[str, tuple[Collate, str, str, str]] = {  # collator, verdict, kind, part of the advice
-    "padded left": (lambda given: padded(given, "left"), "wrong loss", "padding", "pad on the right"),
+    "padded left": (lambda given: padded(given, "left"), "wrong loss", "padding", "targets predicted from padding: "),
     "positions of padding": (lambda given: padded(given, "left"), "wrong loss", "logits", "positions count from the"),
     "labels cross": (crossing, "leaking", "crossing", "predicted from another document: 6; set the label of each"),
-    "no documents": (lambda given: without(flat(given), "document_ids"), "leaking", "isolation", "the model does not"),
+    "no documents": (lambda given: without(flat(given), "document_ids"), "leaking", "isolation", "keep them apart"),
     "no positions": (
         lambda given: without(flat(given), "document_ids", "position_ids"), "leaking", "isolation", "set position_ids",
     ),
-    "positions restart in part": (restarted_in_part, "leaking", "isolation", "position_ids go on from one sequence"),
-    "padding scored": (padding_scored, "wrong loss", "padding", "set their labels to -100"),
+    "positions restart in part": (restarted_in_part, "leaking", "isolation", "position_ids that restart at 0"),
+    "padding scored": (padding_scored, "wrong loss", "padding", "set the labels of padding"),
     "cut": (lambda given: padded([one[:9] for one in given]), "cut", "cut", "9 tokens of 2 sequences"),
     "shifted twice": (shifted_twice, "wrong loss", "targets", "shifted twice"),
 }  # fmt: skip

@@ -1,7 +1,5 @@
 """Histories: each patient's sets in order of time, cut at sets, with numbered codes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -52,7 +50,7 @@ class Events:
     value: np.ndarray
     row: np.ndarray
 
-    def take(self, index: np.ndarray) -> Events:
+    def take(self, index: np.ndarray) -> "Events":
         return Events(**{name: values[index] for name, values in vars(self).items()})
 
     def __len__(self) -> int:

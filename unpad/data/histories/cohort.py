@@ -11,8 +11,6 @@ later landmarks, all of them on one side of the split. Van Houwelingen (2007), "
 event history analysis".
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -83,7 +81,7 @@ class Cohort:
         patient: np.ndarray = np.cumsum(np.diff(self.person, prepend=-1) != 0) - 1
         return patient
 
-    def take(self, index: np.ndarray, **changes: Any) -> Cohort:
+    def take(self, index: np.ndarray, **changes: Any) -> "Cohort":
         """These examples, (num,) int64, with other values of some fields that are not by example."""
         names = ("person", "landmark", "label", "duration", "cause", "split", "label_row")
         by_example = {name: values[index] for name in names if (values := getattr(self, name)) is not None}

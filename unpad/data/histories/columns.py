@@ -435,7 +435,8 @@ class Column:
         """Read texts of ISO 8601 as timestamps, and the minutes by which their zones are ahead of UTC, (num_rows,)."""
         good = self.matches(_DATE)
         zoned = self.matches(_ZONE) & good
-        self.faults.zones[self.name] = bool(zoned.any())
+        if good.any():
+            self.faults.zones[self.name] = bool(zoned.any())
         if zoned.any():
             self.refuse(good & ~zoned, "E_UNIT", "has no zone, unlike other rows", WRITE_ZONES)
         plain = pc.replace_substring_regex(pc.if_else(pa.array(good), self.values, None), _ZONE, "")

@@ -255,7 +255,7 @@ def _refuse_texts(column: Column, labels: EventLabels) -> None:
         pairs = ", ".join(f"{in_yaml(word)}: ?" for word in sayable)
         others = int(is_text.sum()) - sum(sayable.values())
         counts += f" and {number_of(others, 'others')}" if others else ""
-        fix = f"of {counts}, say which is 0 and which 1, in place of each ?: 'events.labels.map={{{pairs}}}'"
+        fix = f"of {counts}, say which is 0, 1 or null (not known), in place of each ?: 'events.labels.map={{{pairs}}}'"
     if labels.label is None:
         fix += "; words for other ends of observation are in events.labels.competing"
     elif len(sayable) != 2:

@@ -1,7 +1,5 @@
 """What alone tells the label of patients: a code, the value of a code, or the number or the end of their events."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Report of what was read from the tables of patients."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -21,16 +21,14 @@ import pyarrow.parquet as pq
 from unpad.data.sources.delimited import NOT_UTF8, csv_records
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.faults import RowFault, there_is, twice
-from unpad.data.sources.fields import EVENT_LIKE, SpellingError, folded, looks_like_data
+from unpad.data.sources.fields import EVENT_LIKE, SpellingError, folded, looks_like_data, spelling
 from unpad.data.sources.files import refuse_special, unreadable
 from unpad.data.sources.parquet import GrowthError, ParquetRows, open_parquet
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError, nearest
 from unpad.terminal.progress import counted
 
-# pyarrow's other types of text and list -> the plain type.
 CELLS_AT_ONCE = 1 << 18  # of CSV, that become arrays together
-PLAIN = ((pa.types.is_large_string, pa.string()), (pa.types.is_string_view, pa.string()))
 
 
 _names_key = secrets.token_bytes(32)  # of this process; not a ContextVar, as readers are threads
@@ -107,18 +105,11 @@ class Table:
 
     def column(self, name: str) -> pa.Array:
         """Return a column as one array, with its texts as plain strings."""
-        chunks = self.columns.column(name)
-        array = (
-            chunks.chunk(0)
-            if chunks.num_chunks == 1
-            else pa.concat_arrays(chunks.chunks or [pa.array([], chunks.type)])
-        )
+        array = self.columns.column(name).combine_chunks()
         if pa.types.is_dictionary(array.type):
             array = array.dictionary_decode()
-        for is_kind, plain in PLAIN:
-            if is_kind(array.type):
-                array = array.cast(plain)
-        return array
+        is_text = pa.types.is_large_string(array.type) or pa.types.is_string_view(array.type)
+        return array.cast(pa.string()) if is_text else array
 
     def where(self, index: int) -> str:
         return f"{self.files[self.file_of[index]].shown}:{self.row[index]}"
@@ -246,14 +237,12 @@ def _column_of(present: list[str], candidates: Sequence[str], shown: str) -> str
     for candidate in candidates:
         if candidate in present:
             return candidate
-    for candidate in candidates:
-        near = [name for name in present if folded(name) == folded(candidate)]
-        if len(near) > 1:
-            fault = twice(SpellingError((near[0], near[1], candidate)))
-            raise SourceError(f"{fault.code} {fault.what}", where=shown, fix=fault.fix)
-        if near:
-            return near[0]
-    return None
+    try:
+        near = spelling(tuple(present), tuple(candidates))
+    except SpellingError as error:
+        fault = twice(error)
+        raise SourceError(f"{fault.code} {fault.what}", where=shown, fix=fault.fix) from None
+    return min(near, key=lambda name: list(candidates).index(near[name]), default=None)
 
 
 def _near(name: str, sought: str, present: list[str]) -> str:

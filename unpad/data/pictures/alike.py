@@ -5,8 +5,6 @@ less than a quarter of the contrast of the flatter one, its root mean square abo
 and qualities of a picture are found, and no two pictures are alike for being flat, sparse or transparent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -87,7 +85,7 @@ class Pictures:
             return NearDuplicates("pictures", 0, 0, 0, (), ())
         return self._compare([self.examples], held, trained, PART_NAMES[part])
 
-    def compare_new(self, new: Pictures, shown: NDArray[np.bool_]) -> NearDuplicates:
+    def compare_new(self, new: "Pictures", shown: NDArray[np.bool_]) -> NearDuplicates:
         """Near-duplicates of the training pictures of these in new data.
 
         Args:

@@ -1,7 +1,5 @@
 """Documents of plain text files, read through a buffer that grows with the longest document only."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path

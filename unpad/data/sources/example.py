@@ -1,7 +1,5 @@
 """Records of source files: examples and bad rows, and their places as messages name them."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -123,7 +121,7 @@ class Unread:
     numbers: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, parts: Sequence[Unread]) -> Unread:
+    def of(cls, parts: "Sequence[Unread]") -> "Unread":
         """Those of several files."""
         counts = sum((part.counts for part in parts), Counter[str]())
         marks = {name for name in counts if all(name in part.marks for part in parts if name in part.counts)}

@@ -332,9 +332,13 @@ def _as_wide(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
     measured = [name for name in cells if name not in kept and all(map(_NUMBER.fullmatch, cells[name]))]
     if not all(kept) or len(measured) < 3:
         return ""
-    form = "parquet" if path.suffix == ".parquet" else "csv"
-    table, columns, output = (json.dumps(value, ensure_ascii=False) for value in (str(path), kept, f"long.{form}"))
-    long = f'pandas.read_{form}({table}).melt({columns}, var_name="code").dropna().to_{form}({output}, index=False)'
+    form = path.suffix.lower().lstrip(".").replace("jsonl", "json")
+    reads = {"parquet": "", "json": ", lines=True, dtype=False"}  # ids stay as they are written
+    options = reads.get(form, ', dtype=str, sep=None, engine="python"')
+    form, output = (form, "parquet") if form in reads else ("csv", "csv")
+    table, columns = (json.dumps(value, ensure_ascii=False) for value in (str(path), kept))
+    long = f'pandas.read_{form}({table}{options}).melt({columns}, var_name="code").dropna()'
+    long += f'.to_{output}("long.{output}", index=False)'
     return (
         f"a column for each measurement ({', '.join(measured[:3])})? events have a row for each: "
         f"python -c {shlex.quote(f'import pandas; {long}')}"

@@ -1,7 +1,5 @@
 """A row of a file, and checks of its fields."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
@@ -93,7 +91,7 @@ class Row:
         self.value, self._others = _without(value, names), [name for name in self._others if name not in names]
         return present
 
-    def require(self, *names: str) -> Row:
+    def require(self, *names: str) -> "Row":
         """Return the row, which is an object with these fields.
 
         Raises:

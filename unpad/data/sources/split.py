@@ -1,7 +1,5 @@
 """Split of rows into parts to train on, to choose by and to test on, by content, group and seed alone."""
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from enum import Enum, IntEnum
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """What fields mean that no reader asks for: metadata, marks of what is not to be learned, what completes a request."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Collection, Sequence

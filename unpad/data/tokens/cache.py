@@ -11,8 +11,6 @@ A file is read and checked before it is mapped: a file cut short under a mapping
 cache are never changed in place.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import mmap
@@ -160,7 +158,7 @@ class Shard:
         return self.offsets.size - 1
 
     @cached_property
-    def _details(self) -> RowDetails:
+    def _details(self) -> "RowDetails":
         details = _stored(_DETAILS, self.details)
         return details if len(details.where) == self.num_rows else _refuse_details()
 

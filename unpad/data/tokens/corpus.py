@@ -4,8 +4,6 @@ Every file is hashed. Files in the cache are opened; the others are read, judged
 split), and then encoded. No file is encoded twice, and a warm start reads no row.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace

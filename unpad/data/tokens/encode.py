@@ -8,8 +8,6 @@ special ids: text that looks like a special token is ordinary text. A tokenizer 
 conversations by that (`chat_template.py`).
 """
 
-from __future__ import annotations
-
 import ctypes
 import multiprocessing
 import os
@@ -30,7 +28,7 @@ from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.chat_template import THOUGHTS_IN_TEXT
 from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer
 from unpad.errors import OutOfMemoryError, RecipeError, SourceError
-from unpad.machine.load import cores
+from unpad.machine import cores
 from unpad.recipes.data import PACKAGED_TEMPLATES, Template
 from unpad.terminal.progress import progress
 

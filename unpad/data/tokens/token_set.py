@@ -1,7 +1,5 @@
 """Encoded sequences of a run, read from mapped shards by number."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -124,7 +122,7 @@ class TokenSet:
         """True for the tokens of a sequence that carry loss, (length,) bool."""
         return self._whole(i)[1]
 
-    def joined(self) -> TokenSet:
+    def joined(self) -> "TokenSet":
         """Join the documents of each kind, split and source to one long sequence, with BOS and EOS between them."""
         assert self.documents.size == len(self), "joined already"
         assert not self.num_chosen.any(), "pairs are not joined"

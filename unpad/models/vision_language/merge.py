@@ -8,8 +8,6 @@ Each merged token takes the place and position of one patch (`Merged.places`), s
 have the same positions as without merging. The last token of an image predicts the target of its last patch.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
@@ -453,7 +451,7 @@ class MergeConfig(Section):
     """Inside simple, question and slots."""
 
     @model_validator(mode="after")
-    def _fit(self) -> MergeConfig:
+    def _fit(self) -> "MergeConfig":
         if self.variant == "slots":
             if self.slots is None or self.ratio is not None:
                 raise ValueError("variant=slots needs slots, how many tokens an image becomes, and no ratio")

@@ -16,8 +16,6 @@ The other files of this folder, in reading order:
 - `losses.py`: loss terms that train the heads, and the discriminator's view of a pass
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -72,7 +70,7 @@ class Config(ModelConfig):
     """Removal of visual tokens before or inside the language model."""
 
     @model_validator(mode="after")
-    def _fit(self) -> Config:
+    def _fit(self) -> "Config":
         if self.language.sliding_window is not None:
             raise ValueError("language.sliding_window: removed and merged tokens leave no count of earlier ones")
         if self.prune is not None:

@@ -4,8 +4,6 @@ Vision tokens of all samples form one flat run with one sequence per sample. Sof
 by degrees, with probability 0 entirely; hard removal removes it from the run.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Literal
@@ -95,7 +93,7 @@ class PruneConfig(Section):
         return course.at(step, total_steps) if isinstance(course, Ramp) else course
 
     @model_validator(mode="after")
-    def _fit(self) -> PruneConfig:
+    def _fit(self) -> "PruneConfig":
         if self.layers != sorted({*self.layers}) or self.layers[0] < BEFORE:
             raise ValueError(f"layers {self.layers} are not ascending numbers of blocks, counted from 0 (-1: before)")
         if self.layers[0] == BEFORE and (self.method == "attention" or self.attention_weight != "none"):

@@ -4,8 +4,6 @@ A vision transformer (Dosovitskiy et al. 2021, arXiv 2010.11929). With learned p
 block it equals CLIP's (Radford et al. 2021, arXiv 2103.00020).
 """
 
-from __future__ import annotations
-
 from itertools import islice
 from typing import Literal
 
@@ -45,7 +43,7 @@ class TowerConfig(BlockConfig):
     """Block after which features are taken: 0 before the first, -1 after the last, -2 one earlier."""
 
     @model_validator(mode="after")
-    def _layer_exists(self) -> TowerConfig:
+    def _layer_exists(self) -> "TowerConfig":
         if not -self.blocks - 1 <= self.feature_layer <= self.blocks:
             raise ValueError(f"feature_layer {self.feature_layer} is none of a tower with {self.blocks} blocks")
         return self

@@ -17,8 +17,8 @@ constexpr decltype(unpad_kernels::head_backward) head_backward = nullptr;
 
 constexpr unpad_kernels table = {
     attention_forward, attention_backward, piece_attention,    decode_attention,    rowwise_linear, int8_linear,
-    int4_linear,       add_norm_forward,   add_norm_backward,  activation_forward,  activation_backward,
-    cross_entropy,     add_rounded,        head_forward,       head_backward,
+    add_norm_forward,  add_norm_backward,  activation_forward, activation_backward, cross_entropy,  add_rounded,
+    head_forward,      head_backward,
 };
 
 }  // namespace

@@ -1,8 +1,6 @@
 """Attention as operators with names in profiles: of whole sequences with its gradient (attention.h), and of new tokens
 that follow held ones, in pieces of prompts (attention.h) and one per sequence (decode.h)."""
 
-from __future__ import annotations
-
 import ctypes
 import math
 from collections.abc import Sequence
@@ -113,7 +111,7 @@ class _Inputs(NamedTuple):
     bases: Tensor | None
     window: int
 
-    def readable(self) -> _Inputs:
+    def readable(self) -> "_Inputs":
         """The same as kernels read it: contiguous, and tables wide."""
         wide = wide_dtype(self.qkv.dtype)
         key_bias, cos, sin = (
@@ -255,7 +253,7 @@ class _Buffers(ctypes.Structure):
     _fields_ = fields("p lengths capacities buffers")
 
     @classmethod
-    def of(cls, buffers: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int]) -> _Buffers:
+    def of(cls, buffers: Sequence[Tensor], lengths: Sequence[int], news: Sequence[int]) -> "_Buffers":
         """Held tokens in buffers that have room for the new ones."""
         capacities = [buffer.shape[2] for buffer in buffers]
         for length, new, capacity in zip(lengths, news, capacities, strict=True):

@@ -19,7 +19,7 @@ extern "C" {
 enum { UNPAD_BF16 = 0, UNPAD_DOUBLE = 1, UNPAD_FP32 = 2 };
 
 /* Raised with every change of an interface below, so that a library compiled from another one is not called. */
-#define UNPAD_INTERFACE 12
+#define UNPAD_INTERFACE 13
 int unpad_interface(void);
 
 /* Whether the processor multiplies tiles of bf16 (amx_tile and amx_bf16), and whether the system lets this process and
@@ -106,13 +106,6 @@ struct unpad_kernels {
      * 127 in units of their largest / 127; sums are exact. in is 65,536 at most. */
     void (*int8_linear)(
         int64_t num_rows, int64_t in, int64_t out, int num_threads, const float* x, const uint8_t* weight,
-        const float* scales, float* y);
-
-    /* The same for 4 bits: weight (blocks of 16 outputs, in / 8, 16), in each the numbers plus 8 of 8 inputs, the first
-     * in the lowest bits; scales (blocks, in / 32, 16). in is a multiple of 32. A row's result depends neither on the
-     * other rows nor on their number. */
-    void (*int4_linear)(
-        int64_t num_rows, int64_t in, int64_t out, int num_threads, const float* x, const uint32_t* weight,
         const float* scales, float* y);
 
     /* sum = residual + dropout(delta); y = normalise(sum) * weight + bias. residual and sum (total_tokens, width)

@@ -21,7 +21,7 @@ from unpad.errors import RecipeError
 from unpad.nn.scope import Scope
 
 SWITCH = "UNPAD_NATIVE"
-INTERFACE = 12  # UNPAD_INTERFACE of kernels.h
+INTERFACE = 13  # UNPAD_INTERFACE of kernels.h
 DTYPES = {torch.bfloat16: 0, torch.float64: 1, torch.float32: 2}  # of activations, as in kernels.h
 TARGETS = {  # instruction sets, the best first, with their names in logs
     "avx512_amx": "AVX-512 BF16 with AMX",
@@ -44,7 +44,6 @@ FUNCTIONS = {
     "decode_attention": "ipppppp",
     "rowwise_linear": "iqqqipppp",
     "int8_linear": "qqqipppp",
-    "int4_linear": "qqqipppp",
     "add_norm_forward": "ipppppppp",
     "add_norm_backward": "ipppppppppp",
     "activation_forward": "iiqqippp",

@@ -1,11 +1,10 @@
-/* Linear layers whose weights have 8 or 4 bits (unpad/nn/native/quantized.py says what these stand for).
+/* Linear layers whose weights have 8 bits (unpad/nn/native/quantized.py says what these stand for).
  *
  * The numbers of OUTS outputs lie together, input by input, so that a vector holds sums of different outputs: nothing
  * is added up over its lanes, and a panel is read from memory in order. Rows of inputs meet a panel tile by tile.
  *
- * int8 multiplies whole numbers: sums are exact in 32 bits, so their order cannot matter. Nothing saturates: pairs of
- * bytes are multiplied by instructions that add them up in 32 bits, or are widened to 16 bits first. int4 adds up
- * every group of inputs, and then the groups, in their order.
+ * Sums of whole numbers are exact in 32 bits, so their order cannot matter. Nothing saturates: pairs of bytes are
+ * multiplied by instructions that add them up in 32 bits, or are widened to 16 bits first.
  */
 #ifndef UNPAD_QUANTIZED_LINEAR_H
 #define UNPAD_QUANTIZED_LINEAR_H
@@ -251,103 +250,6 @@ struct Int8 {
     }
 };
 
-struct Int4 {
-    static constexpr int GROUP = 32;
-    static constexpr int ROWS = 4;
-    static constexpr int VECS = MANY_REGISTERS ? 4 : 2;          /* of a tile's outputs */
-    static constexpr int PER_BLOCK = OUTS / Fp32::lanes;         /* vectors */
-    static constexpr int STEP = std::max(2 * VECS / PER_BLOCK, 1); /* blocks that threads and tiles divide by */
-    using Vec = Fp32::Vec;
-    using Bits = Fp32::Bits;
-
-    int64_t in;
-    int64_t out;
-    const float* x;
-    const uint32_t* weight; /* 8 inputs each */
-    const float* scales;
-    float* y;
-
-    void run(int64_t num_rows, int64_t first, int64_t last) const {
-        const int64_t end = last * PER_BLOCK;
-        const int64_t width = num_rows == 1 ? 2 * VECS : VECS;
-        for (int64_t vec = first * PER_BLOCK; vec < end; vec += width)
-            each_tile<ROWS>(num_rows, [&](int64_t rows, int64_t row) {
-                tile_of<ROWS, 2 * VECS>(rows, std::min(width, end - vec), row, vec);
-            });
-    }
-
-    template <int MOST, int WIDTH>
-    void tile_of(int64_t rows, int64_t vecs, int64_t row, int64_t vec) const {
-        if constexpr (WIDTH > 1)
-            if (vecs < WIDTH) return tile_of<MOST, WIDTH - 1>(rows, vecs, row, vec);
-        if constexpr (MOST > 1)
-            if (rows < MOST) return tile_of<MOST - 1, WIDTH>(rows, vecs, row, vec);
-        if constexpr (WIDTH <= VECS || MOST == 1) tile<MOST, WIDTH>(row, vec);
-    }
-
-    /* The numbers less 8 of the input at `place` among eight. */
-    static Vec number(Bits bits, int place) {
-#if UNPAD_FLOATS == 16
-        const __m512 numbers = _mm512_setr_ps(-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7);
-        return _mm512_permutexvar_ps((__m512i)(bits >> (4 * place)), numbers); /* reads the lowest four bits */
-#else
-        return __builtin_convertvector((Fp32::Mask)(bits >> (4 * place) & 15) - 8, Vec);
-#endif
-    }
-
-    template <int NUM, int WIDTH>
-    void tile(int64_t row, int64_t vec) const {
-        Vec sums[NUM][WIDTH];
-        for (int r = 0; r < NUM; ++r)
-            for (int v = 0; v < WIDTH; ++v) sums[r][v] = Fp32::set(0);
-        const uint32_t* words[WIDTH];
-        const float* factors[WIDTH];
-        for (int v = 0; v < WIDTH; ++v) {
-            const int64_t block = (vec + v) / PER_BLOCK, lane = (vec + v) % PER_BLOCK * Fp32::lanes;
-            words[v] = weight + block * in / 8 * OUTS + lane;
-            factors[v] = scales + block * in / GROUP * OUTS + lane;
-        }
-        for (int64_t group = 0; group < in / GROUP; ++group) {
-            Vec parts[NUM][WIDTH];
-            for (int r = 0; r < NUM; ++r)
-                for (int v = 0; v < WIDTH; ++v) parts[r][v] = Fp32::set(0);
-            for (int64_t eighth = group * GROUP / 8; eighth < (group + 1) * GROUP / 8; ++eighth)
-                add_eight<NUM, WIDTH>(x + row * in + eighth * 8, words, eighth * OUTS, parts);
-            for (int v = 0; v < WIDTH; ++v) {
-                const Vec factor = Fp32::load(factors[v] + group * OUTS);
-                for (int r = 0; r < NUM; ++r) sums[r][v] = Fp32::fma(parts[r][v], factor, sums[r][v]);
-            }
-        }
-        for (int r = 0; r < NUM; ++r)
-            for (int v = 0; v < WIDTH; ++v) write(row + r, (vec + v) * Fp32::lanes, sums[r][v]);
-    }
-
-    template <int NUM, int WIDTH>
-    UNPAD_INLINE void add_eight(
-        const float* inputs, const uint32_t* const* words, int64_t at, Vec (&parts)[NUM][WIDTH]) const {
-        Bits bits[WIDTH];
-#pragma GCC unroll 16
-        for (int v = 0; v < WIDTH; ++v) std::memcpy(&bits[v], words[v] + at, sizeof(Bits));
-#pragma GCC unroll 8
-        for (int place = 0; place < 8; ++place) {
-            Vec own[NUM];
-#pragma GCC unroll 8
-            for (int r = 0; r < NUM; ++r) own[r] = Fp32::set(inputs[r * in + place]);
-#pragma GCC unroll 16
-            for (int v = 0; v < WIDTH; ++v) {
-                const Vec factor = number(bits[v], place);
-#pragma GCC unroll 8
-                for (int r = 0; r < NUM; ++r) parts[r][v] = Fp32::fma(own[r], factor, parts[r][v]);
-            }
-        }
-    }
-
-    void write(int64_t row, int64_t start, Vec sums) const {
-        const int64_t count = std::min<int64_t>(Fp32::lanes, out - start);
-        if (count > 0) std::memcpy(y + row * out + start, &sums, (size_t)count * sizeof(float));
-    }
-};
-
 }  // namespace quantized
 
 void int8_linear(
@@ -365,16 +267,6 @@ void int8_linear(
         Rounded::round(x + row * in, in, stride, to + row * stride, to_scales + row, to_shifts + row);
     const Int8 linear{in, out, {to, to_scales, to_shifts, stride}, weight, scales, y};
     each_share((out + OUTS - 1) / OUTS, Bytes::blocks, num_threads, [&](int64_t first, int64_t last) {
-        linear.run(num_rows, first, last);
-    });
-}
-
-void int4_linear(
-    int64_t num_rows, int64_t in, int64_t out, int num_threads, const float* x, const uint32_t* weight,
-    const float* scales, float* y) {
-    using namespace quantized;
-    const Int4 linear{in, out, x, weight, scales, y};
-    each_share((out + OUTS - 1) / OUTS, Int4::STEP, num_threads, [&](int64_t first, int64_t last) {
         linear.run(num_rows, first, last);
     });
 }

@@ -6,11 +6,8 @@ from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Literal, get_args
 
-from torch import nn
-
 from unpad.proof.content import is_zero
 from unpad.proof.foreign.measure import Errors, Moves, UpdateResults
-from unpad.proof.foreign.model import config_of
 from unpad.proof.foreign.update import Labels, Update, count_cut, read_labels
 from unpad.proof.line import Certificate, Line, not_applicable
 from unpad.terminal.table import columns, wrapped
@@ -151,8 +148,21 @@ class ForeignCertificate:
 ALONE = "no batch of the update holds two sequences"
 ALIKE = "all sequences of the update are alike, so mixing them up would change nothing"
 CROSSING = "set the label of each sequence's first token to -100"
+PADDING = "pad on the right, and set the labels of padding, and of each row's first real token, to -100"
 LONGER = "raise the longest length, or leave them out"
 
+SHARED_ROW = (
+    "sequences share a row and the model does not keep them apart: leave attention_mask out, set position_ids that "
+    "restart at 0, pass use_cache=False, or pad on the right"
+)
+SHARED_BATCH = "the model mixes the rows of a batch; one sequence per batch"
+FILLER = "the model attends to padding: pass attention_mask with zeros there, and pad on the right"
+POSITIONS = (
+    "logits differ though nothing leaks: positions count from the padding or the row; pad on the right, or pass "
+    "position_ids that begin at 0 with each sequence"
+)
+STOPPED = "the loss is right and its gradient is not: a part of the model or of the step stops or scales it"
+FOLLOWS = "follows from the findings above"
 MEAN = "divide the sum over targets by the targets of the whole update (num_items_in_batch)"
 OTHER_UPDATE = "{} is another loss than the mean cross-entropy over targets, and only that one is judged; {}"
 
@@ -179,7 +189,7 @@ class Measured:
         return self.found.errors(self.truth)
 
 
-def findings(model: nn.Module, measured: Measured) -> tuple[BatchClaim, ...]:
+def findings(measured: Measured) -> tuple[BatchClaim, ...]:
     """Judge the measurements."""
     update, errors, bounds = measured.update, measured.errors, measured.bounds
     labels = read_labels(update)
@@ -193,42 +203,30 @@ def findings(model: nn.Module, measured: Measured) -> tuple[BatchClaim, ...]:
     add("cut", cut, 0, f"{cut} tokens of {num_cut} sequences are missing or apart; {LONGER}")
     add("unknown", labels.unknown_tokens, 0, "the collator adds tokens; prove with the sequences as it writes them")
     add("crossing", labels.crossing, 0, f"targets predicted from another document: {labels.crossing}; {CROSSING}")
-    add("padding", labels.padding_predicts + labels.padding_predicted, 0, _padding(labels))
+    num, num_predicted = labels.padding_predicts, labels.padding_predicted
+    padding = f"targets predicted from padding: {num}, and that are padding: {num_predicted}; {PADDING}"
+    add("padding", num + num_predicted, 0, padding)
     num_wrong = labels.missing + labels.added + labels.wrong
     add("targets", num_wrong, 0, _targets(update, labels), measured.doubt)
     moved = measured.moves
-    add("isolation", moved.others, bounds.logits, _isolation(model, update), ALONE if moved.itself is None else "")
+    add("isolation", moved.others, bounds.logits, _isolation(update), ALONE if moved.itself is None else "")
     if moved.filler is not None:
-        add("filler", moved.filler, bounds.logits, _filler(update))
+        add("filler", moved.filler, bounds.logits, FILLER)
     failed = {finding.kind for finding in found if finding.passed is False}
     num_unlike = len({tuple(update.ids_of(piece)) for piece in update.pieces})
     alike = ALIKE if num_unlike < 2 and moved.itself is not None else ""
-    add("logits", errors.logits, bounds.logits, _logits(update, failed), alike)
+    add("logits", errors.logits, bounds.logits, FOLLOWS if failed.intersection(LEAKS) else POSITIONS, alike)
     failed |= {finding.kind for finding in found if finding.passed is False}
     is_wrong = errors.loss > bounds.loss or errors.gradient > bounds.gradient
     if measured.own and is_wrong:
         reason = OTHER_UPDATE.format(measured.own, MEAN)
         return (*found, *(BatchClaim(kind, 0, bounds.loss, gap=reason) for kind in ("loss", "gradient")))
-    explained = "follows from the findings above"
-    add("loss", errors.loss, bounds.loss, explained if failed else _loss(measured))
+    add("loss", errors.loss, bounds.loss, FOLLOWS if failed else _loss(measured))
     if gradient := list(measured.truth.gradient.values()):
         wrong = failed or errors.loss > bounds.loss
-        stopped = "the loss is right and its gradient is not: a part of the model or of the step stops or scales it"
         gap = "the gradient of the sequences alone is 0" if is_zero(gradient) else alike
-        add("gradient", errors.gradient, bounds.gradient, explained if wrong else stopped, gap)
+        add("gradient", errors.gradient, bounds.gradient, FOLLOWS if wrong else STOPPED, gap)
     return tuple(found)
-
-
-def _padding(labels: Labels) -> str:
-    parts = []
-    if labels.padding_predicts:
-        parts.append(
-            f"targets predicted from padding: {labels.padding_predicts}; pad on the right, or set the label of each "
-            "row's first real token to -100"
-        )
-    if labels.padding_predicted:
-        parts.append(f"targets that are padding: {labels.padding_predicted}; set their labels to -100")
-    return ". ".join(parts)
 
 
 def _targets(update: Update, labels: Labels) -> str:
@@ -245,49 +243,9 @@ def _targets(update: Update, labels: Labels) -> str:
     return "; ".join(parts)
 
 
-def _isolation(model: nn.Module, update: Update) -> str:
-    """The most likely cause of a leak: a mask that covers a whole packed row, positions, the cache, or the model."""
-    packed = [
-        (index, batch)
-        for index, batch in enumerate(update.batches)
-        if len(rows := [row for _, row, _ in update.places(index)]) > len(set(rows))
-    ]
-    if not packed:
-        return "the model mixes the rows of a batch; one sequence per batch"
-    index, batch = packed[0]
-    mask = batch.rectangle("attention_mask")
-    starts = batch.starts()
-    restart = all(bool(starts[row, cells.start]) for _, row, cells in update.places(index))
-    if mask is not None and bool((mask > 0).all()) and not bool((mask > 1).any()):
-        return "an attention mask of ones joins the sequences of a row; leave attention_mask out and set position_ids"
-    if batch.rectangle("position_ids") is None:
-        return "sequences share a row without position_ids; set position_ids that restart at 0, or pad on the right"
-    if not restart:
-        return "position_ids go on from one sequence to the next; restart them at 0"
-    config = config_of(model)
-    if batch.inputs.get("use_cache", getattr(config, "use_cache", False)):
-        return "a cache turns the isolation of packed rows off; pass use_cache=False"
-    return "the model does not keep the sequences of a row apart; pad on the right, one sequence per row"
-
-
-def _filler(update: Update) -> str:
-    masked = all(
-        bool((batch.real <= ~filler).all()) for batch, filler in zip(update.batches, update.filler, strict=True)
-    )
-    if masked:
-        return "the model attends to masked padding; pad on the right"
-    given = any(batch.rectangle("attention_mask") is not None for batch in update.batches)
-    return f"pass attention_mask{', with zeros in the padding' * given}"
-
-
-def _logits(update: Update, failed: set[Kind]) -> str:
-    if failed.intersection(("isolation", "filler")):
-        return "follows from the findings above"
-    if any(_padded_left(update, index) for index in range(len(update.batches))):
-        return "positions count from the padding; pad on the right, or pass position_ids that start at the first token"
-    if any(batch.rectangle("position_ids") is not None for batch in update.batches):
-        return "position_ids are not those of the sequence alone; start them at 0"
-    return "the model computes other logits in a batch than alone, though nothing leaks; are positions passed?"
+def _isolation(update: Update) -> str:
+    rows = [[row for _, row, _ in update.places(index)] for index in range(len(update.batches))]
+    return SHARED_ROW if any(len(set(one)) < len(one) for one in rows) else SHARED_BATCH
 
 
 def _loss(measured: Measured) -> str:
@@ -298,8 +256,3 @@ def _loss(measured: Measured) -> str:
         if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ slightly
             return f"the loss is {scale:.3g} times the mean over targets: {cause} by the {num} micro-batches"
     return f"{MEAN}, not of a micro-batch"
-
-
-def _padded_left(update: Update, index: int) -> bool:
-    filler = update.filler[index]
-    return any(cells.start > 0 and bool(filler[row, cells.start - 1]) for _, row, cells in update.places(index))

@@ -1,7 +1,5 @@
 """`unpad prove --hf`: soundness of every way to make batches, for the architecture in a config.json."""
 
-from __future__ import annotations
-
 import copy
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -243,7 +241,7 @@ class OnlyLogits(nn.Module):
         return self.model(**inputs)
 
 
-def fault_of_loss(model: PreTrainedModel) -> str:
+def fault_of_loss(model: "PreTrainedModel") -> str:
     """A note if a model's own loss of a sequence alone differs from next-token cross-entropy; else empty."""
     try:
         error = error_of_loss(model, labelled(sample()[:1], None))

@@ -1,7 +1,5 @@
 """A proof in the best precision that a model allows, and its certificate."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -104,7 +102,7 @@ def judge(
             raise_memory(error)
             comparison = None
         if comparison and measured:
-            certificate = _certificate(model, comparison, measured, "fp64", notes)
+            certificate = _certificate(comparison, measured, "fp64", notes)
             if not _has_small_errors(certificate):
                 return certificate
     if precision == "fp64":
@@ -122,12 +120,10 @@ def judge(
             raise ProofError(
                 f"the model cannot compute a sequence alone: {describe(error)}", fix="prove a model of causal language"
             ) from error
-        return _certificate(model, comparison, measured, "fp32", notes)
+        return _certificate(comparison, measured, "fp32", notes)
 
 
-def _certificate(
-    model: nn.Module, comparison: ComparedUpdate, measured: Measured, name: str, notes: Sequence[str]
-) -> ForeignCertificate:
+def _certificate(comparison: ComparedUpdate, measured: Measured, name: str, notes: Sequence[str]) -> ForeignCertificate:
     """Judge one measurement.
 
     Raises:
@@ -141,26 +137,16 @@ def _certificate(
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
     remarks = (*notes, *_remarks(update))
-    certificate = ForeignCertificate(findings(model, measured), name, None, remarks, *size)
+    certificate = ForeignCertificate(findings(measured), name, None, remarks, *size)
     _refuse_random(certificate, comparison.together)
     return certificate
 
 
 def _remarks(update: Update) -> list[str]:
     """Notes on what these batches do not have, so that nothing is shown of it."""
-    remarks = []
-    if not any(bool(filler.any()) for filler in update.filler) and _has_rows(update):
-        remarks.append("no batch of the update has padding, so nothing is shown of it; prove with unlike lengths too")
     counts = [batch.num_targets for batch in update.batches]
-    if len(counts) > 1 and len(set(counts)) == 1:
-        remarks.append("all batches have as many targets, so a mean of their means would be the mean over targets too")
-    return remarks
-
-
-def _has_rows(update: Update) -> bool:
-    """True if a batch has several rows, each with one sequence, as padded batches have."""
-    rows = [[row for _, row, _ in update.places(index)] for index in range(len(update.batches))]
-    return any(len(one) > 1 and len(set(one)) == len(one) for one in rows)
+    alike = "all batches have as many targets, so a mean of their means would be the mean over targets too"
+    return [alike] if len(counts) > 1 and len(set(counts)) == 1 else []
 
 
 def _refuse_random(certificate: ForeignCertificate, together: Callable[[], UpdateResults]) -> None:

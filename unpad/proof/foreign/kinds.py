@@ -11,18 +11,11 @@ from torch import nn
 from unpad.proof.foreign.model import base_of, config_of
 
 CAUSAL = ("ForCausalLM", "LMHeadModel", "Decoder")  # ends of the names of causal classes
-MASKED = "is a masked language model: it predicts tokens that are hidden, and each batch hides others"
-HEADS = {  # ends of the names of classes; the first that fits counts
-    "ForMaskedLM": MASKED,
-    "ForPreTraining": MASKED,
-    "ForTokenClassification": "classifies tokens: its labels are classes, not the next tokens",
-    "ForSequenceClassification": "classifies sequences: a sequence has one label, and no token is predicted",
-    "ForQuestionAnswering": "answers questions: it predicts where an answer begins and ends, not the next token",
-    "ForMultipleChoice": "chooses among answers: an example has one label, and no token is predicted",
-    "ForNextSentencePrediction": "judges pairs of sentences: a pair has one label, and no token is predicted",
-}
-ENCODER_DECODER = "is an encoder with a decoder: it predicts a second sequence, not the next token of its input"
-ENCODER = "is an encoder without a head: it predicts no token"
+HEADS = (  # ends of the names of classes with a head of another kind
+    *("ForMaskedLM", "ForPreTraining", "ForTokenClassification", "ForSequenceClassification", "ForQuestionAnswering"),
+    *("ForMultipleChoice", "ForNextSentencePrediction"),
+)
+OTHER_TASK = "is no causal language model: it predicts something else than the next token"
 CAUSAL_FIX = "use a causal language model, as AutoModelForCausalLM makes it"
 
 TOKENS = ("SFTTrainer", "_BaseTrainer")  # trainers of TRL that train on the next token, or leave it open
@@ -61,12 +54,8 @@ def no_causal_name(name: str, *, in_two_parts: bool, is_encoder: bool = False) -
     """
     if name.endswith(CAUSAL):
         return None
-    head = next((what for end, what in HEADS.items() if name.endswith(end)), "")
-    if not head and in_two_parts:
-        head = ENCODER_DECODER
-    if not head and is_encoder and name.endswith("Model"):
-        head = ENCODER
-    return Reason(f"{name} {head}", CAUSAL_FIX) if head else None
+    is_other = name.endswith(HEADS) or in_two_parts or (is_encoder and name.endswith("Model"))
+    return Reason(f"{name} {OTHER_TASK}", CAUSAL_FIX) if is_other else None
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:

@@ -4,8 +4,6 @@
 batch; the temperature of queries of Llama 4 counts indices of the row. In rows up to the limit sequences stay apart.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeVar

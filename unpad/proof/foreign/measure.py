@@ -1,7 +1,5 @@
 """Logits, losses and gradients of a foreign model, alone and in batches, in fp64 or else with error bounds."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -69,7 +67,7 @@ class Errors:
     loss: float
     gradient: float
 
-    def bounds(self) -> Errors:
+    def bounds(self) -> "Errors":
         """Bounds for the same work in batches, in fp32, from the errors of sequences alone."""
         return Errors(*(max(LEAST, MARGIN * error) for error in (self.logits, self.loss, self.gradient)))
 
@@ -178,7 +176,7 @@ class UpdateResults:
     def tensors(self) -> list[Tensor]:
         return [*self.logits, *self.gradient.values()]
 
-    def errors(self, truth: UpdateResults) -> Errors:
+    def errors(self, truth: "UpdateResults") -> Errors:
         """Relative errors against the reference."""
         pairs = zip(self.logits, truth.logits, strict=True)
         logits = max((relative(one, other) for one, other in pairs), default=0.0)

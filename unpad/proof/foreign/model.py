@@ -1,7 +1,5 @@
 """External models: their outputs, their accepted inputs, and calls without side effects."""
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,5 @@
 """The certificate for an external model and collator."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial

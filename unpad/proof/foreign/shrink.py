@@ -7,8 +7,6 @@ embeddings, experts and mixers. It lowers the sizes and turns off randomness in 
 Tables and patterns cover the names of all families; a field in none keeps its value.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Collection, Iterable

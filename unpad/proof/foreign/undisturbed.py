@@ -1,7 +1,5 @@
 """Use of an external trainer, without dropout and noise where asked, with its state restored afterwards."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Iterator

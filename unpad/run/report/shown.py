@@ -1,7 +1,5 @@
 """Sequences as the model got them: the page of `unpad data show`, and the section of a run's report on `shown.json`."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from html import escape

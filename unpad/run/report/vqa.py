@@ -3,19 +3,14 @@
 import base64
 import io
 import math
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from html import escape
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageDraw, ImageFont, PngImagePlugin
-from PIL.ImageFont import FreeTypeFont
+from PIL import Image
 from rich.cells import cell_len
 
 from unpad import storage
@@ -24,13 +19,11 @@ from unpad.run.report.section import FamilySection, PageSection, Performance
 from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, plot
 from unpad.terminal.table import wrapped
 
-SUFFIXES = (".png", ".svg")
 PANEL = 240  # pixels of the longer side of an image, about
 LINE, GAP, SIZE = 22, 16, 15  # pixels: height of a line of text, space around, size of letters
 CELL = 8.2  # width of a narrow letter; one of Chinese is twice as wide
 PAPER, INK, SOFT = (255, 255, 255), (28, 29, 31), (105, 109, 116)
 VEIL, DIMMED = np.array((226, 227, 230), np.float64), 0.82  # colour that a removed patch fades to, and how far
-NO_LETTER = "\uffff"  # a code point that is no character, and never will be
 Lines = list[tuple[str, tuple[int, int, int]]]
 
 
@@ -118,23 +111,18 @@ def check_request(path: Path, question: str | None) -> None:
     """Refuse a request that cannot be drawn, before anything is computed.
 
     Raises:
-        RecipeError: the file is neither PNG nor SVG, or there is no question.
+        RecipeError: the file is no SVG, or there is no question.
     """
-    if path.suffix not in SUFFIXES:
-        raise RecipeError("--show writes PNG and SVG", where=str(path), fix="let the name end in .png or .svg")
+    if path.suffix != ".svg":
+        what = "--show writes SVG, which browsers and office programs open"
+        raise RecipeError(what, where=str(path), fix="let the name end in .svg")
     if question is None:
         what = "--show draws which patches were kept for an answer, and nothing is asked"
         raise RecipeError(what, where="--question", fix='add --question "TEXT"')
 
 
 def write_pictures(shown: Sequence[Kept], path: Path) -> list[str]:
-    """Write one picture to `path`, several beside each other: OUT-1.png, OUT-2.png ...
-
-    A PNG is drawn with the fonts of this machine. If no font has all letters of question and answer, the PNG omits
-    both, and an SVG with them is written next to it, which uses the fonts of its viewer.
-
-    Args:
-        path: its suffix selects the format.
+    """Write one picture to an SVG file, several beside each other: OUT-1.svg, OUT-2.svg ...
 
     Returns:
         A line per file.
@@ -145,48 +133,19 @@ def write_pictures(shown: Sequence[Kept], path: Path) -> list[str]:
     lines = []
     for place, picture in enumerate(shown, 1):
         file = path if len(shown) == 1 else path.with_name(f"{path.stem}-{place}{path.suffix}")
-        font = find_font("".join(text for text, _ in picture.lines))
-        if file.suffix == ".png":
-            storage.write_atomic(file, to_png(picture, font))
-            without = "" if font is not None else " without question and answer, for which no font is installed here"
-            lines.append(f"{file} written{without}")
-        if file.suffix == ".svg" or font is None:
-            storage.write_atomic(file.with_suffix(".svg"), to_svg(picture))
-            lines.append(f"{file.with_suffix('.svg')} written")
+        storage.write_atomic(file, to_svg(picture))
+        lines.append(f"{file} written")
     return lines
 
 
 # --------------------------------------------------------------------------- drawing
 
 
-def to_png(shown: Kept, font: FreeTypeFont | None) -> bytes:
-    """Panels side by side, with question and answer below and in the file's Description.
-
-    Args:
-        font: has all letters of both; None leaves them out of the picture.
-    """
-    lines = shown.lines if font is not None else []
-    width, height = shown.size
-    page = Image.new("RGB", (width + 2 * GAP, height + 2 * GAP + LINE * len(lines) + (GAP // 2 if lines else 0)), PAPER)
-    pen, titles = ImageDraw.Draw(page), builtin_font(SIZE - 2)
-    for x, title, picture in placed(shown):
-        pen.text((x, GAP), title, SOFT, titles)
-        scaled = Image.fromarray(picture)
-        scaled = scaled.resize((shown.scale * scaled.width, shown.scale * scaled.height), Image.Resampling.NEAREST)
-        page.paste(scaled, (x, GAP + LINE))
-    for place, (text, colour) in enumerate(lines):
-        pen.text((GAP, GAP + height + GAP // 2 + LINE * place), text, colour, font)
-    about, out = PngImagePlugin.PngInfo(), io.BytesIO()
-    about.add_itxt("Description", f"{shown.question}\n{shown.answer}")
-    page.save(out, "PNG", pnginfo=about)
-    return out.getvalue()
-
-
 def to_svg(shown: Kept) -> str:
-    """The same as SVG with text as text."""
+    """Panels side by side, with question and answer below."""
     width, height = shown.size
     body = ""
-    for x, title, picture in placed(shown):
+    for x, title, picture in _placed(shown):
         out = io.BytesIO()
         Image.fromarray(picture).save(out, "PNG")
         data = base64.b64encode(out.getvalue()).decode()
@@ -205,7 +164,7 @@ def to_svg(shown: Kept) -> str:
     )
 
 
-def placed(shown: Kept) -> list[tuple[int, str, np.ndarray]]:
+def _placed(shown: Kept) -> list[tuple[int, str, np.ndarray]]:
     """The left edge, title and picture of every panel."""
     panels = shown.panels
     step = (shown.size[0] + GAP) // len(panels)
@@ -219,55 +178,6 @@ def _style(colour: tuple[int, int, int], size: int) -> str:
 
 def _hex(colour: tuple[int, int, int]) -> str:
     return "#{:02x}{:02x}{:02x}".format(*colour)
-
-
-# --------------------------------------------------------------------------- fonts
-
-
-def builtin_font(size: int = SIZE) -> FreeTypeFont:
-    """Pillow's own font; it has no letters beyond those of English."""
-    font = ImageFont.load_default(size)
-    assert isinstance(font, FreeTypeFont)
-    return font
-
-
-def find_font(text: str) -> FreeTypeFont | None:
-    """Find a font of this machine with every letter of a text, upright and sans serif if possible; None without one."""
-    needed = sorted({letter for letter in text if not letter.isspace()}, reverse=True)  # the rarest first
-    fonts = chain([builtin_font()], filter(None, map(_opened, _system_fonts())))
-    return next((font for font in fonts if _has_all(font, needed)), None)
-
-
-def _opened(path: Path) -> FreeTypeFont | None:
-    """The font in a file; None if it cannot be read."""
-    with suppress(OSError):
-        return ImageFont.truetype(str(path), SIZE)
-    return None
-
-
-def _has_all(font: FreeTypeFont, letters: Sequence[str]) -> bool:
-    """True if a font has all letters: it draws the same glyph for all that it lacks."""
-    lacking = bytes(font.getmask(NO_LETTER))
-    return all(bytes(font.getmask(letter)) != lacking for letter in letters)
-
-
-@cache
-def _system_fonts() -> list[Path]:
-    """Font files where Linux and macOS keep them."""
-    home, system = os.environ.get("XDG_DATA_HOME"), os.environ.get("XDG_DATA_DIRS")
-    shared = [home or "~/.local/share", *(system or "/usr/local/share:/usr/share").split(":")]
-    folders = [*(f"{folder}/fonts" for folder in shared), "~/.fonts", "~/Library/Fonts", "/Library/Fonts"]
-    files = (path for folder in (*folders, "/System/Library/Fonts") for path in Path(folder).expanduser().rglob("*"))
-
-    def rank(path: Path) -> tuple[bool, bool, str]:
-        name = path.name.lower()
-        return (
-            not ("sans" in name or "hei" in name or "gothic" in name),
-            not ("regular" in name or "-" not in name),
-            name,
-        )
-
-    return sorted((path for path in files if path.suffix.lower() in (".ttf", ".ttc", ".otf")), key=rank)
 
 
 STYLE = """

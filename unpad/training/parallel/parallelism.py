@@ -4,8 +4,6 @@ In this file each process holds the whole model and computes its own micro-batch
 divides every weight among processes.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -86,7 +84,7 @@ class Parallelism(ABC):
     @abstractmethod
     def divide(
         cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
-    ) -> tuple[Model, Parallelism]:
+    ) -> "tuple[Model, Parallelism]":
         """Divide a model, which must not be used afterwards; return this process's part and the division.
 
         Args:

@@ -13,8 +13,6 @@ A model uses its latent if the posterior means vary over sets (Burda et al. 2016
 almost zero, in plain nats without weight or free bits, and the decoder does worse with the latents of other sets.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -212,7 +210,7 @@ class CollapseMonitor:
                 self.state.healthy_step = saved.step
 
     @classmethod
-    def start(cls, stage: StageSetup, model: HasLatent, saved: SavedWatches) -> CollapseMonitor:
+    def start(cls, stage: StageSetup, model: HasLatent, saved: SavedWatches) -> "CollapseMonitor":
         """Draw the sample of a stage, and continue from the saved state."""
         settings = stage.recipe.collapse
         device = next(model.parameters()).device

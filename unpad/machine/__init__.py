@@ -1,1 +1,0 @@
-"""Readings of the machine and of this process: memory, processor, and load. Nothing here needs torch."""
