@@ -270,6 +270,8 @@ def guess_kind(path: Path) -> str:
     """
     if _looks_like_events(path):
         return "events"
+    if images.is_image(path):
+        raise SourceError("one picture is no data to train on", where=str(path), fix="name the folder of all classes")
     if _holds_classes(path):
         return "images"
     return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)
