@@ -206,6 +206,10 @@ def test_a_row_of_a_conversation_is_asked_as_it_trains_without_its_reply(finishe
     (tmp_path / "in.jsonl").write_text(json.dumps({**row, "persona": "a pirate"}), "utf-8")
     with pytest.raises(SourceError, match='unknown field "persona"'):
         predict(run, tmp_path / "in.jsonl")
+    named = load(run.folder, ["data.chat={path: tickets.csv, prompt: Customer message, reply: Agent}"])
+    (tmp_path / "in.csv").write_text("id,Customer message,Agent,question\na,你好,好,3\n", "utf-8")
+    [found] = predict(named, tmp_path / "in.csv").rows
+    assert (found["id"], found["prompt"], found["prompt_tokens"]) == ("a", "你好", len(run.prompt("你好").ids))
 
 
 @pytest.mark.promise("cli.predict")

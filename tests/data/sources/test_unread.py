@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from tests.helpers.corpus import make_recipe, messages
 from tests.helpers.shell import Shell
@@ -68,6 +69,7 @@ def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, name: str, v
 
 
 REFUSED = [
+    ("train_turns", [3, 5, 7]),
     ("label", False), ("label", 0), ("label", "0"), ("label", "false"), ("label", "rejected"), ("accepted", 0),
     ("desirable", False), ("is_correct", False), ("chosen", False), ("rejected", True), ("train", False),
     ("masked", True), ("weight", 0.5), ("weight", 3), ("loss_mask", [0, 1]), ("anything", [0.5]),
@@ -110,6 +112,7 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
         ({"redacted": False}, ("E_FIELD", {"messages", "redacted"})),
         ({"do_not_train": True}, ("E_FIELD", {"messages", "do_not_train"})),
         ({"mask": 1}, ("E_FIELD", {"messages", "mask"})),
+        ({"trainable": "no"}, ("E_FIELD", {"messages", "trainable"})),
         ({"confidence": 0.3}, ("E_FIELD", {"messages", "confidence"})),
         ({"images": ["a.png"]}, ("E_FIELD", {"messages", "images"})),
         ({"train": False}, ("E_NO_TARGET", {"messages"})),
@@ -196,3 +199,20 @@ def test_what_is_for_a_template_is_refused_without_one(
         prepare(make_recipe(tmp_path, data={"text": []}))
     ignored = {"text": [], "chat": {"path": "chat.jsonl", "ignore": [name]}}
     assert len(prepare(make_recipe(tmp_path, data=ignored))[0]) == 4
+
+
+@pytest.mark.promise("data.fields")
+def test_fields_of_questions_about_pictures_are_looked_at_too(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4), (9, 99, 199)).save(tmp_path / "a.png")
+    row = {"image": "a.png", "question": "Which?", "answer": "B"}
+    assert verdict(tmp_path, {**row, "id": 3, "hint": "Look left."}) == {"hint": 1.0}
+    assert verdict(tmp_path, {**row, "choices": ["A", "B"]}) == ("E_FIELD", {"choices"})
+
+
+@pytest.mark.promise("data.fields")
+def test_a_refusal_names_the_source_that_was_typed(unpad: Shell, tmp_path: Path) -> None:
+    (tmp_path / "My chats").mkdir()
+    for name, rows in (("1.jsonl", [ASKED] * 3), ("2.jsonl", [{**ASKED, "label": False}, {"prompt": "问"}])):
+        put(tmp_path / "My chats" / name, rows)
+    refused = unpad("train", "chat", "data.chat=My chats", code=3).err
+    assert "unpad data check 'My chats'" in refused.replace("\n", " ")

@@ -4,6 +4,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -243,3 +244,15 @@ def test_a_tokenizer_keeps_its_template_and_its_stops() -> None:
     assert again.to_bytes() == tokenizer.to_bytes()
     assert again.chat.source == CHATML
     assert again.stop_ids == tokenizer.stop_ids == {tokenizer.eos_id, tokenizer.pad_id}
+
+
+@pytest.mark.promise("data.fields")
+@pytest.mark.parametrize("kind", ["chatml", "marked"])
+def test_a_reply_that_is_not_learned_is_context_of_a_template_too(kind: str) -> None:
+    tokenizer, turns = tokenizer_with(TEMPLATES[kind]), turns_of(TALKS[1])
+    ids, mask = encoded(tokenizer, [replace(turn, learned=place != 1) for place, turn in enumerate(turns)])
+    every_ids, every = encoded(tokenizer, turns)
+    learned = [tokenizer.decode([id for id, counts in zip(ids, each, strict=True) if counts]) for each in (mask, every)]
+    assert ids == every_ids
+    assert ["first" in text for text in learned] == [False, True]
+    assert all("second reply" in text for text in learned)

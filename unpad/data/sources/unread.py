@@ -111,7 +111,7 @@ def read_marks(message: dict[str, Any], known: Collection[str], place: str, is_r
             continue
         if wanted is not None and number in (0, 1) and (wanted or type(value) is bool):
             learned = learned and wanted == bool(number)
-        elif 0 <= (-1 if number is None else number) <= 1 or (wanted is not None and number is not None):
+        elif wanted is not None or (number is not None and 0 <= number <= 1):
             raise FieldFault(name, f'{place}."{name}" is {shown(value)}, which may weigh or mask it, and is not read')
         elif _completes(name) or (type(value) in (list, dict) and not is_metadata(name, value)):
             raise FieldFault(name, f'{place}."{name}" is {shown(value)}, which is not read')
@@ -143,8 +143,11 @@ def refuse_unread(row: Row, turns: Sequence[Turn]) -> None:
             number = 0
         if type(value) is str and number is None and _repeats(value.strip(), asked if _completes(name) else texts):
             row.get(name)
-        elif type(items) is list and len(items) in lengths and all(item is None or _is_share(item) for item in items):
-            raise FieldFault(name, f'"{name}" has a number for each message, which may weigh or mask it')
+        elif type(items) is list and (
+            _says_wanted(name, _TRAINED, _MASKED) is not None
+            or (len(items) in lengths and all(item is None or _is_share(item) for item in items))
+        ):
+            raise FieldFault(name, f'"{name}" is a list that may weigh or mask messages, and is not read')
         elif _completes(name):
             raise FieldFault(name, f'"{name}" is {shown(value)} that completes the request, and is not read here')
         elif is_metadata(name, value) or wanted is None or number is None:
