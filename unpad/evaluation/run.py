@@ -52,7 +52,7 @@ def recipe_for(recipe: Recipe, path: Path) -> Recipe:
     if kind not in kinds:
         fix = "this run reads " + " and ".join(kinds)
         raise RecipeError(f"the data looks like {kind}", where=str(path), fix=fix)
-    sources = getattr(recipe.data, kind) or [Source(path="")]
+    sources = getattr(recipe.data, kind) or [Source(path=".")]
     named = [one.model_dump(include={"field", "prompt", "reply", "ignore"}) for one in sources]
     alike = named[0] if all(one == named[0] for one in named) else {}
     source = type(sources[0])(path=str(path.resolve()), **alike)
