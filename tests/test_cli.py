@@ -151,8 +151,8 @@ def test_ctrl_c_outside_of_training_is_code_130(unpad, monkeypatch):
 def test_recipes_are_listed_copied_once_and_described_by_a_schema(unpad, tmp_path):
     listed = unpad("recipes", code=0)
     assert [line.split()[0] for line in listed.out.splitlines() if line[0] != " "] == [
-        "chat", "dpo", "events", "events_labels", "images", "images_cnn", "llava_prune", "llm", "small", "vqa",
-        "vqa_prune", "zh_chat",
+        "chat", "dpo", "events", "events_labels", "images", "images_cnn", "llava_prune", "llm", "photos", "small",
+        "vqa", "vqa_prune", "zh_chat",
     ]  # fmt: skip
     copy = tmp_path / "mine.yaml"
     assert unpad("recipes", "copy", "zh_chat", copy).code == 0

@@ -12,8 +12,8 @@ from zipfile import ZipFile
 
 import pytest
 
+from tests.helpers.paths import needs_kernels
 from tests.helpers.toy import write_toy
-from unpad.nn.native import library
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def install(wheel: Path, folder: Path, extras: str = "") -> Path:
 
 @pytest.mark.nightly
 @pytest.mark.promise("install.wheel")
-@pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
+@needs_kernels
 def test_the_wheel_of_this_platform_has_the_whole_package_and_its_own_kernels_and_trains_by_them(project, tmp_path):
     # The library of this checkout, newer than its sources, so that it is not compiled again.
     built = project / "build" / f"lib.{PLATFORM}-{sys.implementation.cache_tag}" / KERNELS

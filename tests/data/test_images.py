@@ -3,14 +3,16 @@
 import json
 from dataclasses import replace
 from functools import partial
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from PIL import Image
+from rich.console import Console
 
-from tests.helpers.pictures import SMALL, images_of, micro_of, recipe_of, write_folder, write_recipe
+from tests.helpers.pictures import SMALL, images_of, micro_of, recipe_of, scene, write_folder, write_recipe
 from tests.helpers.toy import quiet, rows
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro, plan
@@ -18,6 +20,7 @@ from unpad.data.family import open_data
 from unpad.data.images import ImageData
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
+from unpad.inference.loaded import load
 from unpad.proof import recipe as proof
 from unpad.proof.recipe import prove_recipe
 from unpad.training.loop import train
@@ -92,6 +95,23 @@ def test_a_manifest_declares_its_split_and_a_changed_file_changes_the_fingerprin
     assert images_of(recipe_of(manifest)).fingerprint() == before
     Image.new("RGB", (16, 16)).save(folder / rows[0]["image"])
     assert images_of(recipe_of(manifest)).fingerprint() != before
+
+
+@pytest.mark.promise("images.own-size")
+def test_photos_are_trained_at_128_pixels_in_colours_and_the_log_says_so(
+    tmp_path: Path,
+) -> None:
+    for number in range(8):
+        path = tmp_path / "my photos" / ("cats", "dogs")[number % 2] / f"IMG_{number}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scene(number, (800, 600)).save(path)
+    sizes = [f"model.{field}" for field in ("width=12", "heads=2", "hidden=16", "blocks=1", "stem=[4, 4, 4, 12]")]
+    settings = [f"data.images={tmp_path / 'my photos'}", *sizes, "train.max_steps=2", "precision=fp32"]
+    out = StringIO()
+    train("photos", tmp_path / "run", settings, console=Console(file=out, width=200))
+    assert "8 pictures, median 800 x 600, shrunk to about 128 x 128 by images.max_tokens=64" in out.getvalue()
+    data = load(tmp_path / "run").data()
+    assert (data.album.channels, data.album.picture(0).shape) == (3, (112, 144, 3))
 
 
 def test_plans_keep_every_image_whole(tmp_path: Path) -> None:

@@ -1,7 +1,6 @@
 """Attention maps: the weights that the blocks compute with, and their drawing on the page of a run."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +17,7 @@ from unpad.run.report.attention import ATTENTION, LEVELS, draw
 
 @pytest.mark.promise("run.compare")
 @pytest.mark.parametrize("fields", [{}, {"kv_heads": 2}, {"positions": "sinusoidal"}])
-def test_weights_times_values_are_what_attention_returns(fields: dict[str, object]) -> None:
+def test_weights_times_values_are_what_attention_returns(fields):
     model, batch = tiny_model(**fields).eval(), random_batch([9])
     seen: list[tuple[Attention, Tensor, Tensor]] = []
     for module in model.modules():
@@ -37,7 +36,7 @@ def test_weights_times_values_are_what_attention_returns(fields: dict[str, objec
         assert torch.allclose(made, out, atol=1e-9)
 
 
-def test_a_model_without_attention_has_no_maps_and_hooks_are_gone() -> None:
+def test_a_model_without_attention_has_no_maps_and_hooks_are_gone():
     model, batch = tiny_model(), random_batch([5])
     attention_weights(model, batch)
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -48,7 +47,7 @@ def test_a_model_without_attention_has_no_maps_and_hooks_are_gone() -> None:
 
 
 @pytest.mark.slow
-def test_a_run_of_texts_shows_the_maps_of_one_held_out_text(tmp_path: Path) -> None:
+def test_a_run_of_texts_shows_the_maps_of_one_held_out_text(tmp_path):
     run(write_toy(tmp_path / "toy"), tmp_path / "run", "train.max_steps=14")
     found = json.loads((tmp_path / "run" / ATTENTION).read_text(encoding="utf-8"))
     num = len(found["tokens"])
@@ -66,14 +65,14 @@ def test_a_run_of_texts_shows_the_maps_of_one_held_out_text(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_maps_keep_to_the_context_of_the_model(tmp_path: Path) -> None:
+def test_maps_keep_to_the_context_of_the_model(tmp_path):
     run(write_toy(tmp_path / "toy"), tmp_path / "run", "model.context=8", "train.max_steps=2")
     assert len(json.loads((tmp_path / "run" / ATTENTION).read_text(encoding="utf-8"))["tokens"]) == 8
 
 
 @pytest.mark.promise("run.compare")
 @pytest.mark.slow
-def test_a_run_of_images_shows_the_image_and_what_patches_receive(tmp_path: Path) -> None:
+def test_a_run_of_images_shows_the_image_and_what_patches_receive(tmp_path):
     recipe = images(tmp_path, 24, model={"blocks": 3, "patch": 4}, train={"max_steps": 2, "threads": 1})
     run(recipe, tmp_path / "run")
     found = json.loads((tmp_path / "run" / ATTENTION).read_text(encoding="utf-8"))
@@ -88,12 +87,12 @@ def test_a_run_of_images_shows_the_image_and_what_patches_receive(tmp_path: Path
 @pytest.mark.parametrize(
     "text", ["", "{}", "5", '{"where": "x", "tokens": ["a"], "blocks": [{"block": 0, "heads": ["11"]}]}']
 )
-def test_a_damaged_file_draws_nothing(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_draws_nothing(tmp_path, text):
     (tmp_path / ATTENTION).write_text(text)
     assert draw(tmp_path) == []
 
 
-def test_tokens_are_text_and_no_page(tmp_path: Path) -> None:
+def test_tokens_are_text_and_no_page(tmp_path):
     found = {"where": "<i>", "tokens": ["<b>", "\n"], "blocks": [{"block": 0, "heads": ["5012"]}]}
     (tmp_path / ATTENTION).write_text(json.dumps(found))
     page = html_of(draw, tmp_path)

@@ -3,11 +3,13 @@
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
 
+import pytest
 import torch
 
 from unpad.nn.native import library
 
 Path = Literal["torch", "native"]
+needs_kernels = pytest.mark.skipif(not library.enabled(), reason=library.describe())
 PATHS: list[Path] = ["torch", "native"] if library.enabled() else ["torch"]
 NATIVE_DTYPES = [d for d in (torch.bfloat16, torch.float32, torch.float64) if library.enabled() and library.computes(d)]
 NATIVE_PRECISION = "bf16" if torch.bfloat16 in NATIVE_DTYPES else "fp32"
@@ -22,3 +24,9 @@ def taken(path: Path, dtype: torch.dtype) -> Path:
 def on(path: Path) -> AbstractContextManager[None]:
     """Compute by a path of PATHS inside."""
     return library.switched_off() if path == "torch" else nullcontext()
+
+
+def check_operator(name: str, *arguments: object) -> None:
+    """A native operator has the schema and the shapes that it tells torch."""
+    operator = getattr(torch.ops.unpad, name).default
+    torch.library.opcheck(operator, arguments, test_utils=("test_schema", "test_faketensor"))

@@ -129,7 +129,7 @@ def test_a_row_that_cannot_be_answered_is_written_with_its_code_and_the_others_g
     (tmp_path / "cut.png").write_bytes((tmp_path / "0.png").read_bytes()[:-20])
     bad: list[tuple[Any, str]] = [
         ({"image": "cut.png", "question": "?"}, "E_TRUNCATED"), ({"image": "none.png", "question": "?"}, "E_MISSING"),
-        ({"image": "../0.png", "question": "?"}, "E_PATH"), ({"image": "0.png"}, "E_NULL"), ("{", "E_JSON"),
+        ({"image": "../0.png", "question": "?"}, "E_PATH"), ({"image": "0.png"}, "E_MISSING"), ("{", "E_JSON"),
         ({"image": "0.png", "question": "long " * 3000}, "E_CONTEXT"), ({"question": "?"}, "E_MISSING"),
     ]  # fmt: skip
     bad = [({"id": i, **row} if type(row) is dict else row, code) for i, (row, code) in enumerate(bad)]

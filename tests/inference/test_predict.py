@@ -24,6 +24,7 @@ from unpad.inference.images import ask, classify
 from unpad.inference.loaded import load
 from unpad.inference.predict import Predictions, predict
 from unpad.storage import LineLog
+from unpad.storage.parquet import write_table
 
 pytestmark = pytest.mark.slow
 
@@ -127,12 +128,14 @@ def test_rows_that_cannot_be_used_stop_it_or_are_written_with_their_fault(
 def test_patients_get_the_numbers_of_embed_under_their_ids(finished: Finished, tmp_path: Path) -> None:
     folder = finished("patients").recipe.parent / "tables"
     run = load(finished("patients").run)
+    tmp_path.chmod(0o755)
     for data in (folder, None):
         found = predict(run, data, tmp_path / "out.parquet")
         embed_file(run, data, "patient", tmp_path / "vectors.parquet")
         vectors = pq.read_table(tmp_path / "vectors.parquet").drop_columns("embedding")
         assert pq.read_table(tmp_path / "out.parquet").to_pylist() == vectors.to_pylist() == found.rows
         assert len({row["probability"] for row in found.rows}) > 50
+        assert set(found.rows[0]) >= ({"mark", "trained"} if data else {"split", "label"})
     assert (tmp_path / "out.parquet").stat().st_mode & 0o77 == 0, "for the owner only"
 
 
@@ -188,6 +191,7 @@ def test_prompts_are_read_from_texts_and_tables(finished: Finished, tmp_path: Pa
     found = predict(run, tmp_path / name)
     replies = run.replies([run.prompt("你好"), run.prompt("天吗")], [run.recipe.generate.seed + i for i in range(2)])
     assert [(row["prompt"], row["reply"]) for row in found.rows] == [(one.prompt.text, one.text) for one in replies]
+    assert [row["seed"] for row in found.rows] == [one.seed for one in replies]
 
 
 @pytest.mark.promise("cli.predict")
@@ -202,6 +206,10 @@ def test_a_row_of_a_conversation_is_asked_as_it_trains_without_its_reply(finishe
     (tmp_path / "in.jsonl").write_text(json.dumps({**row, "persona": "a pirate"}), "utf-8")
     with pytest.raises(SourceError, match='unknown field "persona"'):
         predict(run, tmp_path / "in.jsonl")
+    named = load(run.folder, ["data.chat={path: tickets.csv, prompt: Customer message, reply: Agent}"])
+    (tmp_path / "in.csv").write_text("id,Customer message,Agent,question\na,你好,好,3\n", "utf-8")
+    [found] = predict(named, tmp_path / "in.csv").rows
+    assert (found["id"], found["prompt"], found["prompt_tokens"]) == ("a", "你好", len(run.prompt("你好").ids))
 
 
 @pytest.mark.promise("cli.predict")
@@ -268,6 +276,7 @@ def test_bad_rows_of_patients_are_left_out_where_the_command_says_so(
         assert "data.on_bad_row=quarantine" in unpad(*verb, code=3).err
         told = unpad(*verb, *QUARANTINE, code=code)
         assert "quarantined: " in told.err + told.out
+    assert f"160 patients predicted, without 1 bad row: {risks}\n" in unpad(*verbs[0][1:], *QUARANTINE).out
     assert [row["id"] for row in read_rows(risks)] == [str(row["id"]) for row in read_rows(vectors)]
     assert unpad("eval", run, "--data", folder, code=3)
     assert unpad("eval", run, "--data", folder, *QUARANTINE, code=0)
@@ -283,6 +292,17 @@ def test_a_run_that_did_not_finish_says_so(unpad: Shell, finished: Finished, pic
     for verb in (("predict", run, pictures / "0.png"), ("eval", run)):
         told = unpad(*verb, code=0)
         assert f"note: training did not finish: stopped at step {step:,}" in told.err + told.out
+
+
+@pytest.mark.parametrize("ending", [".csv", ".jsonl", ".parquet"])
+def test_tables_have_the_fields_of_all_rows(tmp_path: Path, ending: str) -> None:
+    write_table(tmp_path / f"out{ending}", [{"id": 7, "notes": ["a", "b"]}, {"id": "x", "fault": "E"}])
+    shown = {
+        ".csv": [{"id": "7", "notes": "a; b", "fault": ""}, {"id": "x", "notes": "", "fault": "E"}],
+        ".jsonl": [{"id": 7, "notes": ["a", "b"]}, {"id": "x", "fault": "E"}],
+        ".parquet": [{"id": "7", "notes": ["a", "b"], "fault": None}, {"id": "x", "notes": None, "fault": "E"}],
+    }
+    assert read_rows(tmp_path / f"out{ending}") == shown[ending]
 
 
 def test_a_terminal_shows_the_first_rows_in_80_columns_and_counts_the_others() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.conftest import VOCAB, random_sequences, tiny_model
 from tests.helpers.grid import pairs
 from tests.helpers.models import learn_by_heart, random_model
-from tests.helpers.paths import NATIVE_PRECISION
+from tests.helpers.paths import NATIVE_PRECISION, needs_kernels
 from unpad.batching.batch import from_prompts, from_sequences
 from unpad.batching.layout import Layout, build_layout
 from unpad.data.tokens.words import train_words
@@ -84,7 +84,7 @@ def test_greedy_tokens_are_those_of_the_forward_without_a_cache(kind, path):
             assert model.logits(hidden[len(prompt) - 1 :]).argmax(1).tolist() == ids
 
 
-@pytest.mark.skipif(not library.enabled(), reason=library.describe())
+@needs_kernels
 def test_the_native_kernels_are_what_decoding_runs():
     model = tiny_model(torch.float32, **SIZES["grouped"]).eval()
     with torch.profiler.profile() as profile:
@@ -265,7 +265,7 @@ def test_a_prompt_read_in_pieces_gets_the_bits_of_the_whole(kind, path, precisio
                 assert torch.equal(a.buffer[:, :, :700], b.buffer[:, :, :700]), cuts
 
 
-@pytest.mark.skipif(not library.enabled(), reason=library.describe())
+@needs_kernels
 @pytest.mark.parametrize(
     ("dtype", "scale", "window"), pairs([torch.float32, torch.bfloat16], [1.0, 2.7, 40.0], [None, 50])
 )
@@ -323,7 +323,7 @@ def test_in_bf16_greedy_tokens_are_those_of_fp64(reciter, path):
         assert continued == generate(double, prompts, settings, eos_id=NO_EOS)
 
 
-@pytest.mark.skipif(not library.enabled(), reason=library.describe())
+@needs_kernels
 def test_in_bf16_native_scores_are_no_further_from_fp64_than_those_of_torch(reciter):
     model, texts = reciter
     prompts = [text[: 5 + 7 * n] for n, text in enumerate(texts)]

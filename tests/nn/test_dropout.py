@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from tests.conftest import random_batch, tiny_model
-from tests.helpers.paths import PATHS, on
+from tests.helpers.paths import PATHS, needs_kernels, on
 from unpad.nn.draws import draw, dropout, kept
 from unpad.nn.native import library
 
@@ -38,7 +38,7 @@ def test_evaluation_drops_nothing(path):
 
 
 @pytest.mark.promise("speed.model")
-@pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
+@needs_kernels
 @pytest.mark.parametrize("causal", [True, False])
 def test_native_kernels_drop_what_torch_drops(causal):
     """Outputs and gradients of a whole model in training, both kinds of dropout on."""

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.conftest import random_batch, tiny_model
+from tests.helpers.paths import needs_kernels
 from unpad.models.contract import WEIGHTS
 from unpad.nn import block, linear
 from unpad.nn.linear import Linear, apart, computing_copy, keep_copies, round_rows
@@ -71,7 +72,7 @@ def test_a_bias_stays_apart_only_where_a_kernel_of_the_same_precision_adds_it():
     assert apart(Linear(4, 3, bias=False), x)[1] is None
 
 
-@pytest.mark.skipif(not library.enabled(), reason=library.describe())
+@needs_kernels
 def test_biases_apart_change_no_gradient_of_a_model(monkeypatch):
     batch, found, calls = random_batch([9, 5, 30]), [], []
 
@@ -138,7 +139,7 @@ class Quantized(torch.Tensor):
     """Stands for weights in another form than numbers in memory."""
 
 
-@pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
+@needs_kernels
 def test_kernels_get_no_address_of_a_weight_that_is_not_its_memory():
     layer, norm, x = Linear(16, 24), Norm("rmsnorm", 16, 1e-6), torch.randn(3, 16)
     with torch.no_grad(), linear.independent_rows():

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tests.conftest import random_batch, tiny_model
 from tests.helpers.models import Own
-from tests.helpers.paths import NATIVE_PRECISION
+from tests.helpers.paths import NATIVE_PRECISION, needs_kernels
 from unpad.batching import batch as batch_module
 from unpad.batching.batch import RaggedBatch
 from unpad.models.decoder import Decoder
@@ -69,7 +69,7 @@ def test_a_module_without_our_base_class_is_proved():
 
 
 @pytest.mark.promise("speed.model")
-@pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
+@needs_kernels
 @pytest.mark.parametrize("scale", [1.001, 1.05])
 def test_a_native_kernel_that_is_a_little_off_is_caught(scale, monkeypatch):
     right = attention.native_attention

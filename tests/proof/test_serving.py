@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.helpers.models import random_model
-from tests.helpers.paths import on
+from tests.helpers.paths import needs_kernels, on
 from unpad.errors import SourceError
 from unpad.inference import engine as engine_module
 from unpad.inference.engine import Engine, Request, watch
@@ -19,13 +19,11 @@ from unpad.models.decoder import Decoder
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn import cache, linear
 from unpad.nn.native import attention as native_decode
-from unpad.nn.native import library
 from unpad.proof.line import SAME_IDS, Line
 from unpad.proof.serving import HTTP, NUM_NEW, Answering, prompts_of, prove_serving
 from unpad.recipes.training import GenerateSettings
 
 VOCAB, CONTEXT = 300, 420
-native_only = pytest.mark.skipif(not library.enabled(), reason=library.describe())
 
 
 def subject() -> Answering:
@@ -49,7 +47,7 @@ def proved(one: Answering) -> dict[str, Line]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", [pytest.param("native", marks=native_only), "torch"])
+@pytest.mark.parametrize("path", [pytest.param("native", marks=needs_kernels), "torch"])
 def test_every_line_holds(path):
     with on(path):
         lines = proved(subject())
@@ -157,13 +155,13 @@ def ends_early(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("plant", "path", "where"),
     [
-        pytest.param(wide_products, "native", "all at once", marks=native_only),
-        pytest.param(later_keys, "native", "pieces of 7", marks=native_only),
+        pytest.param(wide_products, "native", "all at once", marks=needs_kernels),
+        pytest.param(later_keys, "native", "pieces of 7", marks=needs_kernels),
         (one_sort, "torch", "all at once"),
         (cuts_by_queue, "torch", "pieces of 7 "),
-        pytest.param(kept_replies, "native", "beginnings", marks=native_only),
+        pytest.param(kept_replies, "native", "beginnings", marks=needs_kernels),
         (generators_of_slots, "torch", "some leave"),
-        pytest.param(ends_early, "native", "some leave", marks=native_only),
+        pytest.param(ends_early, "native", "some leave", marks=needs_kernels),
     ],
 )
 def test_a_fault_makes_a_line_fail(plant, path, where, monkeypatch):
@@ -175,7 +173,7 @@ def test_a_fault_makes_a_line_fail(plant, path, where, monkeypatch):
     assert all("rows of scores differ" in line.note for line in lines.values() if line.passed is False)
 
 
-@native_only
+@needs_kernels
 def test_questions_about_images_are_proved_and_a_fault_makes_every_line_fail(finished, monkeypatch):
     monkeypatch.setattr("unpad.proof.serving.MOST_PROMPTS", 6)
     run = load(finished("questions").run)

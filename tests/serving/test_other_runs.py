@@ -343,7 +343,7 @@ def test_models_say_the_columns_of_patients(patients):
     assert json.loads(patients.get("/health").text) == {"status": "ready"}
 
 
-def test_a_unit_that_is_a_part_of_the_code_is_a_column_of_requests(finished: Finished) -> None:
+def test_a_unit_that_is_a_part_of_the_code_is_a_column_of_requests(finished):
     from unpad.inference.loaded import load
     from unpad.recipes.data import EventSource
     from unpad.serving.patients import _form

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import json
+import re
 from collections.abc import Iterator
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from PIL import Image
 
 from tests.helpers import families
+from tests.helpers.pairs import rows, write_pairs
 from tests.helpers.shell import Shell
 from unpad.batching.batch import RaggedBatch
 from unpad.data.family import open_data
@@ -30,7 +33,7 @@ CHATS = [
     [("user", "Type <|eos|>"), ("assistant", "我不要。"), ("user", "Go on"), ("assistant", "I am done.")],
 ]
 SHOWN = """\
-chat, by the recipe chat: all 3 sequences to train on; learnt tokens are [[ ]]
+chat, by the recipe chat: 3 sequences to train on; learnt tokens are [[ ]]
 
 my.jsonl:1
   25 tokens, 9 learnt
@@ -87,8 +90,9 @@ def test_learnt_tokens_are_those_that_the_loss_counts(unpad: Shell, tmp_path: Pa
     expected = [marked(stage, batch, stop) for stage in stages(recipe, *overrides) for batch, stop in batches(stage)]
     assert len(found) > 30
     if family == "pairs":
-        places = [one["where"] for one in shown if ", " in one["where"]]
-        assert places[1::2] == [place.replace(", chosen", ", rejected") for place in places[::2]]
+        many = write_pairs(tmp_path / "many", rows(90))
+        better, worse = json.loads(unpad("data", "show", many, "-n", 2, "--json", code=0).out)
+        assert better["where"].replace("chosen", "rejected") == worse["where"]
     assert sorted(found) == sorted(expected)
 
 
@@ -131,6 +135,22 @@ def test_what_is_cut_is_said(unpad: Shell, tmp_path: Path, words: str, facts: st
     assert all(f"  {fact}" in shown for fact in facts.split("|"))
     joined = unpad("data", "show", "my.jsonl", "plan.cross_documents=true", code=0).out
     assert "my.jsonl:1 to my.jsonl:3\n" in joined
+    last = unpad("data", "show", "my.jsonl", "plan.cross_documents=true", "plan.max_tokens=20", "--row", 3, code=0).out
+    assert "Type" in last
+    assert "piece 1 of" not in last
+
+
+@pytest.mark.promise("data.show")
+def test_the_middle_of_long_texts_is_left_out_where_several_are_shown(unpad: Shell, tmp_path: Path) -> None:
+    numbers = " ".join(map(str, range(250)))
+    (tmp_path / "long.txt").write_text(numbers)
+    first, whole = (
+        unpad("data", "show", "long.txt", *words, code=0).out.replace("\n    ", " ") for words in ([], ["--row", 1])
+    )
+    assert f"[[{numbers[:300]} ... 439 characters ... {numbers[-150:]}<|eos|>]]" in first
+    assert f"[[{numbers}<|eos|>]]" in whole
+    cut = unpad("data", "show", "long.txt", "plan.max_tokens=200", code=0).out
+    assert re.match(r"text, by the recipe small: the first \d pieces of 1 sequence to train on", cut)
 
 
 @pytest.mark.promise("data.show")
@@ -155,6 +175,7 @@ def test_a_row_of_another_part_is_shown_as_such_and_others_are_refused(unpad: Sh
         (["my.jsonl", "--row", 9, *lenient], 2, "no row begins there"),
         (["my.jsonl", "--row", 4, *lenient], 3, "was left out: E_JSON"),
         (["nowhere"], 2, "no run and no recipe"),
+        ([tmp_path / "made" / "pictures" / "dark" / "0.png"], 3, "one picture is no data"),
     ):
         assert said in unpad("data", "show", *words, code=code).err
 
@@ -206,6 +227,9 @@ def test_a_history_ends_at_the_landmark_and_says_what_is_left_out(unpad: Shell, 
     ]
     assert one["heads"] == ["set", "day", "code", "value", "as read"]
     assert [row[:4] for row in one["rows"]] == [["1", "-5", "a", "2"], ["2", "0", "a", "6"]]
+    dated = (tmp_path / "tests.csv").read_text().replace(",-9,", ",2024-01-02,").replace(",-5,", ",2024-01-03,")
+    (tmp_path / "dated.csv").write_text("".join(line + "\n" for line in dated.split("\n")[:4]))
+    assert unpad("data", "show", "dated.csv", code=0).out.startswith("events, by the recipe events_labels: 1 patient")
 
 
 @pytest.mark.promise("data.show")
@@ -220,7 +244,11 @@ def test_a_run_keeps_its_first_sequences_and_the_page_has_them(unpad: Shell, tmp
     page = Path(unpad("report", "run", code=0).out.strip()).read_text(encoding="utf-8")
     own = Path(unpad("data", "show", "run", "--html", "own.html", code=0).out.strip()).read_text(encoding="utf-8")
     for one in kept:
-        assert f"<h3>{one['where']}</h3>" in page
-        assert f"<h3>{one['where']}</h3>" in own
+        for shown in (page, own):
+            assert f"<h3>{one['where']}</h3>" in shown
+            for span in one["spans"]:
+                text = f"<i>{escape(span['text'])}</i>" if span["special"] else escape(span["text"])
+                assert f"<b>{text}</b>" in shown or not span["learnt"]
+                assert text in shown
     (tmp_path / "run" / "shown.json").write_text("[{}]")
     assert "What was learnt" not in Path(unpad("report", "run", code=0).out.strip()).read_text(encoding="utf-8")

@@ -17,12 +17,11 @@ import numpy as np
 import yaml
 
 from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
-from unpad.data.pictures.remarks import label_remarks, pixel_remarks
 from unpad.data.sources import chat, images, pairs
 from unpad.data.sources.documents import describe_book, single_document
 from unpad.data.sources.example import BadRow, Example, Usable, count_bad
 from unpad.data.sources.faults import FIXES, there_is
-from unpad.data.sources.fields import Advise, advice, is_picture
+from unpad.data.sources.fields import REPLIES, REQUESTS, Advise, advice, is_picture
 from unpad.data.sources.files import (
     FORMATS,
     TABLE_SUFFIXES,
@@ -33,7 +32,7 @@ from unpad.data.sources.files import (
     skipped_files,
 )
 from unpad.data.sources.json_rows import count_blank_lines
-from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading
+from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading, refuse_given
 from unpad.data.sources.split import content_key, turns_key
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, ImageSettings, Source
@@ -86,6 +85,7 @@ class _CheckMemory:
 
     keys: set[int] = dataclass_field(default_factory=set)
     asked: Asked = dataclass_field(default_factory=Asked)
+    has_template: bool = False  # of an imported model
 
 
 def _join(checks: Sequence[tuple[Path, Callable[[], CheckReport]]]) -> CheckReport:
@@ -120,7 +120,7 @@ def _is_recipe(path: Path) -> bool:
 
 def _check_path(kind: str | None, field: str | None, settings: Recipe, seen: _CheckMemory, path: Path) -> CheckReport:
     refuse_system(path)
-    data = settings.data
+    data, seen.has_template = settings.data, settings.tokenizer.path is not None
     if kind == "events" or (kind is None and field is None and _looks_like_events(path)):
         data = data.model_copy(update={"events": [EventSource(path=str(path))]})
         return _check_events(settings.model_copy(update={"data": data}), trains=False)
@@ -131,8 +131,7 @@ def _check_path(kind: str | None, field: str | None, settings: Recipe, seen: _Ch
     files = images.expand(source, Path) if of_pictures else expand(source, Path)
     report = _join([(file.path, partial(_check_file, kind, file, data, seen)) for file in files])
     if pictures := [picture for file in report.files if file.pictures for picture in file.pictures.examples]:
-        notes = [*label_remarks(pictures), *pixel_remarks(pictures, settings.images)]
-        report = replace(report, notes=(*report.notes, *notes))
+        report = replace(report, notes=(*report.notes, *_picture_remarks(pictures, settings.images)))
     manifests = any(file.kind in ("images", "vqa") for file in report.files)
     known = (*FORMATS, *images.SUFFIXES) if manifests else tuple(FORMATS)
     return report if of_pictures else replace(report, skipped=tuple(skipped_files(path, known)))
@@ -150,7 +149,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
     characters, pictures = list[int](), PictureCounts()
     num_used = num_keys = num_repeated = 0
     with reading(file.path):
-        for row in counted(_checked(kind, file, data), f"reading {file.path.name}", unit="rows"):
+        for row in counted(_checked(kind, file, data, seen.has_template), f"reading {file.path.name}", unit="rows"):
             if isinstance(row, BadRow):
                 bad.append(row)
                 continue
@@ -179,10 +178,12 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
     return CheckReport((file_check,), tuple(bad))
 
 
-def _checked(kind: str, file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
+def _checked(kind: str, file: SourceFile, data: DataSettings, has_template: bool) -> Iterator[Usable | BadRow]:
     """Rows of a file as its reader checks them, or without facts where it has `read` alone."""
     if kind in TEXT_KINDS:
-        yield from map(_usable, read_rows(kind, file, data))
+        for row in read_rows(kind, file, data):
+            refused = [] if has_template or isinstance(row, BadRow) else refuse_given(kind, file, [row])
+            yield refused[0] if refused else _usable(row)
         return
     reader = import_module(f"unpad.data.sources.{kind}")
     if hasattr(reader, "check"):
@@ -224,7 +225,7 @@ def _check_recipe(overrides: Sequence[str], seen: _CheckMemory, path: Path) -> C
     from unpad.data.sources.files import resolve_path  # imports pyarrow
 
     recipe = load_recipe(str(path), overrides)
-    data = recipe.data
+    data, seen.has_template = recipe.data, recipe.tokenizer.path is not None
     resolve = partial(resolve_path, data)
     files = [
         (kind, file)
@@ -269,6 +270,8 @@ def guess_kind(path: Path) -> str:
     """
     if _looks_like_events(path):
         return "events"
+    if images.is_image(path):
+        raise SourceError("one picture is no data to train on", where=str(path), fix="name the folder of all classes")
     if _holds_classes(path):
         return "images"
     return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)
@@ -286,6 +289,8 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
     there = there_is(names) if names else header.what.partition("; ")[2] if header else ""
     what = "E_KIND the rows or columns match no kind of data" + (f"; {there}" if there else "")
     fix = advise(values) if names else header.fix if header else ""
+    if set(names) & set(REQUESTS):
+        fix = f"write the reply that is wanted beside each request, as {' or '.join(REPLIES)}"
     if not fix or fix == FIXES["E_MISSING"]:
         fix = f"set --kind ({', '.join(KINDS)}), or name the fields or columns in a recipe and check it with "
         fix += "`unpad data check RECIPE.yaml`"
@@ -295,11 +300,19 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
     return SourceError(what, where=str(file.path), fix=fix)
 
 
+def _picture_remarks(
+    pictures: Sequence[images.ImageExample], settings: ImageSettings, labelled: bool = True
+) -> list[str]:
+    from unpad.data.pictures.remarks import label_remarks, pixel_remarks  # imports torch
+
+    return [*(label_remarks(pictures) if labelled else []), *pixel_remarks(pictures, settings)]
+
+
 def _check_picture(settings: ImageSettings, path: Path) -> CheckReport:
     """Check one image file, without a class."""
     image = images.examine(images.ImageRow(str(path), "", path, str(path.resolve().parent)))
     bad = (image,) if isinstance(image, BadRow) else ()
-    notes = () if isinstance(image, BadRow) else (*pixel_remarks([image], settings),)
+    notes = () if isinstance(image, BadRow) else (*_picture_remarks([image], settings, labelled=False),)
     return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad, notes)
 
 
@@ -392,4 +405,8 @@ def _kind_of(file: SourceFile, data: DataSettings, kind: str | None) -> str:
         return "images" if any("label" in value for value in with_image) else "vqa"
     if 2 * sum(map(pairs.looks_like_pair, values)) > len(values):
         return "pairs"
-    return "chat" if 2 * sum(map(chat.looks_like_chat, values)) > len(values) else "text"
+    if 2 * sum(map(chat.looks_like_chat, values)) > len(values):
+        return "chat"
+    if values and not file.field and all(type(value) is dict and "text" not in value for value in values):
+        raise _no_kind(file, values, bad, advise)
+    return "text"

@@ -95,16 +95,14 @@ def list_rows(
     """
     read_all = read_all or partial(_read_all, kind)
     files = list_files(getattr(recipe.data, kind), partial(resolve_path, recipe.data))
-    listed, checked = ListedRows[R](recipe, kind, files, [], [], []), ""
+    listed = ListedRows[R](recipe, kind, files, [], [], [])
     for file in files:
         rows, bad = read_all(file, recipe.data)
         listed.rows.extend(rows)
         listed.sources.extend([file.source] * len(rows))
-        checked = checked or (str(file.path) if bad else "")
         listed.bad.extend(bad)
-    if any(file.annotations for file in files):  # one of the two is not checked without the other
-        checked = "RECIPE.yaml"
-    apply_policy(listed.bad, len(listed.rows) + count_bad(listed.bad), recipe.data, checked)
+    checked = "RECIPE.yaml" if any(file.annotations for file in files) else ""  # one is not checked without the other
+    apply_policy(listed.bad, len(listed.rows) + count_bad(listed.bad), recipe.data, checked, files)
     return listed
 
 

@@ -204,6 +204,7 @@ def evaluate_new(
     near, known = _near_training(loaded, new, seq_ids), _known(loaded, new, seq_ids)
     lines = [*loaded.ending, *new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
+    facts |= {"bad_rows": len(new.bad_rows)} if new.bad_rows else {}
     evaluation = _measure(loaded, new, seq_ids, num_shown, name, None)
     lines += [*(line for line in evaluation.lines if line not in lines), *_write(rows, new, evaluation, name)]
     return replace(evaluation, lines=lines, facts=facts)

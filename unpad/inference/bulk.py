@@ -191,11 +191,16 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
 
     def prompts() -> Iterator[AskedRow]:
         lines = run.recipe.data.model_copy(update={"separator": "\n"})
-        return rows_of(path, read(table, lines, (*REQUESTS, *MESSAGES), (*FIELDS, "id")), example, ("id",), ask)
+        return rows_of(path, read(table, lines, _requests(run), (*FIELDS, "id")), example, ("id",), ask)
 
     engine = Engine(run.generator, precision=precision, piece=PIECE, rows=ROWS)
     made_by = digest_of(run, settings, precision, same_seed)
     return answer_rows(Bulk(path, "prompts", example, prompts, engine, made_by, stops(run)), out)
+
+
+def _requests(run: LoadedRun) -> tuple[str, ...]:
+    """Fields that may hold the request of a row, those that the sources of the run name first."""
+    return (*(source.prompt for source in run.recipe.data.chat if source.prompt), *REQUESTS, *MESSAGES)
 
 
 def stops(run: LoadedRun) -> bool:
@@ -223,11 +228,13 @@ def _prompt(run: LoadedRun, row: Row, strictly: bool) -> Prompt:
     """
     if type(row.value) is str:
         return run.prompt(row.value)
-    if unknown := [name for name in row.names if strictly and name not in PROMPT_FIELDS]:
+    known = {*PROMPT_FIELDS, *_requests(run), *(source.reply for source in run.recipe.data.chat)}
+    if unknown := [name for name in row.names if strictly and name not in known]:
         fix = "leave it out; a row has prompt, system, messages, id, and settings are of the command"
         raise RowFault("E_TYPE", f"unknown field {json.dumps(unknown[0], ensure_ascii=False)}", fix)
     row.leave_out({name for source in run.recipe.data.chat for name in source.ignore})
-    request = row.one_of((*REQUESTS, *MESSAGES), "a request")
+    named = [name for name in _requests(run)[: -len(REQUESTS + MESSAGES)] if name in row]
+    request = named[0] if named else row.one_of((*REQUESTS, *MESSAGES), "a request")
     if request is None:
         raise missing(("prompt", "messages"), row.names)
     if not reads_chat(run.recipe, run.tokenizer):

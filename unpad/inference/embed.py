@@ -60,7 +60,9 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
         RecipeError: the run does not read patients, or files are missing at `path`.
         SourceError: the data cannot be used, or no code of a table is known to the run.
     """
-    refuse_other_runs(run)
+    if not isinstance(run.model, PredictsSets):
+        fix = "use a run of `unpad train events`"
+        raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
     if out.suffix.lower() in (".csv", ".jsonl"):
         fix = f"name it {out.stem}.parquet; risks as a table: unpad predict RUN DATA --out {out.name}"
         raise RecipeError("vectors are written as parquet", where=str(out), fix=fix)
@@ -87,17 +89,6 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
     if path is None and data.table.num_test:
         lines.append(f"without {number_of(data.table.num_test, data.unit)} of the test part; --data reads any patients")
     return lines + ([f"no row for {number_of(without, f'other {data.unit}')} without a set"] if without else [])
-
-
-def refuse_other_runs(run: LoadedRun) -> None:
-    """Refuse a run that does not read patients.
-
-    Raises:
-        RecipeError: says which do.
-    """
-    if not isinstance(run.model, PredictsSets):
-        fix = "use a run of `unpad train events`"
-        raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
 
 
 def open_patients(run: LoadedRun, path: Path | None) -> tuple[EventData, list[str]]:

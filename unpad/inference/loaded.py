@@ -30,7 +30,6 @@ from unpad.run.folder import find_run, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.quantized import Quantized, hold_quantized, read_quantized
 from unpad.run.report.history import read_log, run_state
-from unpad.storage.paths import user_path
 from unpad.terminal.table import number_of
 
 
@@ -132,8 +131,7 @@ class LoadedRun:
         Raises:
             RecipeError: the run classifies no images.
         """
-        rows: list[dict[str, Any]] = self._predicts.classify_images(self, images)
-        return rows
+        return self._rows("classify_images", images)
 
     def ask(self, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Answer questions about images, each as alone.
@@ -147,8 +145,7 @@ class LoadedRun:
         Raises:
             RecipeError: the run answers no questions about images.
         """
-        answers: list[dict[str, Any]] = self._predicts.ask_rows(self, rows)
-        return answers
+        return self._rows("ask_rows", rows)
 
     def predict(self, data: str | Path | None = None) -> list[dict[str, Any]]:
         """The rows of `unpad predict RUN DATA`, for any run.
@@ -156,12 +153,11 @@ class LoadedRun:
         Raises:
             UnpadError: as `inference.predict.predict`.
         """
-        rows: list[dict[str, Any]] = self._predicts.predict(self, None if data is None else user_path(data)).rows
-        return rows
+        return self._rows("predict_rows", data)
 
-    @property
-    def _predicts(self) -> Any:
-        return import_module("unpad.inference.predict")
+    def _rows(self, name: str, given: Any) -> list[dict[str, Any]]:
+        rows: list[dict[str, Any]] = getattr(import_module("unpad.inference.predict"), name)(self, given)
+        return rows
 
     def prompt(self, text: str, system: str = "") -> Prompt:
         """Encode one prompt exactly as training encoded its kind.

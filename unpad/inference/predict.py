@@ -21,31 +21,10 @@ from unpad.data.sources.images import SUFFIXES, checked_path, contained_bytes, f
 from unpad.data.sources.reader import read
 from unpad.data.sources.row import Row, require_text
 from unpad.errors import RecipeError, SourceError
-from unpad.inference.bulk import (
-    FAULT,
-    BulkRow,
-    Report,
-    answer_prompts,
-    answer_questions,
-    answers_of,
-    ask_question,
-    questions_to,
-    refuse_faults,
-    rows_of,
-    stops,
-    table_file,
-)
+from unpad.inference import bulk
 from unpad.inference.embed import open_patients, patient_columns, predicts
 from unpad.inference.engine import Request
-from unpad.inference.images import (
-    Answer,
-    check_asks,
-    check_classifies,
-    classify_each,
-    is_of_images,
-    ledger,
-    list_images,
-)
+from unpad.inference.images import Answer, check_asks, classify_each, is_of_images, ledger, list_images
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
@@ -74,7 +53,7 @@ class Predictions:
     Args:
         rows: fields by name, one for each row of the data; `fault` is what is wrong with one that has no prediction.
         unit: name of the rows, plural.
-        lines: what the run does not know of the data.
+        lines: what the run does not know of the data; faults: rows that cannot be used, of tables of patients too.
         private: whether only the owner may read them.
     """
 
@@ -96,8 +75,15 @@ class Predictions:
 
     def summary(self, out: Path) -> str:
         """What was written, for the terminal."""
-        good, with_fault = len(self.rows) - self.faults, f", {self.faults:,} with a fault" if self.faults else ""
-        return f"{number_of(good, self.unit)} predicted{with_fault}: {out}"
+        bad = sum(bool(row.get(bulk.FAULT)) for row in self.rows)
+        more = (
+            f", {bad:,} with a fault"
+            if bad
+            else f", without {number_of(self.faults, 'bad rows')}"
+            if self.faults
+            else ""
+        )
+        return f"{number_of(len(self.rows) - bad, self.unit)} predicted{more}: {out}"
 
 
 def _shown(name: str, value: Any) -> str:
@@ -105,7 +91,7 @@ def _shown(name: str, value: Any) -> str:
         return f"{value:.1%}" if name.startswith("probability") else f"{value:.4g}"
     text = "" if value is None else escaped("; ".join(map(str, value)) if isinstance(value, list) else str(value))
     text = text or ("(no answer)" if name in SAID and value == "" else "")
-    if cells(text) <= WIDEST or name in ("mark", FAULT):
+    if cells(text) <= WIDEST or name in ("mark", bulk.FAULT):
         return text
     is_path = name == "image"  # whose end tells it from others
     while cells(text) >= WIDEST:
@@ -155,14 +141,13 @@ def _patients(run: LoadedRun, path: Path | None) -> Predictions:
 
 
 def _pictures(run: LoadedRun, path: Path) -> Predictions:
-    check_classifies(run)
     rows = list(_pictures_of(run, path))
     answers = classify_each(run, [(Path(row.where), row.ask) for row in rows], 1)
     found = [row.given | _classified(answer) for row, answer in zip(rows, answers, strict=True)]
     faults = [(row.where, answer.fault) for row, answer in zip(rows, answers, strict=True) if answer.fault]
     if not rows:
         raise SourceError("there are no pictures in it", where=str(path), fix=PICTURES)
-    refuse_faults(faults, len(rows), stops(run))
+    bulk.refuse_faults(faults, len(rows), bulk.stops(run))
     return Predictions(found, "pictures", ledger(run, answers), len(faults))
 
 
@@ -171,19 +156,19 @@ def _classified(answer: Answer) -> dict[str, Any]:
     return {"class": name, "probability": p, **answer.remarks()}
 
 
-def _pictures_of(run: LoadedRun, path: Path) -> Iterator[BulkRow[bytes]]:
+def _pictures_of(run: LoadedRun, path: Path) -> Iterator[bulk.BulkRow[bytes]]:
     """The rows of a table of pictures, or a row for every file of a folder."""
     if path.suffix.lower() not in TABLES:
         for image in list_images([path]):
-            yield BulkRow(str(image), {"image": str(image)}, partial(file_bytes, image))
+            yield bulk.BulkRow(str(image), {"image": str(image)}, partial(file_bytes, image))
         return
     field, root = run.recipe.data.images[0].field or "image", os.path.realpath(path.parent)
 
     def ask(number: int, row: Row) -> tuple[dict[str, Any], Callable[[], bytes]]:
         return {}, partial(contained_bytes, path.parent / checked_path(row.text(field)), root)
 
-    rows = read(table_file(path), run.recipe.data, (field,), ("id",))
-    yield from rows_of(path, rows, PICTURES, ("id", field), ask)
+    rows = read(bulk.table_file(path), run.recipe.data, (field,), ("id",))
+    yield from bulk.rows_of(path, rows, PICTURES, ("id", field), ask)
 
 
 def _replies(run: LoadedRun, path: Path, out: Path | None, same_seed: bool) -> Predictions:
@@ -192,26 +177,27 @@ def _replies(run: LoadedRun, path: Path, out: Path | None, same_seed: bool) -> P
         fix = f"unpad infer {run.folder} --image {path} --question TEXT; or name a table with `image` and `question`"
         raise RecipeError("a picture alone asks nothing", where=str(path), fix=fix)
     with TemporaryDirectory() as folder:
-        lines = Path(folder, "lines") if out is None else out if out.suffix.lower() == ".jsonl" else _part_of(out)
+        part = Path(folder, "lines") if out is None else Path(f"{out}.part.jsonl")
+        lines = out if out is not None and out.suffix.lower() == ".jsonl" else part
         if is_asked:
-            written = answer_questions(run, path, lines, stops=stops(run))
+            written = bulk.answer_questions(run, path, lines, stops=bulk.stops(run))
         else:
-            written = answer_prompts(run, path, lines, same_seed=same_seed)
+            written = bulk.answer_prompts(run, path, lines, same_seed=same_seed)
         rows = [json.loads(line) for line in lines.read_bytes().splitlines()]
     for row in rows:
         del row["made_by"]
-    if out is not None and lines != out:
+    if out is not None and lines is part:
         write_table(out, rows)
-        lines.unlink()
+        part.unlink()
     return Predictions(rows, "questions" if is_asked else "prompts", (), written.faults)
 
 
-def _part_of(out: Path) -> Path:
-    """JSON lines of the replies to a file that is not complete."""
-    return out.with_name(f"{out.name}.part.jsonl")
-
-
 # --------------------------------------------------------------------------- from Python
+
+
+def predict_rows(run: LoadedRun, data: str | Path | None) -> list[dict[str, Any]]:
+    """The rows of `predict`."""
+    return predict(run, None if data is None else user_path(data)).rows
 
 
 def classify_images(run: LoadedRun, images: Any) -> list[dict[str, Any]]:
@@ -238,12 +224,12 @@ def ask_rows(run: LoadedRun, rows: Sequence[Mapping[str, Any]]) -> list[dict[str
     """Rows of questions with their answers; arguments and errors as `LoadedRun.ask`."""
     check_asks(run)
 
-    def ask(row: Mapping[str, Any]) -> tuple[Request, Report]:
+    def ask(row: Mapping[str, Any]) -> tuple[Request, bulk.Report]:
         image = row.get("image")
         paths = [user_path(one) for one in (image if isinstance(image, list) else [image]) if one is not None]
-        return ask_question(run, paths, require_text(row.get("question"), '"question"'))
+        return bulk.ask_question(run, paths, require_text(row.get("question"), '"question"'))
 
-    asked = (BulkRow(f"rows:{number}", {}, partial(ask, row)) for number, row in enumerate(rows, 1))
-    bulk = questions_to(run, Path("rows"), "", lambda: asked, stops=False)
-    answers = ({**row, **answer} for row, answer in zip(rows, answers_of(bulk, asked), strict=True))
-    return [{name: value for name, value in answer.items() if name != "line"} for answer in answers]
+    asked = (bulk.BulkRow(f"rows:{number}", {}, partial(ask, row)) for number, row in enumerate(rows, 1))
+    answers = bulk.answers_of(bulk.questions_to(run, Path("rows"), "", lambda: asked, stops=False), asked)
+    found = ({**row, **answer} for row, answer in zip(rows, answers, strict=True))
+    return [{name: value for name, value in answer.items() if name != "line"} for answer in found]

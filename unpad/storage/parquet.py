@@ -56,7 +56,7 @@ def write_parquet(out: Path, columns: "Mapping[str, Any] | pa.Table", *, private
 def write_table(out: Path, rows: Sequence[Mapping[str, Any]], *, private: bool = False) -> None:
     """Write rows as CSV, JSON lines or parquet, by the name of the file, replacing an existing one.
 
-    In CSV the parts of a list are joined; a column of parquet with values of several kinds has them as JSON.
+    In CSV the parts of a list are joined; a column of parquet with values of several kinds has texts, of JSON.
 
     Raises:
         DiskError: it cannot be written.
@@ -82,4 +82,4 @@ def _column(values: list[Any]) -> "pa.Array":
     try:
         return pa.array(values)
     except pa.ArrowException:
-        return pa.array([None if value is None else json.dumps(value, ensure_ascii=False) for value in values])
+        return pa.array([value if isinstance(value, str | None) else json.dumps(value) for value in values])

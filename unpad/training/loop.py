@@ -86,7 +86,7 @@ def train(
             place.describe(monitor, progress)
             deadline = Deadline(setup.recipe.train.max_minutes)
             run = RunContext(setup, progress, monitor, timers, Signals(group), length, after_evaluation, deadline)
-            _describe_run(run, anew=not place.goes_on)
+            _describe_run(run)
             epochs, heldout, trained = _run_stages(run, state)
             if trained is not None:
                 _keep_samples(run, trained.kinds, anew=progress.step > start)
@@ -124,8 +124,8 @@ def _open_monitor(setup: Setup, console: Console | None, last: int, *, verbose: 
         monitor.close()
 
 
-def _describe_run(run: RunContext, *, anew: bool) -> None:
-    """Log the environment and the data, and show what is trained; a new run keeps its first sequences."""
+def _describe_run(run: RunContext) -> None:
+    """Log the environment and the data, show what is trained, and keep the first sequences."""
     from unpad.training.show import keep_first
 
     setup, monitor = run.setup, run.monitor
@@ -135,7 +135,7 @@ def _describe_run(run: RunContext, *, anew: bool) -> None:
             monitor.log("data", **facts)
         # Pictures are compared for it.
         monitor.start(setup.group.of_leader(lambda: describe(setup, verbose=monitor.verbose)))
-        if anew and setup.group.leads:
+        if setup.group.leads:
             keep_first(setup)
 
 

@@ -74,15 +74,16 @@ def show(name: str, overrides: Sequence[str], num: int, row: str | None = None, 
     if row is not None:
         sequences = list(_of_row(recipe, kept, data, _with_file(data, row)))
         return Showing(sequences, note + number_of(len(sequences), unit), data.private)
-    sequences = first_sequences(_stages(recipe, data), num)
-    first = f"all {total:,}" if len(sequences) == total else f"the first {len(sequences):,} of {total:,}"
-    return Showing(sequences, f"{note}{first} {unit} to train on", data.private)
+    shown = first_sequences(_stages(recipe, data), num)
+    pieces = "" if len({piece[0] for piece in shown}) == len(shown) else " pieces"
+    of = "" if len(shown) == total and not pieces else f"the first {len(shown):,}{pieces} of "
+    return Showing([*shown.values()], f"{note}{of}{number_of(total, unit)} to train on", data.private)
 
 
 def keep_first(setup: Setup) -> None:
-    """Write the first sequences of a new run into it; none where one cannot be read, as its step will say."""
+    """Write the first sequences of a run into it; none where one cannot be read, as its step will say."""
     with suppress(SourceError):
-        keep_shown(setup.folder, [one.to_json() for one in first_sequences(setup.stages, KEPT)])
+        keep_shown(setup.folder, [one.to_json() for one in first_sequences(setup.stages, KEPT).values()])
 
 
 def _stages(recipe: Recipe, data: Data) -> list[StageSetup]:
@@ -100,8 +101,8 @@ def _with_file(data: Data, row: str) -> str:
     return f"{files[0]}:{row}"
 
 
-def first_sequences(stages: Sequence[StageSetup], num: int) -> list[Shown]:
-    """The first `num` sequences of each stage in the order of the files, each once."""
+def first_sequences(stages: Sequence[StageSetup], num: int) -> dict[Piece, Shown]:
+    """The first `num` sequences of each stage, or pieces of them, in the order of the files, each once."""
     shown: dict[Piece, Shown] = {}
     for stage in stages:
         inputs = plan_inputs(stage, 0)
@@ -112,8 +113,8 @@ def first_sequences(stages: Sequence[StageSetup], num: int) -> list[Shown]:
         pieces = _pieces(stage, inputs, once)[:num]
         if pieces:
             stage.data.load(_micro(stage, [piece for piece, _ in pieces]))  # pictures are decoded at once, and cached
-        shown = {piece: _shown(stage, stages, piece, facts) for piece, facts in pieces} | shown
-    return list(shown.values())
+        shown |= {piece: _shown(stage, stages, piece, facts) for piece, facts in pieces if piece not in shown}
+    return shown
 
 
 def _of_row(recipe: Recipe, kept: dict[str, bytes] | None, data: Data, given: str) -> Iterator[Shown]:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.ImageCms import ImageCmsProfile, createProfile
 
 from unpad.data.pixels.decode import decode, probe
 
@@ -70,3 +71,14 @@ def test_a_bitmap_with_a_mask_of_alpha_has_alpha():
     assert Image.open(BytesIO(data)).mode == "RGBA"
     assert probe(data).mode == "colour with alpha"
     assert probe(data[:66] + bytes(4) + data[70:]).mode == "colour"
+
+
+@pytest.mark.parametrize("name", ["PNG", "JPEG", "WEBP", "TIFF"])
+@pytest.mark.parametrize(("profile", "notes"), [("sRGB", ()), ("other", ("W_PROFILE",)), ("", ())])
+def test_a_profile_other_than_srgb_is_noted_and_moves_no_pixel(name: str, profile: str, notes: tuple[str, ...]) -> None:
+    packed = ImageCmsProfile(createProfile("sRGB")).tobytes()
+    options = {"lossless": True} if name == "WEBP" else {}
+    profiles = {"sRGB": packed, "other": packed.replace(b"s\0R\0G\0B", b"D\0P\0-\x003"), "": b""}
+    data = saved(RGB, name, **options, **({"icc_profile": profiles[profile]} if profile else {}))
+    assert (probe(data).notes, decode(data).notes) == (notes, notes)
+    assert np.array_equal(decode(data).pixels, decode(saved(RGB, name, **options)).pixels)

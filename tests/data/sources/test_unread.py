@@ -10,15 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 from tests.helpers.corpus import make_recipe, messages
 from tests.helpers.shell import Shell
 from unpad.data.check import check
 from unpad.data.sources.unread import is_metadata
 from unpad.data.tokens.corpus import prepare
+from unpad.errors import SourceError
 
 U, A = "user", "assistant"
-ASKED: dict[str, Any] = {"prompt": "问", "completion": "答"}
+ASKED: dict[str, Any] = {"prompt": "问 10", "completion": "答"}
 
 
 def put(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -67,10 +69,12 @@ def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, name: str, v
 
 
 REFUSED = [
-    ("label", False), ("label", 0), ("label", "false"), ("label", "rejected"), ("desirable", False), ("accepted", 0),
-    ("is_correct", False), ("chosen", False), ("rejected", True), ("train", False), ("masked", True), ("weight", 0.5),
-    ("weight", 3), ("loss_mask", [0, 1]), ("anything", [0.5]), ("anything", [None, True]), ("documents", ["a", "b"]),
-    ("images", ["a.png"]), ("image_url", "https://a.org/a.png"), ("audio", {"path": "a.wav"}), ("choices", ["a", "b"]),
+    ("train_turns", [3, 5, 7]),
+    ("label", False), ("label", 0), ("label", "0"), ("label", "false"), ("label", "rejected"), ("accepted", 0),
+    ("desirable", False), ("is_correct", False), ("chosen", False), ("rejected", True), ("train", False),
+    ("masked", True), ("weight", 0.5), ("weight", 3), ("loss_mask", [0, 1]), ("anything", [0.5]),
+    ("anything", [None, True]), ("documents", ["a", "b"]), ("images", ["a.png"]),
+    ("image_url", "https://a.org/a.png"), ("audio", {"path": "a.wav"}), ("choices", ["a", "b"]),
 ]  # fmt: skip
 
 
@@ -82,7 +86,7 @@ def test_a_field_that_inverts_or_completes_is_refused_by_name(tmp_path: Path, na
 
 @pytest.mark.promise("data.fields")
 def test_a_row_that_says_it_is_wanted_and_a_repeated_text_are_quiet(tmp_path: Path) -> None:
-    assert verdict(tmp_path, {**ASKED, "label": True, "masked": False, "weight": 1, "text": "Q: 问 A: 答"}) == {}
+    assert verdict(tmp_path, {**ASKED, "label": True, "masked": False, "weight": 1, "text": "Q: 问 10 A: 答"}) == {}
     assert verdict(tmp_path, {**reply(), "prompt": "问", "answer": "答"}) == {}
 
 
@@ -108,6 +112,7 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
         ({"redacted": False}, ("E_FIELD", {"messages", "redacted"})),
         ({"do_not_train": True}, ("E_FIELD", {"messages", "do_not_train"})),
         ({"mask": 1}, ("E_FIELD", {"messages", "mask"})),
+        ({"trainable": "no"}, ("E_FIELD", {"messages", "trainable"})),
         ({"confidence": 0.3}, ("E_FIELD", {"messages", "confidence"})),
         ({"images": ["a.png"]}, ("E_FIELD", {"messages", "images"})),
         ({"train": False}, ("E_NO_TARGET", {"messages"})),
@@ -172,3 +177,42 @@ def test_columns_of_tables_are_fields(tmp_path: Path) -> None:
     assert (of_parquet["used"], of_parquet["not_read"]) == (4, {"bytes": 1.0, "persona": 0.5})
     pq.write_table(table.set_column(3, "label", pa.array([True, True, False, True])), tmp_path / "a.parquet")
     assert [bad.code for bad in check(tmp_path / "a.parquet").bad] == ["E_FIELD"]
+
+
+# --------------------------------------------------------------------------- tools
+
+
+@pytest.mark.promise("data.fields")
+@pytest.mark.parametrize(
+    ("name", "value"), [("tools", [{"name": "f"}]), ("tools", '[{"name": "f"}]'), ("chat_template_kwargs", {"a": True})]
+)
+def test_what_is_for_a_template_is_refused_without_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
+) -> None:
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    assert verdict(tmp_path, {**ASKED, name: value}) == ("E_FIELD", {name})
+    pair = {"prompt": "问", "chosen": "答", "rejected": "另", name: value}
+    assert verdict(tmp_path, pair) == ("E_FIELD", {name})
+    assert verdict(tmp_path, {**ASKED, name: None}) == {}
+    put(tmp_path / "chat.jsonl", [{**ASKED, name: value}, *[ASKED] * 3])
+    with pytest.raises(SourceError, match=f'E_FIELD "{name}" is for the chat template'):
+        prepare(make_recipe(tmp_path, data={"text": []}))
+    ignored = {"text": [], "chat": {"path": "chat.jsonl", "ignore": [name]}}
+    assert len(prepare(make_recipe(tmp_path, data=ignored))[0]) == 4
+
+
+@pytest.mark.promise("data.fields")
+def test_fields_of_questions_about_pictures_are_looked_at_too(tmp_path: Path) -> None:
+    Image.new("RGB", (4, 4), (9, 99, 199)).save(tmp_path / "a.png")
+    row = {"image": "a.png", "question": "Which?", "answer": "B"}
+    assert verdict(tmp_path, {**row, "id": 3, "hint": "Look left."}) == {"hint": 1.0}
+    assert verdict(tmp_path, {**row, "choices": ["A", "B"]}) == ("E_FIELD", {"choices"})
+
+
+@pytest.mark.promise("data.fields")
+def test_a_refusal_names_the_source_that_was_typed(unpad: Shell, tmp_path: Path) -> None:
+    (tmp_path / "My chats").mkdir()
+    for name, rows in (("1.jsonl", [ASKED] * 3), ("2.jsonl", [{**ASKED, "label": False}, {"prompt": "问"}])):
+        put(tmp_path / "My chats" / name, rows)
+    refused = unpad("train", "chat", "data.chat=My chats", code=3).err
+    assert "unpad data check 'My chats'" in refused.replace("\n", " ")

@@ -1,8 +1,11 @@
 """Chat templates of imported models: the ids of transformers, and the loss on what the model says."""
 
 import json
+import re
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import tokenizers
@@ -45,6 +48,47 @@ def turns_of(talk: Sequence[tuple[str, str]]) -> tuple[Turn, ...]:
 def encoded(tokenizer: Tokenizer, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:
     ids, mask, _, _ = encode_examples([Example("x:1", tuple(turns))], tokenizer, Template())
     return ids.tolist(), mask.tolist()
+
+
+TOOLS = (
+    "{%- if style == 'x' %}{{- 'X' }}{%- endif %}"
+    "{%- if tools %}{{- '<|im_start|>system\\n' + (tools | tojson) + '<|im_end|>\\n' }}{%- endif %}" + CHATML
+)
+GIVEN: list[dict[str, Any]] = [
+    {"tools": [{"name": "f", "more": {"a": 1}}]},
+    {"style": "x"},
+    {"tools": [{}], "style": "x"},
+]
+
+
+@pytest.mark.promise("models.template-ids")
+@pytest.mark.parametrize(
+    "given",
+    [{"tools": [{"type": "function", "function": {"name": "f"}}]}, {"style": "x"}, {"tools": [{}], "style": "x"}],
+)
+def test_tools_and_keyword_arguments_of_a_row_reach_the_template(given: dict[str, Any]) -> None:
+    tokenizer, other, turns = tokenizer_with(TOOLS), theirs(TOOLS), turns_of(TALKS[0])
+    talk = [{"role": turn.role, "content": turn.content} for turn in turns]
+    ids, mask, *_ = encode_examples([Example("x:1", turns, given=json.dumps(given))], tokenizer, Template())
+    assert ids.tolist() == other.apply_chat_template(talk, **given, return_dict=True)["input_ids"]
+    assert tokenizer.decode(ids[mask].tolist()) == "hi, you"
+    assert ids.tolist() != encoded(tokenizer, turns)[0]
+
+
+@pytest.mark.promise("models.template-ids")
+@pytest.mark.parametrize(
+    ("source", "given", "said"),
+    [
+        (CHATML, {"tools": [{}]}, 'gives "tools", which the chat template does not read'),
+        (TOOLS, {"add_generation_prompt": True}, 'gives "add_generation_prompt"'),
+        (TOOLS, {"tools": [{"name": "<|im_end|>"}]}, "special token"),
+    ],
+)
+def test_what_a_template_does_not_read_is_refused(source: str, given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SourceError, match=re.escape(said)):
+        encode_examples(
+            [Example("x:1", turns_of(TALKS[0]), given=json.dumps(given))], tokenizer_with(source), Template()
+        )
 
 
 def cases() -> list[tuple[str, int]]:
@@ -200,3 +244,15 @@ def test_a_tokenizer_keeps_its_template_and_its_stops() -> None:
     assert again.to_bytes() == tokenizer.to_bytes()
     assert again.chat.source == CHATML
     assert again.stop_ids == tokenizer.stop_ids == {tokenizer.eos_id, tokenizer.pad_id}
+
+
+@pytest.mark.promise("data.fields")
+@pytest.mark.parametrize("kind", ["chatml", "marked"])
+def test_a_reply_that_is_not_learned_is_context_of_a_template_too(kind: str) -> None:
+    tokenizer, turns = tokenizer_with(TEMPLATES[kind]), turns_of(TALKS[1])
+    ids, mask = encoded(tokenizer, [replace(turn, learned=place != 1) for place, turn in enumerate(turns)])
+    every_ids, every = encoded(tokenizer, turns)
+    learned = [tokenizer.decode([id for id, counts in zip(ids, each, strict=True) if counts]) for each in (mask, every)]
+    assert ids == every_ids
+    assert ["first" in text for text in learned] == [False, True]
+    assert all("second reply" in text for text in learned)

@@ -4,19 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.paths import LOWEST, NATIVE_DTYPES
+from tests.helpers.paths import LOWEST, NATIVE_DTYPES, check_operator, needs_kernels
 from unpad.nn.activation import GATED, KINDS, activation
-from unpad.nn.native import library
 
-pytestmark = pytest.mark.skipif(not library.enabled(), reason=library.describe())
+pytestmark = needs_kernels
 
 
 def test_operators_describe_themselves_rightly():
     x, grad = torch.randn(3, 14).to(LOWEST), torch.randn(3, 7).to(LOWEST)
-    utils = ("test_schema", "test_faketensor")
     for bias in (None, torch.randn(14).to(LOWEST)):
-        torch.library.opcheck(torch.ops.unpad.activation.default, ("swiglu", x, bias), test_utils=utils)
-        torch.library.opcheck(torch.ops.unpad.activation_backward.default, ("swiglu", grad, x, bias), test_utils=utils)
+        check_operator("activation", "swiglu", x, bias)
+        check_operator("activation_backward", "swiglu", grad, x, bias)
 
 
 def with_gradients(kind: str, inputs: list[Tensor], threads: int = 1) -> list[Tensor]:

@@ -6,17 +6,13 @@ import pytest
 import torch
 
 from tests.helpers.attention_cases import SEED, definition, error, in_double, make_case, parts
-from tests.helpers.paths import LOWEST, NATIVE_DTYPES
+from tests.helpers.paths import LOWEST, NATIVE_DTYPES, check_operator, needs_kernels
 from unpad.batching.layout import Layout
 from unpad.nn import attention
 from unpad.nn.attend import Attend
-from unpad.nn.native import library
 from unpad.nn.native.attention import native_attention, supports
 
-pytestmark = [
-    pytest.mark.skipif(not library.enabled(), reason=library.describe()),
-    pytest.mark.promise("speed.kernels"),
-]
+pytestmark = [needs_kernels, pytest.mark.promise("speed.kernels")]
 
 
 @pytest.fixture(autouse=True)
@@ -97,15 +93,9 @@ def test_operators_tell_their_shapes_without_running():
     case = make_case([20, 3], LOWEST)
     bias = torch.randn(case.qkv[0].numel()).to(LOWEST)
     arguments = (case.qkv.detach(), bias, None, case.cu_seqlens, 4, 2, True, 0.2, None, None, 0.0, 0, None, 0)
-    torch.library.opcheck(
-        torch.ops.unpad.ragged_attention.default, arguments, test_utils=["test_schema", "test_faketensor"]
-    )
+    check_operator("ragged_attention", *arguments)
     out, log_z = torch.ops.unpad.ragged_attention(*arguments)
-    torch.library.opcheck(
-        torch.ops.unpad.ragged_attention_backward.default,
-        (case.grad, out, log_z, *arguments, True),
-        test_utils=["test_schema", "test_faketensor"],
-    )
+    check_operator("ragged_attention_backward", case.grad, out, log_z, *arguments, True)
 
 
 def test_supports_says_which_heads_the_kernels_know():

@@ -6,17 +6,13 @@ from torch import Tensor
 
 from tests.helpers.attention_cases import error
 from tests.helpers.grid import pairs
-from tests.helpers.paths import LOWEST, NATIVE_DTYPES
+from tests.helpers.paths import LOWEST, NATIVE_DTYPES, needs_kernels
 from unpad.nn.attend import Attend
 from unpad.nn.linear import rowwise_linear
-from unpad.nn.native import library
 from unpad.nn.native.attention import decode_attention
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
 
-pytestmark = [
-    pytest.mark.skipif(not library.enabled(), reason=library.describe()),
-    pytest.mark.promise("speed.kernels"),
-]
+pytestmark = [needs_kernels, pytest.mark.promise("speed.kernels")]
 
 BF16 = torch.bfloat16
 ERROR = {BF16: 3e-3, torch.float32: 1e-6, torch.float64: 1e-13}

@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.helpers.paths import check_operator, needs_kernels
 from unpad.nn.native import gradient_sum, library
 
-pytestmark = pytest.mark.skipif(not library.enabled(), reason=library.describe())
+pytestmark = needs_kernels
 
 SHIFT = 48.0
 
@@ -46,8 +47,7 @@ def test_every_target_gives_the_bits_of_torch(target, num_threads):
 
 def test_operator_describes_itself_rightly():
     gradient, total = example(20)
-    arguments = (total, [gradient.nan_to_num(0, 1, 1)], 1.0, SHIFT, False)
-    torch.library.opcheck(torch.ops.unpad.add_rounded.default, arguments, test_utils=("test_schema", "test_faketensor"))
+    check_operator("add_rounded", total, [gradient.nan_to_num(0, 1, 1)], 1.0, SHIFT, False)
 
 
 def test_only_gradients_whose_memory_is_fp32_are_accepted():

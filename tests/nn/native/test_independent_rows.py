@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from tests.helpers.grid import pairs
+from tests.helpers.paths import needs_kernels
 from tests.helpers.targets import able, has, running
 from unpad.batching.layout import Layout
 from unpad.nn.attend import Attend
@@ -13,10 +14,7 @@ from unpad.nn.linear import rowwise_linear
 from unpad.nn.native import library
 from unpad.nn.native.quantized import QuantizedWeight, multiply_int8, to_int8
 
-pytestmark = [
-    pytest.mark.skipif(not library.enabled(), reason=library.describe()),
-    pytest.mark.promise("llm.generation"),
-]
+pytestmark = [needs_kernels, pytest.mark.promise("llm.generation")]
 
 MOST_ROWS = 300
 TARGETS = [target for target in able() if target != "avx512_amx"]  # its other functions are those of avx512_bf16

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.helpers.paths import needs_kernels
 from tests.helpers.targets import able, has
 from tests.helpers.toy import write_toy
 from unpad.nn.native import library
@@ -190,7 +191,7 @@ def test_a_switch_that_names_no_target_is_refused(unpad, monkeypatch):
     assert "or set it to 0 for none or to a target: avx512_amx, avx512_bf16" in failed.err
 
 
-@pytest.mark.skipif(not library.enabled(), reason="no native kernels here")
+@needs_kernels
 def test_one_openmp_runtime_serves_torch_and_the_kernels():
     assert len(library._openmp_runtimes()) == 1
 

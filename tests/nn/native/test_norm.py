@@ -6,14 +6,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.helpers.attention_cases import error
-from tests.helpers.paths import LOWEST
-from unpad.nn.native import library
+from tests.helpers.paths import LOWEST, check_operator, needs_kernels
 from unpad.nn.norm import add_norm
 
-pytestmark = [
-    pytest.mark.skipif(not library.enabled(), reason=library.describe()),
-    pytest.mark.promise("speed.kernels"),
-]
+pytestmark = [needs_kernels, pytest.mark.promise("speed.kernels")]
 
 DOUBLE, EPS = torch.float64, 1e-5
 
@@ -75,7 +71,5 @@ def test_operators_describe_themselves_rightly():
     residual, delta, weight, bias = (x.detach() for x in inputs(3, 7, LOWEST))
     arguments = (residual, delta, weight, bias, EPS, True, 0.1, 5, torch.arange(2, 5), LOWEST)
     stats = torch.ops.unpad.add_norm(*arguments)[2]
-    utils = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.unpad.add_norm.default, arguments, test_utils=utils)
-    arguments = (delta, None, residual, stats, weight, True, False, EPS, True, 0.1, 5, None)
-    torch.library.opcheck(torch.ops.unpad.add_norm_backward.default, arguments, test_utils=utils)
+    check_operator("add_norm", *arguments)
+    check_operator("add_norm_backward", delta, None, residual, stats, weight, True, False, EPS, True, 0.1, 5, None)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.conftest import random_sequences, tiny_model
-from tests.helpers.paths import PATHS, on
+from tests.helpers.paths import PATHS, needs_kernels, on
 from tests.helpers.quantized import quantized
 from unpad.batching.batch import from_sequences
 from unpad.nn.linear import Linear, independent_rows, keep_copies, product
@@ -87,7 +87,7 @@ def test_a_linear_layer_multiplies_by_quantized_weights(dtype, path):
             assert torch.equal(most, y)
 
 
-@pytest.mark.skipif(not library.enabled(), reason=library.describe())
+@needs_kernels
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_int8_has_the_same_bits_with_and_without_kernels(dtype):
     torch.manual_seed(0)

@@ -11,6 +11,7 @@ import subprocess
 import pytest
 
 from tests.helpers.driver import build_driver
+from tests.helpers.paths import needs_kernels
 from tests.helpers.targets import has
 from unpad.nn.native import library
 
@@ -21,7 +22,7 @@ FLAGS = ["-std=c++17", "-g1", "-Og", "-fopenmp", "-Wno-psabi", *SANITIZERS]
 
 
 @pytest.mark.promise("speed.bounds")
-@pytest.mark.skipif(not library.enabled(), reason=library.describe())
+@needs_kernels
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
 @pytest.mark.parametrize("target", [ONE, pytest.param(None, marks=pytest.mark.nightly, id="every target")])
 def test_no_kernel_leaves_its_arrays(target, tmp_path):

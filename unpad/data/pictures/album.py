@@ -397,7 +397,8 @@ def compare_pictures(seen: SeenPictures | None, pictures: Sequence[tuple[str, Si
         _share(total, len(pictures), f"have a mode that training had not{f': {named}' if named else ''}", MOST_MODES)
         + f"; training had {known}",
         _share(sizes, len(pictures), "have a size that training had not", MOST_SIZES)
-        + f"; it had widths of {narrow:,} to {wide:,} and heights of {low:,} to {high:,} pixels",
+        + f"; it had widths of {narrow:,} to {wide:,} and heights of {low:,} to {high:,} pixels"
+        + ("; resize the others to these, as the size of a picture changes what is said of it" if sizes else ""),
     )
     return Unlike(len(pictures), dict(modes.most_common()), sizes, lines)
 

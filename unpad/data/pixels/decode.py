@@ -153,7 +153,8 @@ def _open(data: bytes) -> _Lazy:
         limit = f"more than {most:,} in a {name} or {MAX_SIDE:,} a side"
         raise ImageError("E_PIXELS", f"{width:,} x {height:,} pixels, {limit}")
     bits = data[24] if name == "PNG" else 16 if ";16" in str(image.tile) else 8
-    return _Lazy(image, name, parts.orientation, bits, ("W_ANIM",) * animated + ("W_TRAILING",) * trailing)
+    notes = {"W_ANIM": animated, "W_PROFILE": parts.has_other_profile, "W_TRAILING": trailing}
+    return _Lazy(image, name, parts.orientation, bits, tuple(note for note, holds in notes.items() if holds))
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import re
 import struct
 import zlib
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from unpad.errors import SourceError
@@ -13,6 +14,7 @@ MAX_WEBP_PIXELS = 25_000_000  # libwebp and Pillow together have four copies of 
 MAX_SIDE = 16_384
 MAX_BYTES = 1 << 28
 MAX_METADATA = 1 << 24  # bytes of text, profiles and thumbnails in one file; profiles of printers have about 3 MB
+MAX_PROFILE = 1 << 16  # bytes of a packed profile that are looked at
 MAX_SCANS = 100  # of a JPEG; each costs a pass over all pixels, and programs write about ten
 
 FIXES = {
@@ -25,6 +27,7 @@ FIXES = {
 }
 NOTES = {
     "W_ANIM": "an animation or several pages; the first is used",
+    "W_PROFILE": "a colour profile other than sRGB, which is not applied",
     "W_TRAILING": "bytes after the end of the image are ignored",
 }
 
@@ -50,12 +53,22 @@ class Stripped:
         orientation: EXIF, 1 to 8.
         animated: there are more frames or pages than the first, as far as the walk sees them.
         trailing: there are bytes after the end.
+        profile: the beginning of the colour profile, unpacked; b"" without one.
     """
 
     parts: tuple[bytes | memoryview, ...]
     orientation: int = 1
     animated: bool = False
     trailing: bool = False
+    profile: bytes = b""
+
+    @property
+    def has_other_profile(self) -> bool:
+        """True for a colour profile that does not call itself sRGB, or c2, which is a short one of it."""
+        names = ("sRGB", "c2\0")
+        return bool(self.profile) and not any(
+            name.encode(coding) in self.profile for name in names for coding in ("ascii", "utf-16-be")
+        )
 
 
 _BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)
@@ -104,7 +117,7 @@ _PNG_FRAMES = (b"acTL", b"fcTL", b"fdAT")
 
 def _png(data: bytes) -> Stripped:
     view = memoryview(data)
-    parts, orientation, metadata, num_frames, kind, end = [view[:8]], 1, 0, 1, b"", 8
+    parts, orientation, metadata, num_frames, kind, end, profile = [view[:8]], 1, 0, 1, b"", 8, b""
     while kind != b"IEND":
         start = end
         length, kind = struct.unpack_from(">I4s", data, start)  # then the content and its checksum
@@ -123,8 +136,12 @@ def _png(data: bytes) -> Stripped:
             metadata += end - start
             if kind == b"eXIf":
                 orientation = _orientation_of(data[start + 8 : end - 4])
+            elif kind == b"iCCP":  # a name, a zero, the way of packing
+                with suppress(zlib.error):
+                    packed = data[start + 8 : end - 4].partition(b"\0")[2][1:]
+                    profile = zlib.decompressobj().decompress(packed, MAX_PROFILE)
     _check_metadata(metadata)
-    return Stripped(tuple(parts), orientation, num_frames > 1, end < len(data))
+    return Stripped(tuple(parts), orientation, num_frames > 1, end < len(data), profile)
 
 
 # Markers that begin a segment or end the image. In coded pixels FF is followed by 00 or a restart, D0 to D7; 01 and a
@@ -137,7 +154,7 @@ _APPLICATION = frozenset((*range(0xE0, 0xF0), 0xFE))
 
 def _jpeg(data: bytes) -> Stripped:
     view = memoryview(data)
-    parts, orientation, scans, metadata, num_frames, end = [view[:2]], 0, [], 0, 0, 2
+    parts, orientation, scans, metadata, num_frames, end, profile = [view[:2]], 0, [], 0, 0, 2, b""
     while marker := _MARKER.search(data, end):
         start, code = marker.start(), data[marker.start() + 1]
         end = start + 2 + (0 if code == _END else struct.unpack_from(">H", data, start + 2)[0])
@@ -150,6 +167,8 @@ def _jpeg(data: bytes) -> Stripped:
         metadata += end - start if name else 0
         if name == b"Exif\0\0" and not orientation:
             orientation = _orientation_of(data[start + 10 : end])
+        if name == b"ICC_PR" and not profile:
+            profile = data[start + 18 : end]  # behind the name, a number and a count
         # JFIF and Adobe define the colours of the samples.
         if not scans and (code not in _APPLICATION or name.startswith((b"JFIF", b"Adobe"))):
             parts.append(view[start:end])
@@ -160,12 +179,12 @@ def _jpeg(data: bytes) -> Stripped:
     if len(scans) > MAX_SCANS:
         raise ImageError("E_DECODE", f"{len(scans):,} scans, more than {MAX_SCANS}")
     _check_metadata(metadata)
-    return Stripped((*parts, view[scans[0] : end]), orientation or 1, trailing=end < len(data))
+    return Stripped((*parts, view[scans[0] : end]), orientation or 1, trailing=end < len(data), profile=profile)
 
 
 def _webp(data: bytes) -> Stripped:
     end = 8 + struct.unpack_from("<I", data, 4)[0]
-    position, orientation, metadata = 12, 1, 0
+    position, orientation, metadata, profile = 12, 1, 0, b""
     while position + 8 <= end:
         kind, length = struct.unpack_from("<4sI", data, position)
         start = position + 8
@@ -173,14 +192,16 @@ def _webp(data: bytes) -> Stripped:
         if max(end, start + length) > len(data):
             raise _truncated("WebP", "its last chunk does")
         metadata += length if kind in (b"ICCP", b"EXIF", b"XMP ") else 0
+        if kind == b"ICCP":
+            profile = data[start : start + length]
         if kind == b"EXIF":
             orientation = _orientation_of(data[start : start + length].removeprefix(b"Exif\0\0"))
     _check_metadata(metadata)
-    return Stripped((memoryview(data)[:end],), orientation, trailing=end + end % 2 < len(data))
+    return Stripped((memoryview(data)[:end],), orientation, trailing=end + end % 2 < len(data), profile=profile)
 
 
 _Entry = tuple[int, int, bytes]  # type, number of values, and the value or where it stands
-_ORIENTATION, _BITS, _COMPRESSION, _PHOTOMETRIC, _SAMPLES, _TILE = 274, 258, 259, 262, 277, (322, 323)
+_ORIENTATION, _BITS, _COMPRESSION, _PHOTOMETRIC, _SAMPLES, _TILE, _PROFILE = 274, 258, 259, 262, 277, (322, 323), 34675
 _TIFF_TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8}
 _TIFF_SINGLE = frozenset((256, 257, 259, 262, 266, 277, 278, 284, 292, 293, 317, 322, 323))
 _TIFF_TAGS = _TIFF_SINGLE | {258, 273, 279, 320, 324, 325, 338, 339, 347, 530, 532}  # tags that the pixels depend on
@@ -256,7 +277,9 @@ def _tiff(data: bytes) -> Stripped:
         memoryview(data)[8:],
         padding + struct.pack(order + "H", len(kept)) + directory + bytes(4),
     )
-    return Stripped(parts, _orientation_of(data), any(data[end : end + 4]))
+    _, size, place = entries.get(_PROFILE, (0, 0, bytes(4)))
+    (first,) = struct.unpack(order + "I", place)
+    return Stripped(parts, _orientation_of(data), any(data[end : end + 4]), profile=data[first : first + size])
 
 
 _WALKS: dict[str, Callable[[bytes], Stripped]] = {"PNG": _png, "JPEG": _jpeg, "WEBP": _webp, "TIFF": _tiff}

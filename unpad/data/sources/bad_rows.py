@@ -68,12 +68,15 @@ def _further(kinds: Sequence[Sequence[BadRow]]) -> list[str]:
     return [f"... and {sum(map(len, others)):,} faults of {len(others):,} other kinds"] if others else []
 
 
-def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: str = "") -> None:
+def apply_policy(
+    bad: list[BadRow], num_rows: int, data: DataSettings, checked: str = "", files: Sequence[SourceFile] = ()
+) -> None:
     """Refuse bad rows unless the recipe says that they are quarantined.
 
     Args:
         num_rows: rows of the data, good and bad, those that could not be read included.
-        checked: argument of `unpad data check` in the fix; default the file of the first bad row.
+        checked: argument of `unpad data check` in the fix; default the source of the first bad row, or its file.
+        files: that were read.
 
     Raises:
         SourceError: the policy is `stop` and there is a bad row, more than `data.max_bad` of the rows are bad,
@@ -84,7 +87,10 @@ def apply_policy(bad: list[BadRow], num_rows: int, data: DataSettings, checked: 
     unknown = next((row for row in bad if row.num_rows is None), None)
     if not bad or (data.on_bad_row == "quarantine" and share <= data.max_bad and unknown is None):
         return
-    path = checked or _file_of(bad[0])
+    source = next((file for file in files if bad[0].where.startswith(str(file.path))), None)
+    if source is not None and (source.fields or source.ignore):
+        checked = checked or "RECIPE.yaml"
+    path = checked or (source.named if source is not None and source.named else _file_of(bad[0]))
     lines = fault_lines(bad)
     fix = f"`unpad data check {shlex.quote(path)}` shows the fix of each kind, and with --json every row"
     only = bad[0].fix if len({row.fix for row in bad}) == 1 else ""

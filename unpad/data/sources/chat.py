@@ -2,6 +2,7 @@
 as `用户：…助手：…`.
 """
 
+import json
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
@@ -19,9 +20,11 @@ Role = Literal["system", "user", "assistant"]
 
 CONTEXTS = ("input", "context", "passage", "document", "article", "background")  # texts that complete a request
 SYSTEMS = ("system", "system_prompt")
-FIELDS = (*MESSAGES, *REQUESTS, *CONTEXTS, *REPLIES, "text", *SYSTEMS, "history")
+TEMPLATE_FIELDS = ("tools", "chat_template_kwargs")  # as trainers have them
+FIELDS = (*MESSAGES, *REQUESTS, *CONTEXTS, *REPLIES, "text", *SYSTEMS, "history", *TEMPLATE_FIELDS)
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")  # by which rows and chat templates call thoughts
 CALLS = ("tool_calls", "function_call")
+_READ = frozenset(("role", "content", "from", "value", *THOUGHT_KEYS, *CALLS))
 ROLES: dict[str, Role] = {
     "system": "system", "developer": "system", "user": "user", "human": "user", "assistant": "assistant",
     "gpt": "assistant",
@@ -33,7 +36,10 @@ _NAMES = ("System|User|Assistant", "system|user|assistant", "SYSTEM|USER|ASSISTA
 _MARKERS = (
     re.compile(r"(系统|用户|助手)[：:]"),
     *(re.compile(rf"(?<![^\W_])({names})[:：]") for names in _NAMES),
+    re.compile(r"(?:\A|\n\n)(Human|Assistant):"),  # as the sets of Anthropic have them
 )
+TOOLS = ("tool", "function", "observation", "ipython")  # words of roles of the messages of tools
+NO_TOOLS = "tools' messages are not covered"
 _PAIR: tuple[Role, Role] = ("user", "assistant")
 _MARKED: dict[str, Role] = {"系统": "system", "用户": "user", "助手": "assistant"}
 
@@ -56,7 +62,7 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
         turns = _turns_of_row(row, file)
         if len(row.value) == 1:
             return Example(row.where, turns)
-        example = Example(row.where, turns, *row.declared())
+        example = Example(row.where, turns, *row.declared(), given=given_of(row))
         refuse_unread(row, turns)
         return example
 
@@ -124,6 +130,8 @@ def asked(row: Row, request: str) -> list[Turn]:
     more = row.one_of(CONTEXTS, "what completes the request")
     parts = [name for name in dict.fromkeys((request, more)) if name and not is_blank(row.get(name))] or [request]
     text = "\n".join(row.text(name) for name in parts)
+    if (turns := _up_to_reply(text)) is not None:
+        return turns
     earlier = [] if is_blank(row.get("history")) else listed(row["history"])
     if type(earlier) is not list or not all(type(pair) is list and len(pair) == 2 for pair in earlier):
         raise RowFault("E_TYPE", '"history" is not a list of requests with their replies')
@@ -133,6 +141,21 @@ def asked(row: Row, request: str) -> list[Turn]:
         for role, content in zip(_PAIR, pair, strict=True)
     ]
     return [*said, Turn("user", text)]
+
+
+def given_of(row: Row) -> str:
+    """What a chat template is given beside the messages, as `Example` has it.
+
+    Raises:
+        RowFault: it is of another type.
+    """
+    tools, more = (listed(row.get(name)) for name in TEMPLATE_FIELDS)
+    if not is_blank(tools) and not (type(tools) is list and all(type(tool) is dict for tool in tools)):
+        raise RowFault("E_TYPE", f'"{TEMPLATE_FIELDS[0]}" is {type_name(tools)}, expected a list of objects')
+    if not is_blank(more) and type(more) is not dict:
+        raise RowFault("E_TYPE", f'"{TEMPLATE_FIELDS[1]}" is {type_name(more)}, expected an object')
+    given = ({} if is_blank(tools) else {"tools": tools}) | ({} if is_blank(more) else more)
+    return json.dumps(given, ensure_ascii=False) if given else ""
 
 
 def looks_like_chat(value: object) -> bool:
@@ -197,26 +220,38 @@ def out_of_turn(roles: Sequence[str]) -> tuple[int, Role] | None:
     return None
 
 
+def _up_to_reply(text: str) -> list[Turn] | None:
+    """Messages of a text with the names of the speakers that ends where the reply begins; None for another text."""
+    text = text.strip()
+    marker = next((marker for marker in _MARKERS if marker.match(text)), None)
+    parts = marker.split(text)[1:] if marker else ["", ""]
+    is_open = not parts[-1].strip() and (_MARKED.get(parts[-2]) or ROLES.get(parts[-2].lower())) == "assistant"
+    return _parse(text[: text.rindex(parts[-2])]) if is_open and len(parts) > 2 else None
+
+
 def _message(message: object, name: str, index: int, row: Row | None) -> Turn:
     if type(message) is not dict:
         raise RowFault("E_TYPE", f"{name}[{index}] is {type_name(message)}, expected an object")
     if not ({"role", "content"} <= message.keys() or {"from", "value"} <= message.keys()):
         message = spelled(message, ("role", "content", "from", "value"))
+    place = f"{name}[{index}]"
+    if any(message.get(key) for key in CALLS):
+        raise RowFault("E_TYPE", f"{place} calls tools, and {NO_TOOLS}", "write the call into the content")
     role_key, content_key = ("role", "content") if "role" in message else ("from", "value")
     if role_key not in message or content_key not in message:
         wanted = (content_key,) if role_key in message else ("role", "from")
         raise missing(wanted, list(message), fix="give every message its role and its content")
     role = message[role_key]
     known = ROLES.get(role.strip().lower()) if type(role) is str else None
+    if type(role) is str and any(word in role.lower() for word in TOOLS):
+        raise RowFault("E_ROLE", f"{place} has the role {excerpt(role)}, and {NO_TOOLS}", "leave the conversation out")
     if known is None:
         fix = f"known roles, with or without capitals: {', '.join(ROLES)}"
-        raise RowFault("E_ROLE", f"{name}[{index}] has the unknown role {excerpt(role)}", fix)
-    place = f"{name}[{index}]"
-    if any(message.get(key) for key in CALLS):
-        raise RowFault("E_TYPE", f"{place} calls tools, which are not covered", "write the call into the content")
+        raise RowFault("E_ROLE", f"{place} has the unknown role {excerpt(role)}", fix)
     content = require_text(message[content_key], f'{place}."{content_key}"')
-    read = (role_key, content_key, *THOUGHT_KEYS, *CALLS)
-    learned, unread = read_marks(message, read, place, known == "assistant")
+    if message.keys() <= _READ:
+        return Turn(known, content, _thoughts(message, known, place))
+    learned, unread = read_marks(message, _READ, place, known == "assistant")
     if row is not None:
         row.pass_over(*(f"{name.strip(chr(34))}[].{key}" for key in unread))
     return Turn(known, content, _thoughts(message, known, place), learned or known != "assistant")

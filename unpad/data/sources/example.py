@@ -53,6 +53,7 @@ class Example:
             others; a group held out on purpose is declared, not leaked.
         keywords: words that a correct reply must contain; used by evaluation only.
         rejected: reply of a pair that is worse than the last turn, its chosen reply; None for other data.
+        given: what a chat template is given beside the messages, such as tools, as JSON of an object; "" for nothing.
     """
 
     where: str
@@ -61,6 +62,7 @@ class Example:
     group: str = ""
     keywords: tuple[str, ...] = ()
     rejected: Turn | None = None
+    given: str = ""
 
     @property
     def every_turn(self) -> tuple[Turn, ...]:

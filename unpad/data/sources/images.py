@@ -95,7 +95,7 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
                 where=str(path.absolute()),
                 fix="put the images of a class into a folder of its name, or name a manifest (.jsonl, .csv) or parquet",
             )
-        listed.append(SourceFile(path, "text", source.field, source.weight, index))
+        listed.append(SourceFile(path, "text", source.field, source.weight, index, named=str(path)))
     return listed
 
 

@@ -7,7 +7,17 @@ as public sets and trainers have them. Without a prompt of its own, it is what b
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from unpad.data.sources.chat import CONTEXTS, SYSTEMS, asked, in_turns, said_in, with_system
+from unpad.data.sources.chat import (
+    CONTEXTS,
+    SYSTEMS,
+    TEMPLATE_FIELDS,
+    asked,
+    given_of,
+    in_turns,
+    messages_of,
+    said_in,
+    with_system,
+)
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.faults import RowFault, missing
 from unpad.data.sources.fields import REQUESTS
@@ -19,7 +29,7 @@ from unpad.recipes.data import DataSettings
 
 PROMPTS = ("messages", *REQUESTS)
 CHOSEN, REJECTED = REPLIES = ("chosen", "rejected")
-FIELDS = (*REPLIES, *PROMPTS, *CONTEXTS, *SYSTEMS, "history")
+FIELDS = (*REPLIES, *PROMPTS, *CONTEXTS, *SYSTEMS, "history", *TEMPLATE_FIELDS)
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
@@ -37,8 +47,9 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
         if not (replies[CHOSEN].learned and replies[REJECTED].learned):
             raise RowFault("E_NO_TARGET", "the pair has a reply that is marked as not learned", "remove the row")
         split, group, keywords = row.declared()
+        given = given_of(row)
         refuse_unread(row, (*turns, replies[REJECTED]))
-        return Example(row.where, turns, split, group or _name(prompt), keywords, replies[REJECTED])
+        return Example(row.where, turns, split, group or _name(prompt), keywords, replies[REJECTED], given)
 
     return examples(file, data, (*REPLIES, file.field, "system") if file.field else FIELDS, convert, "pairs")
 
@@ -52,11 +63,14 @@ def _pair_of_row(row: Row, field: str | None) -> tuple[list[Turn], dict[str, Tur
     """The messages of the prompt, and the two replies by name."""
     row.require(*REPLIES)
     whole = [row[name] for name in REPLIES]  # one of them may stand once more in the field of the prompt
-    names = (field,) if field else [name for name in PROMPTS if name not in row or row.value[name] not in whole]
+    names = (field,) if field else [name for name in PROMPTS if name not in row or row[name] not in whole]
     named = row.one_of(names, "the prompt")
     if field and named is None:
         raise missing((field,), row.names)
-    conversations = {name: said_in(row, name) for name in REPLIES}
+    spoken = [name for name in REPLIES if type(row.value[name]) is str and row.text(name).lstrip().startswith("Human:")]
+    conversations = {
+        name: messages_of(row[name], f'"{name}"') if name in spoken else said_in(row, name) for name in REPLIES
+    }
     prompt = _common(conversations) if named is None else asked(row, named)
     if not prompt:
         raise missing(PROMPTS, row.names)

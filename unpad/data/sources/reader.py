@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
@@ -12,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from unpad.data.sources.delimited import read_delimited
 from unpad.data.sources.documents import read_documents
 from unpad.data.sources.example import BadRow, Example, Unread
-from unpad.data.sources.faults import FIXES, FieldFault, RowFault, twice
+from unpad.data.sources.faults import FIXES, FieldFault, RowFault, excerpt, twice
 from unpad.data.sources.fields import Advise, SpellingError, advice, setting, spelling
 from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.json_rows import read_array, read_lines
@@ -115,6 +116,18 @@ def _without_ignored(rows: Iterable[Row | BadRow], file: SourceFile) -> Iterator
     if absent := [name for name in file.ignore if name not in present]:
         where, fix = str(file.path), "correct its name, or take it out of `ignore`"
         raise SourceError(f'no row has the field "{absent[0]}", which `ignore` leaves out', where=where, fix=fix)
+
+
+def refuse_given(kind: str, file: SourceFile, examples: Sequence[Example]) -> list[BadRow]:
+    """Bad rows in place of examples that give a chat template more than messages, where there is no template."""
+    bad = []
+    for example in examples:
+        if example.given:
+            fields = json.loads(example.given)
+            field = "tools" if "tools" in fields else "chat_template_kwargs"
+            what = f'"{field}" is for the chat template of an imported model (`unpad import`), and there is none'
+            bad.append(BadRow(example.where, "E_FIELD", what, _leave(kind, file, field), excerpt(example.given)))
+    return bad
 
 
 def _leave(kind: str, file: SourceFile, field: str) -> str:

@@ -160,14 +160,14 @@ def is_blank(value: object) -> bool:
     return value is None or value == [] or (type(value) is str and not value.strip())
 
 
-def listed(value: object) -> object:
-    """The list that a text holds in JSON, as tables have lists; any other value as it is."""
-    if type(value) is str and value.lstrip().startswith("["):
+def listed(value: object) -> Any:
+    """The list or object that a text holds in JSON, as tables have them; any other value as it is."""
+    if type(value) is str and value.lstrip().startswith(("[", "{")):
         try:
             items = json.loads(value)
         except (ValueError, RecursionError):
             return value
-        return items if type(items) is list else value
+        return items
     return value
 
 

@@ -198,16 +198,17 @@ def describe_groups(unit: NDArray[np.int64], shared: int, what: str) -> list[str
 
 def content_key(example: Example) -> int:
     """64-bit hash of an example's roles and contents."""
-    return turns_key(example.every_turn)
+    return turns_key(example.every_turn, example.given)
 
 
-def turns_key(turns: Sequence[Turn]) -> int:
-    """64-bit hash of the roles and contents of some turns."""
-    content = "\0".join(
+def turns_key(turns: Sequence[Turn], given: str = "") -> int:
+    """64-bit hash of the roles and contents of some turns, and of what the template is given beside them."""
+    parts = [
         part
         for turn in turns
         for part in (turn.role, turn.content, *filter(None, [turn.thoughts]), *[""] * (not turn.learned))
-    )
+    ]
+    content = "\0".join([*parts, given] if given else parts)
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from unpad.data.sources.example import Turn, Unread
 from unpad.data.sources.faults import FieldFault, type_name
 from unpad.data.sources.fields import is_date_like
-from unpad.data.sources.row import Row, is_blank, listed
+from unpad.data.sources.row import UNSEEN, Row, is_blank, listed
 
 
 def _words(text: str) -> frozenset[str]:
@@ -19,10 +19,11 @@ def _words(text: str) -> frozenset[str]:
 # Words of names, without the s of a plural. A field is metadata by the last word that is no filler.
 _METADATA = _words(
     "id uuid idx index hash sha url uri link source origin dataset corpus subset version licence license language "
-    "lang locale country region date time timestamp year created updated modified category genre topic tag type kind "
-    "task domain subject difficulty level split fold meta metadata model engine author annotator worker file filename "
-    "path line page position order rank count length len size score rating quality perplexity seed"
+    "lang copyright locale country region date time timestamp year created updated modified category genre topic "
+    "tag type kind task domain subject difficulty level split fold meta metadata model engine author annotator "
+    "worker file filename path line page position order rank count length len size quality perplexity seed"
 )
+_SCORES = _words("score rating")
 _FILLERS = _words("at by code no name number value")
 _COUNTS = _words("num n number count meta metadata")  # first words that make a count of what follows
 _PLACES = _words("id idx index turn number position order time timestamp")  # numbers of a message
@@ -30,6 +31,7 @@ _TRAINED = _words("train trainable training learn learned loss supervise weight"
 _MASKED = _words("mask masked ignore ignored skip skipped exclude excluded")
 _WANTED = _words("label desirable desired accepted accept chosen preferred wanted correct approved good")
 _UNWANTED = _words("rejected undesirable undesired unwanted bad wrong incorrect")
+_GOOD, _BAD = _TRAINED | _WANTED, _MASKED | _UNWANTED
 _NOT = _words("no not non never dont")
 _COMPLETING = _words(
     "context passage document article background paragraph image picture photo audio video choice option attachment "
@@ -37,7 +39,7 @@ _COMPLETING = _words(
 )
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+")
 _IDENTIFYING = re.compile(r"[0-9a-fA-F-]{16,}|\w+://\S+|www\.\S+")
-LONGEST_METADATA = 200  # characters of a text
+LONGEST_METADATA, LONGEST_NUMBER = 200, 40  # characters of a text
 
 
 @lru_cache(maxsize=1024)
@@ -46,6 +48,7 @@ def words_of(name: str) -> tuple[str, ...]:
     return tuple(re.sub(r"(?<=.[^s])s$", "", word.lower()) for word in _WORDS.findall(name))
 
 
+@lru_cache(maxsize=1024)
 def _last(name: str) -> str:
     words = words_of(name)
     telling = [word for word in words if word not in _FILLERS] or list(words)
@@ -63,15 +66,16 @@ def is_metadata(name: str, value: Any) -> bool:
     return _named_metadata(name)
 
 
+@lru_cache(maxsize=1024)
 def _named_metadata(name: str) -> bool:
     words = words_of(name)
-    return _last(name) in _METADATA or (len(words) > 1 and words[0] in _COUNTS)
+    return _last(name) in _METADATA or not _SCORES.isdisjoint(words) or (len(words) > 1 and words[0] in _COUNTS)
 
 
 def number_of(value: Any) -> float | None:
     """A number, a truth value as 0 or 1, or either of them in a text, as tables have them; None for anything else."""
     if type(value) is str:
-        folded = value.strip().lower()
+        folded = value.strip().lower() if len(value) <= LONGEST_NUMBER else ""
         if folded in ("true", "false"):
             return float(folded == "true")
         try:
@@ -81,6 +85,7 @@ def number_of(value: Any) -> float | None:
     return float(value) if type(value) in (bool, int, float) else None
 
 
+@lru_cache(maxsize=1024)
 def _says_wanted(name: str, wanted: frozenset[str], unwanted: frozenset[str]) -> bool | None:
     """Whether "true" under a name says yes (train) or no (masked); None where it has words of neither, or of both."""
     words = set(words_of(name))
@@ -106,7 +111,7 @@ def read_marks(message: dict[str, Any], known: Collection[str], place: str, is_r
             continue
         if wanted is not None and number in (0, 1) and (wanted or type(value) is bool):
             learned = learned and wanted == bool(number)
-        elif 0 <= (-1 if number is None else number) <= 1 or (wanted is not None and number is not None):
+        elif wanted is not None or (number is not None and 0 <= number <= 1):
             raise FieldFault(name, f'{place}."{name}" is {shown(value)}, which may weigh or mask it, and is not read')
         elif _completes(name) or (type(value) in (list, dict) and not is_metadata(name, value)):
             raise FieldFault(name, f'{place}."{name}" is {shown(value)}, which is not read')
@@ -127,28 +132,33 @@ def refuse_unread(row: Row, turns: Sequence[Turn]) -> None:
         FieldFault: names the field.
     """
     texts = [turn.content.strip() for turn in turns]
-    lengths = len(turns), sum(turn.role == "assistant" for turn in turns)
+    asked = [turn.content.strip() for turn in turns if turn.role != "assistant"]
+    lengths = len(turns), len(turns) - len(asked)
     for name in row.unread():
-        value = listed(row.get_unread(name))
-        number, wanted = number_of(value), _says_wanted(name, _TRAINED | _WANTED, _MASKED | _UNWANTED)
+        value = row.get_unread(name)
+        if is_blank(value) or (type(value) is not list and _named_metadata(name) and not _completes(name)):
+            continue
+        items, number, wanted = listed(value), number_of(value), _says_wanted(name, _GOOD, _BAD)
         if type(value) is str and value.strip().lower() in _UNWANTED:
             number = 0
-        if is_blank(value):
-            continue
-        if type(value) is str and _repeats(value.strip(), texts):
+        if type(value) is str and number is None and _repeats(value.strip(), asked if _completes(name) else texts):
             row.get(name)
-        elif type(value) is list and len(value) in lengths and all(item is None or _is_share(item) for item in value):
-            raise FieldFault(name, f'"{name}" has a number for each message, which may weigh or mask it')
+        elif type(items) is list and (
+            _says_wanted(name, _TRAINED, _MASKED) is not None
+            or (len(items) in lengths and all(item is None or _is_share(item) for item in items))
+        ):
+            raise FieldFault(name, f'"{name}" is a list that may weigh or mask messages, and is not read')
         elif _completes(name):
             raise FieldFault(name, f'"{name}" is {shown(value)} that completes the request, and is not read here')
         elif is_metadata(name, value) or wanted is None or number is None:
             continue
-        elif bool(number) != wanted or number not in (0, 1):
+        elif bool(number) != wanted or (number != 1 and "weight" in words_of(name)):
             raise FieldFault(name, f'"{name}" is {shown(value)}, so the row is not one to learn as it is')
         else:
             row.get(name)
 
 
+@lru_cache(maxsize=1024)
 def _completes(name: str) -> bool:
     last = _last(name)
     return last in _COMPLETING or (last in ("url", "path", "file") and not _COMPLETING.isdisjoint(words_of(name)))
@@ -165,6 +175,8 @@ def _repeats(text: str, texts: Sequence[str]) -> bool:
 
 def shown(value: Any) -> str:
     """A number or a truth value as it is, of anything else the type."""
+    if value is UNSEEN:
+        return "a column of bytes"
     return json.dumps(value) if type(value) in (bool, int, float) else type_name(value)
 
 

@@ -8,12 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from unpad.data.sources.annotations import answer_texts, joined
-from unpad.data.sources.example import BadRow, SplitName, Usable
-from unpad.data.sources.faults import excerpt
+from unpad.data.sources.example import BadRow, SplitName, Turn, Usable
+from unpad.data.sources.faults import excerpt, missing
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, ImageRow, checked_path, examine
 from unpad.data.sources.reader import OPTIONAL, converted, examples, reading
 from unpad.data.sources.row import Row, require_text
+from unpad.data.sources.unread import refuse_unread
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
 
@@ -113,7 +114,9 @@ def _rows(
 def _row(folder: Path, row: Row) -> _QuestionRow:
     paths, question = asked(folder, row)
     caption = "question" not in row
-    return _QuestionRow(row.where, paths, question, _answers(row, caption), row.split(), caption, row.group())
+    made = _QuestionRow(row.where, paths, question, _answers(row, caption), row.split(), caption, row.group())
+    refuse_unread(row, [Turn("user", question), *(Turn("assistant", answer) for answer in made.answers)])
+    return made
 
 
 def asked(folder: Path, row: Row) -> tuple[tuple[Path, ...], str]:
@@ -130,6 +133,9 @@ def asked(folder: Path, row: Row) -> tuple[tuple[Path, ...], str]:
     paths = tuple(folder / checked_path(require_text(name, '"image"')) for name in names)
     if "caption" in row and "question" not in row:
         return paths, DESCRIBE
+    if "question" not in row:
+        talks = "conversations about pictures are not read: write question and answer" if "conversations" in row else ""
+        raise missing(("question", "caption"), row.names, fix=talks)
     return paths, require_text(row.get("question"), '"question"')
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from unpad.data.sources.chat import THOUGHT_KEYS
 from unpad.data.sources.example import Turn
@@ -17,6 +18,7 @@ from unpad.errors import RecipeError, SourceError
 _MARK, _MARK_END = "\ufdd2", "\ufdd3"
 _MARKED = re.compile(f"({_MARK}[^{_MARK_END}]*{_MARK_END})")
 NONCHARACTERS = frozenset("\ufdd0\ufdd1\ufdd2\ufdd3")
+OWN_VALUES = ("messages", "add_generation_prompt")  # that no row gives
 THINK, END_THINK = "<think>", "</think>"
 THINKING = "enable_thinking"  # the name by which templates ask whether the model is to think
 _OPENED = re.compile(r"<think>\s*(?:</think>\s*)?\Z")  # where a prompt ends: the model is to think, or not to
@@ -76,11 +78,18 @@ class ChatTemplate:
         names: special tokens by the names that the template calls them by, such as bos_token.
         stops: texts of the tokens that end a reply.
         thinking: what the template is told where it asks whether the model is to think; None leaves it to the template.
+        values: what a row gives it besides, by name.
     """
 
     def __init__(
-        self, source: str, names: Mapping[str, str], stops: Sequence[str], thinking: bool | None = None
+        self,
+        source: str,
+        names: Mapping[str, str],
+        stops: Sequence[str],
+        thinking: bool | None = None,
+        values: Mapping[str, Any] | None = None,
     ) -> None:
+        self._values = dict(values or {})
         self.source, self.names, self.stops, self.thinking = source, dict(names), tuple(stops), thinking
         self._told: dict[bool, ChatTemplate] = {}
 
@@ -98,6 +107,25 @@ class ChatTemplate:
         if thinking not in self._told:
             self._told[thinking] = ChatTemplate(self.source, self.names, self.stops, thinking)
         return self._told[thinking]
+
+    def given(self, values: str) -> ChatTemplate:
+        """The template with what a row gives it beside the messages, such as tools, as `apply_chat_template` takes it.
+
+        Args:
+            values: as `Example.given`.
+
+        Raises:
+            SourceError: the template does not read one of them.
+        """
+        if not values:
+            return self
+        more: dict[str, Any] = json.loads(values)
+        if unread := [
+            name for name in more if name in OWN_VALUES or not re.search(rf"\b{re.escape(name)}\b", self.source)
+        ]:
+            fix = "take it out of the row, or name its field in `ignore` of the source"
+            raise SourceError(f'E_FIELD the row gives "{unread[0]}", which the chat template does not read', fix=fix)
+        return ChatTemplate(self.source, self.names, self.stops, self.thinking, more)
 
     def prompted(self, turns: Sequence[Turn]) -> Marked:
         """Text up to the beginning of the next reply; earlier replies are marked as far as they are known.
@@ -276,7 +304,7 @@ class ChatTemplate:
         thinking = {} if self.thinking is None else {THINKING: self.thinking}
 
         def run(messages: list[dict[str, str]], prompt: bool) -> str:
-            values = {**self.names, **thinking, "messages": messages, "add_generation_prompt": prompt}
+            values = {**self.names, **thinking, **self._values, "messages": messages, "add_generation_prompt": prompt}
             most = MOST_TEXT + MOST_GROWTH * sum([len(message["content"]) for message in messages])
             kind, text = jinja_process.render(self.source, values, most)
             if kind == jinja_process.NO_TEMPLATE:

@@ -20,7 +20,7 @@ from unpad.data.sources.documents import Shape, describe_book
 from unpad.data.sources.example import BadRow, Example, Unread, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadable
 from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
-from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading
+from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading, refuse_given
 from unpad.data.sources.split import (
     PARTS,
     Split,
@@ -106,6 +106,9 @@ class Preparation:
         if index not in self.read:
             file = self.files[index]
             examples, bad = read_file(file.kind, file.file, self.recipe.data)
+            if self.recipe.tokenizer.path is None and (refused := refuse_given(file.kind, file.file, examples)):
+                bad += refused
+                examples = [example for example in examples if not example.given]
             if hash_file(file.file.path) != file.sha256:
                 where = str(file.file.path.absolute())
                 fix = "start again when it is complete"
@@ -172,7 +175,8 @@ def judge_rows(work: Preparation) -> tuple[list[BadRow], int]:
         bad += work.rows(index).bad if shard is None else shard.bad_rows(str(file.file.path))
         used[file.kind] += len(work.rows(index).examples) if shard is None else shard.num_rows
     total = sum(used.values())
-    apply_policy(bad, total + count_bad(bad), work.recipe.data)
+    files = [file.file for file in work.files]
+    apply_policy(bad, total + count_bad(bad), work.recipe.data, files=files)
     for kind, count in used.items():
         refuse_empty(count, kind, [file.file for file in work.files if file.kind == kind])
     return bad, total

@@ -47,7 +47,8 @@ def encode_chat(example: Example, tokenizer: Tokenizer, thinking: bool | None) -
     assert isinstance(tokenizer, LibraryTokenizer), "words have no chat template"
     assert tokenizer.chat is not None, "asked before"
     try:
-        marked = tokenizer.chat.told(thinking).marked(example.turns)
+        tokenizer.refuse_special([example.given])
+        marked = tokenizer.chat.told(thinking).given(example.given).marked(example.turns)
         if marked.messages is None:
             tokenizer.refuse_special([text for turn in example.turns for text in (turn.content, turn.thoughts)])
         bounds = {bound for reply in marked.replies for bound in (reply.start, reply.stop)}
@@ -189,7 +190,12 @@ def _check_template(tokenizer: Tokenizer, template: Template) -> None:
         raise RecipeError(what, where="data.template.thinking", fix="leave data.template.thinking out")
 
 
-def _refuse_thoughts(example: Example) -> None:
+def _refuse_more_than_messages(example: Example) -> None:
+    if example.given:
+        what = "E_FIELD the row has tools or chat_template_kwargs, and the tokenizer no chat template"
+        raise SourceError(
+            what, where=example.where, fix="take them out of the row, or name them in `ignore` of the source"
+        )
     if any(turn.thoughts for turn in example.turns):
         what = "a reply has its thoughts in a field, and the template of the recipe has no place for them"
         raise SourceError(what, where=example.where, fix=THOUGHTS_IN_TEXT)
@@ -289,7 +295,7 @@ def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
     for example in part:
         before = len(ids)
         if job.tokenizer.chat is None or example.turns[0].role == "text":
-            _refuse_thoughts(example)
+            _refuse_more_than_messages(example)
             _append(ids, loss, example.turns, following, job.fixed, job.tokenizer, job.template)
         else:
             chat_ids, counts = encode_chat(example, job.tokenizer, job.template.thinking)
