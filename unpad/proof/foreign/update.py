@@ -268,7 +268,9 @@ def refuse_missing(update: Update) -> None:
 def read_labels(update: Update) -> Labels:
     """Compare the targets of the batches with those of the sequences."""
     parts = [_labels_of_batch(update, index) for index in range(len(update.batches))]
-    counts = {one.name: sum(getattr(part, one.name) for part in parts) for one in fields(Labels) if one.type == "int"}
+    counts = {
+        one.name: sum(getattr(part, one.name) for part in parts) for one in fields(Labels) if one.name != "missing_ids"
+    }
     return Labels(**counts, missing_ids=frozenset[int]().union(*(part.missing_ids for part in parts)))
 
 
