@@ -142,7 +142,7 @@ def test_single_examples_and_batches_give_the_same_gradients(strategy):
 
 
 def test_batches_are_those_of_the_loader_that_training_uses(tmp_path):
-    from unpad.data.tokens.corpus import prepare
+    from tests.helpers.corpus import prepare
     from unpad.recipes.file import load_recipe
 
     tokens, tokenizer, _ = prepare(load_recipe(str(write_toy(tmp_path))))

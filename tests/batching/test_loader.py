@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
+from tests.helpers.corpus import prepare
 from tests.helpers.toy import write_toy
 from unpad.batching.batch import RaggedBatch, from_padded
 from unpad.batching.loader import AHEAD, TokenSource, load_micro, load_steps
 from unpad.batching.plan import Micro, Plan, plan
-from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.token_set import TokenSet
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import PlanSettings

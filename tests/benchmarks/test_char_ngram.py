@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.helpers.corpus import prepare
 from tests.helpers.toy import run, write_toy
-from unpad.data.tokens.corpus import prepare
 from unpad.evaluation.metrics import EQUAL_GROUPS
 from unpad.recipes.file import parse_recipe
 

@@ -160,7 +160,7 @@ def test_questions_with_different_answers_are_counted_with_their_places(unpad: S
 
     same = [turn("q", "a"), turn("q", "a"), turn("other", "b"), turn("q", "c", system="be short")]
     first, second = write(tmp_path / "a.jsonl", *same), tmp_path / "b.json"
-    assert check(first).asked.num_questions == 0
+    assert check(first).asked.lines() == []
     second.write_text(json.dumps([turn("q", "c"), turn("q", "d"), turn("other", "x"), turn("q", "a"), turn("q", "e")]))
     told = unpad("data", "check", first, second, code=0)
     assert "note: 2 questions have different answers, in 4 rows beside the first of each; keep one, unless" in told.out

@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers.corpus import prepare
 from unpad.batching.layout import attention_cells, length_groups
 from unpad.batching.plan import plan
-from unpad.data.tokens.corpus import prepare
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.training import strategy_names

@@ -6,8 +6,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.helpers.corpus import prepare
 from tests.helpers.toy import quiet, write_recipe
-from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.token_set import TokenSet
 from unpad.evaluation.run import evaluate_run
 from unpad.evaluation.text import answer, question, sample_replies, with_keywords

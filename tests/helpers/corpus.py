@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from unpad.data.tokens.corpus import CorpusReport, TokenSet, open_corpus
+from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.recipe import Recipe
 
@@ -27,3 +29,9 @@ def write_corpus(folder: Path) -> None:
 def make_recipe(folder: Path, **sections: dict[str, Any]) -> Recipe:
     data = {"root": str(folder), "text": "text", "chat": "chat.jsonl", "holdout": 0.2, **sections.pop("data", {})}
     return parse_recipe({"data": data, "tokenizer": {"vocab_size": 600}, **sections})
+
+
+def prepare(recipe: Recipe, **options: Any) -> tuple[TokenSet, Tokenizer, CorpusReport]:
+    """A recipe's data, read, split, encoded and compared; `options` are those of `open_corpus`."""
+    corpus = open_corpus(recipe, **options)
+    return corpus.tokens, corpus.tokenizer, corpus.compare()

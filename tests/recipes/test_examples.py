@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.helpers.corpus import prepare
 from unpad.data.check import check
 from unpad.data.sources.files import PACKAGE
 from unpad.data.sources.split import Split
-from unpad.data.tokens.corpus import prepare
 from unpad.recipes.file import load_recipe
 
 FOLDER = PACKAGE / "examples" / "zh"

@@ -24,19 +24,15 @@ class Asked:
 
     Attributes:
         different: question -> places of its first two different answers, of as many questions as are named.
-        num_questions: questions with different answers; num_rows: rows with another answer than the first.
+        num_rows: rows with another answer than the first.
     """
 
     different: dict[int, list[str]] = field(default_factory=dict)
     num_rows: int = 0
-    _several: set[int] = field(default_factory=set)
+    _several: set[int] = field(default_factory=set)  # questions with different answers
     # Question -> its first answer and the place of that, in one number: there may be millions.
     _first: dict[int, int] = field(default_factory=dict)
     _files: list[tuple[Path, str]] = field(default_factory=list)
-
-    @property
-    def num_questions(self) -> int:
-        return len(self._several)
 
     def add(self, path: Path, row: Usable) -> None:
         """Take in a row of a file; rows without a question are passed over."""
@@ -66,14 +62,13 @@ class Asked:
         """Lines of the report; none where all answers agree."""
         if not self._several:
             return []
-        is_one = self.num_questions == 1
-        what = "1 question has" if is_one else f"{self.num_questions:,} questions have"
-        rows = "1 row" if self.num_rows == 1 else f"{self.num_rows:,} rows"
+        what = f"{number_of(len(self._several), 'questions')} {'has' if len(self._several) == 1 else 'have'}"
+        rows = number_of(self.num_rows, "rows")
         head = f"note: {what} different answers, in {rows} beside the first of each; keep one, unless all are meant"
         return [head, *(f"  {', '.join(places)}" for places in self.different.values())]
 
     def to_json(self) -> dict[str, Any]:
-        return {"questions": self.num_questions, "rows": self.num_rows, "places": list(self.different.values())}
+        return {"questions": len(self._several), "rows": self.num_rows, "places": list(self.different.values())}
 
 
 MAX_NOTES = 5

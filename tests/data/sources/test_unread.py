@@ -12,11 +12,10 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from tests.helpers.corpus import make_recipe, messages
+from tests.helpers.corpus import make_recipe, messages, prepare
 from tests.helpers.shell import Shell
 from unpad.data.check import check
 from unpad.data.sources.unread import is_metadata
-from unpad.data.tokens.corpus import prepare
 from unpad.errors import SourceError
 
 U, A = "user", "assistant"

@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.corpus import CHATS, TEXTS, make_recipe, messages, write_corpus
+from tests.helpers.corpus import CHATS, TEXTS, make_recipe, messages, prepare, write_corpus
 from tests.helpers.tokenizers import word_list
 from unpad.data.sources.example import Turn
 from unpad.data.sources.reader import read_file
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus_files
-from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, train_tokenizer
@@ -334,8 +333,8 @@ def test_two_processes_at_once_finish_with_the_same_cache(folder: Path) -> None:
     recipe.write_text(make_recipe(folder).model_dump_json())
     code = (
         "import json, sys; from pathlib import Path; from unpad.recipes.file import parse_recipe; "
-        "from unpad.data.tokens.corpus import prepare; "
-        "print(prepare(parse_recipe(json.loads(Path(sys.argv[1]).read_text())))[0].fingerprint())"
+        "from unpad.data.tokens.corpus import open_corpus; "
+        "print(open_corpus(parse_recipe(json.loads(Path(sys.argv[1]).read_text()))).tokens.fingerprint())"
     )
     command = [sys.executable, "-c", code, str(recipe)]
     children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]

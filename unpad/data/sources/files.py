@@ -31,14 +31,11 @@ def resolve_path(data: DataSettings, path: str) -> Path:
         RecipeError: it is no path of this machine, or starts in the home of a user whom the machine does not have.
     """
     # Imported where they are drawn: the libraries for pictures and tables take long to load.
-    if path.startswith(DRAWN):
-        from unpad.examples.drawn import drawn_folder
+    if path.startswith((DRAWN, SIMULATED)):
+        from unpad.examples.drawn import drawn_folder, simulated_folder
 
-        return drawn_folder() / path.removeprefix(DRAWN)
-    if path.startswith(SIMULATED):
-        from unpad.examples.drawn import simulated_folder
-
-        return simulated_folder() / path.removeprefix(SIMULATED)
+        folder = drawn_folder() if path.startswith(DRAWN) else simulated_folder()
+        return folder / path.partition(":")[2]
     if path.startswith(OURS):
         return PACKAGE / path.removeprefix(OURS)
     expanded = user_path(path)

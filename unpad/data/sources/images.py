@@ -407,11 +407,9 @@ def group_names(examples: Sequence[ImageExample]) -> list[str]:
     Returns:
         One name per picture, "" for a picture that is in no group.
     """
-    keys: list[tuple[str, str] | None] = []
+    keys = [None if example.group or example.row is not None else _key(example) for example in examples]
     sizes: dict[tuple[str, str], set[tuple[int, int]]] = {}
-    for example in examples:
-        key = None if example.group or example.row is not None else _key(example)
-        keys.append(key)
+    for example, key in zip(examples, keys, strict=True):
         if key is not None:
             sizes.setdefault(key, set()).add((example.width, example.height))
     return [

@@ -30,13 +30,8 @@ class StrictDecoder:
 
     def __init__(self) -> None:
         self._faults: list[RowFault] = []
-        hooks: dict[str, Any] = {
-            "object_pairs_hook": self._object,
-            "parse_int": self._integer,
-            "parse_float": self._real,
-            "parse_constant": self._constant,
-        }
-        self._decoder = json.JSONDecoder(**hooks)
+        numbers: dict[str, Any] = {"parse_int": self._integer, "parse_float": self._real}
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._object, parse_constant=self._constant, **numbers)
 
     def whole(self, text: str) -> Any:
         """The value that a text is.

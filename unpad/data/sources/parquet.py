@@ -266,9 +266,7 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | RowFault]:
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError):  # raised before any row is returned, so each is tried alone
-        for index in range(batch.num_rows):
-            row = one_row(batch, index)
-            yield row
+        yield from (one_row(batch, index) for index in range(batch.num_rows))
 
 
 def one_row(batch: pa.RecordBatch, index: int) -> dict[str, Any] | RowFault:

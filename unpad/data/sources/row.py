@@ -164,10 +164,9 @@ def listed(value: object) -> Any:
     """The list or object that a text holds in JSON, as tables have them; any other value as it is."""
     if type(value) is str and value.lstrip().startswith(("[", "{")):
         try:
-            items = json.loads(value)
+            return json.loads(value)
         except (ValueError, RecursionError):
             return value
-        return items
     return value
 
 

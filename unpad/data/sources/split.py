@@ -175,9 +175,8 @@ def describe_split(split: NDArray[np.uint8]) -> str:
     if len(split) and not np.isin(split, (Split.TRAIN, Split.HOLDOUT)).any():  # new data, or a test part
         return f"{len(split):,} to evaluate"
     num_train, num_holdout, num_test = (int((split == side).sum()) for side in (Split.TRAIN, Split.HOLDOUT, Split.TEST))
-    if num_test:
-        return f"{num_train:,} to train on, {num_holdout:,} held out, {num_test:,} of the test part"
-    return f"{num_train:,} to train on, {num_holdout:,} held out"
+    test = f", {num_test:,} of the test part" if num_test else ""
+    return f"{num_train:,} to train on, {num_holdout:,} held out{test}"
 
 
 def describe_groups(unit: Ints, shared: int, what: str) -> list[str]:

@@ -110,12 +110,9 @@ def _read_groups(path: Path) -> dict[str, tuple[str, ...]]:
         for word in group:
             others.setdefault(word, {}).update(dict.fromkeys(other for other in group if other != word))
     if bad:
-        shown = "; ".join(f"{path}:{number}: {fault}" for number, fault in bad[:20])
-        raise SourceError(
-            f"{number_of(len(bad), 'lines')} without a group of synonyms",
-            where=shown + ("; ..." if len(bad) > 20 else ""),
-            fix="write two or more words per line with spaces between",
-        )
+        shown = "; ".join(f"{path}:{number}: {fault}" for number, fault in bad[:20]) + "; ..." * (len(bad) > 20)
+        what = f"{number_of(len(bad), 'lines')} without a group of synonyms"
+        raise SourceError(what, where=shown, fix="write two or more words per line with spaces between")
     return {word: tuple(known) for word, known in others.items()}
 
 

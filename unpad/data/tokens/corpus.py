@@ -61,7 +61,7 @@ def keep_last_reply(examples: Sequence[Example], loss_mask: np.ndarray, offsets:
         mask[: begins[-1]] = False
 
 
-__all__ = ["Corpus", "CorpusReport", "TokenSet", "open_corpus", "prepare"]
+__all__ = ["Corpus", "CorpusReport", "TokenSet", "open_corpus"]
 
 
 class Corpus:
@@ -93,23 +93,6 @@ class Corpus:
             self.report = replace(self.report, leaks=leaks, leak_places=places)
             self.report = replace(self.report, test_leaks=test, test_leak_places=test_places)
         return self.report
-
-
-def prepare(
-    recipe: Recipe,
-    *,
-    tokenizer: Tokenizer | None = None,
-    kinds: Sequence[str] = TEXT_KINDS,
-    cache: Path | None = None,
-    wanted: Wanted = Wanted.LEARNING,
-) -> tuple[TokenSet, Tokenizer, CorpusReport]:
-    """Read, split, tokenize, encode and compare a recipe's data, or open it in the cache; see `open_corpus`.
-
-    Raises:
-        SourceError: also where near-duplicates of training documents are of another part, and refused.
-    """
-    corpus = open_corpus(recipe, tokenizer=tokenizer, kinds=kinds, cache=cache, wanted=wanted)
-    return corpus.tokens, corpus.tokenizer, corpus.compare()
 
 
 def open_corpus(
