@@ -293,9 +293,8 @@ def read_history(folder: Path) -> RunHistory:
         elif row["kind"] != "epoch":
             readings.setdefault(row["kind"], []).append(row)
     if not last:
-        raise RunFileError(
-            "this run has not taken a step yet", where=str(folder), fix="train first, then look at the report"
-        )
+        fix = "train first, then look at the report"
+        raise RunFileError("this run has not taken a step yet", where=str(folder), fix=fix)
     timing: dict[str, list[float]] = {name: [] for name in (*TIME_NUMBERS, "peak_bytes")}
     for row in map(upgrade.time_row, read_rows(folder / TIMING, timing_fault)):
         for name, values in timing.items():
