@@ -674,10 +674,8 @@ class Engine:
         if start == 0:
             ticket.echoed.append(NewToken(0, int(ticket.ids[0])))
         targets = ticket.ids[start + 1 : stop + 1]
-        logits = self._model.logits(hidden[: len(targets)])
-        ticket.echoed += [
-            _step(0, int(token), row, ticket.request.top) for token, row in zip(targets, logits, strict=True)
-        ]
+        logits, top = self._model.logits(hidden[: len(targets)]), ticket.request.top
+        ticket.echoed += [_step(0, int(token), row, top) for token, row in zip(targets, logits, strict=True)]
 
     def _answers(self, ticket: Ticket) -> list[_Answer]:
         """Rows for the answers of a prompt that was read; all but the first get copies."""

@@ -206,8 +206,8 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
     model = check_asks(run)
     if show:
         refuse_unshowable(model.modes, model.config.merge is not None, str(run.folder))
-    looked = {path: examine_image(run, path) for path in paths}
-    images = [image for image in looked.values() if isinstance(image, ImageExample)]
+    looked = [examine_image(run, path) for path in paths]
+    images = [image for image in looked if isinstance(image, ImageExample)]
     lost = lost_of(run.tokenizer, [question]).lost
     texts: list[str] = []
     shown: list[Kept | None] = [None] * len(images)
@@ -218,22 +218,15 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
             texts, shown = [one.answer for one in kept], [*kept]
         else:
             texts = answer(run, data, rows)
-    answers = {
-        image.path: Answer(
-            image.path,
-            text=text,
-            notes=image.notes,
-            shown=kept_of,
-            unknown_characters=lost,
-            mode=image.mode,
-            size=(image.width, image.height),
-        )
-        for image, text, kept_of in zip(images, texts, shown, strict=True)
-    }
-    for path, image in looked.items():
-        if not isinstance(image, ImageExample):
-            answers[path] = Answer(path, fault=fault_text(image))
-    return _marked(run, [answers[path] for path in paths])
+    answers, said = list[Answer](), zip(texts, shown, strict=True)
+    for path, image in zip(paths, looked, strict=True):
+        if isinstance(image, ImageExample):
+            (text, patches), size = next(said), (image.width, image.height)
+            of_image = Answer(path, notes=image.notes, mode=image.mode, size=size)
+            answers.append(replace(of_image, text=text, shown=patches, unknown_characters=lost))
+        else:
+            answers.append(Answer(path, fault=fault_text(image)))
+    return _marked(run, answers)
 
 
 def question_about(
@@ -347,19 +340,11 @@ def classify_images(run: LoadedRun, images: Sequence[ReadImage], top: int) -> li
     with independent_rows():
         p = model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
     order = np.argsort(-p, 1, kind="stable")[:, :top]
-    return _marked(
-        run,
-        [
-            Answer(
-                image.path,
-                tuple((classes[c], float(p[i, c])) for c in order[i]),
-                notes=image.notes,
-                mode=image.mode,
-                size=(image.size[1], image.size[0]),
-            )
-            for i, image in enumerate(images)
-        ],
-    )
+    answers = []
+    for image, chances, likeliest in zip(images, p, order, strict=True):
+        best, (height, width) = tuple((classes[c], float(chances[c])) for c in likeliest), image.size
+        answers.append(Answer(image.path, best, notes=image.notes, mode=image.mode, size=(width, height)))
+    return _marked(run, answers)
 
 
 def fault_text(error: ImageError | RowFault | BadRow | OSError) -> str:

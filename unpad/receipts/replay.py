@@ -55,9 +55,8 @@ def replay(run: str | Path, step: int | None = None, overrides: Sequence[str] = 
     """
     folder = find_run(run)
     starts.refuse_untrained(folder)
-    sessions = [
-        replace(one, recipe=resolved(starts.relocated(one.recipe, overrides))) for one in starts.read_sessions(folder)
-    ]
+    kept = starts.read_sessions(folder)
+    sessions = [replace(one, recipe=resolved(starts.relocated(one.recipe, overrides))) for one in kept]
     stages = starts.recorded_steps(folder, sessions[-1].recipe)
     step = _default_step(folder, stages, sessions) if step is None else step
     stage = next((one for one in stages if step in one.rows), None)
@@ -82,9 +81,8 @@ def _replay(
     setup = prepare_setup(recipe, folder, open_files(recipe, folder), compare=False, recorded=precision)
     if newest is not None:
         refuse_changes(setup, newest)
-    possible = [
-        one for one in starts.starts(folder, recipe, steps, needs_scale=precision == "fp16") if one.after < step
-    ]
+    every = starts.starts(folder, recipe, steps, needs_scale=precision == "fp16")
+    possible = [one for one in every if one.after < step]
     start, progress, state, damages = starts.put_start(setup, possible)
     found, failure = Rows(), ""
     with _apart(setup, steps.name) as setup:

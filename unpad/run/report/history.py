@@ -66,13 +66,11 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         RunFileError: the file is missing or damaged.
     """
-    return [
-        {
-            key: float(value) if value in ("inf", "-inf", "nan") and key != "stage" else value
-            for key, value in row.items()
-        }
-        for row in read_rows(folder / METRICS, metric_fault)
-    ]
+    rows = []
+    for row in read_rows(folder / METRICS, metric_fault):
+        named = {key: float(value) for key, value in row.items() if value in ("inf", "-inf", "nan") and key != "stage"}
+        rows.append(row | named)
+    return rows
 
 
 # Numbers of a step's row, and of its time.

@@ -81,13 +81,11 @@ def _judgement(run: RunHistory, used: dict[str, Any] | None) -> str:
     recent = [losses[at <= row["step"]][-width:] for row in (best, last)]
     before, after = (float(values.mean()) if values.size else math.nan for values in recent)
     if first["loss"] - best["loss"] <= least:
-        return (
-            f"The held-out loss did not fall in {number_of(len(checks), 'checks')}: unpad doctor looks for the cause."
-        )
+        num_checks = number_of(len(checks), "checks")
+        return f"The held-out loss did not fall in {num_checks}: unpad doctor looks for the cause."
     if last["loss"] - best["loss"] > least and before - after > least:
-        weights = (
-            "the best ones" if used is best else f"those of step {used['step']:,}, of loss {_number(used['loss'])}"
-        )
+        others = f"those of step {used['step']:,}, of loss {_number(used['loss'])}"
+        weights = "the best ones" if used is best else others
         return (
             f"The held-out loss stopped falling at step {best['step']:,} of {last['step']:,}, while the training loss "
             f"fell from {_number(before)} to {_number(after)}: from there on the model learnt by heart. "
@@ -113,22 +111,16 @@ def _tiles(
     if used and best and best["step"] != used["step"]:
         note += f", in use; best {_number(best['loss'])}, step {best['step']:,}"
     busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
+    epoch = f"epoch {run.last['epoch']:,}"
+    speed = short(float(np.median(timing["tokens_per_second"]))) if busy else "–"
     exp = ("Held-out perplexity", _number(used["perplexity"]) if used else "–", "exp of this loss")
     tiles = [
         *_performance(family, used, evaluated),
         ("Held-out loss", _number(used["loss"]) if used else "–", note),
         *([exp] if family.perplexity else []),
-        (
-            "Steps",
-            f"{run.last['step']:,}",
-            f"epoch {run.last['epoch']:,}" + (f", {skipped} skipped" if skipped else ""),
-        ),
+        ("Steps", f"{run.last['step']:,}", epoch + (f", {skipped} skipped" if skipped else "")),
         (f"Real {family.length_unit} trained", short(tokens), f"{short(train['targets'].sum())} targets"),
-        (
-            "Speed",
-            f"{short(float(np.median(timing['tokens_per_second'])))}" if busy else "–",
-            f"real {family.length_unit} per second, median",
-        ),
+        ("Speed", speed, f"real {family.length_unit} per second, median"),
         ("Padding", run.pad_share or "–", "share of computed cells"),
         ("Peak memory", f"{timing['peak_bytes'].max() / 1e9:.2f} GB" if busy else "–", "at any time of training"),
         ("Waiting for data", f"{timing['waited'].sum() / busy:.1%}" if busy else "–", f"of {span(busy)} in steps"),
