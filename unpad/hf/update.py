@@ -4,8 +4,7 @@ import copy
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
@@ -52,7 +51,7 @@ class TrainerUpdate:
         sequences: with the targets that they have alone.
         complete: False if there may be more of them than the batches hold.
         truth: loss and gradient of the sequences one at a time by an earlier model; None for this one.
-        doubts, whole: as of `ComparedUpdate`.
+        doubts: as of `ComparedUpdate`; whole: as of `Update`.
     """
 
     trainer: Trainer
@@ -67,16 +66,12 @@ class TrainerUpdate:
 
     @classmethod
     def of(
-        cls,
-        trainer: Trainer,
-        model: nn.Module,
-        batches: Sequence[Mapping[str, Any]],
-        sequences: Sequence[LabelledSequence],
-        **fields: Any,
+        cls, trainer: Trainer, batches: Sequence[Any], sequences: Sequence[LabelledSequence], **fields: Any
     ) -> "TrainerUpdate":
         """An update of batches that a collator made."""
         made = [send_to_device(dict(batch), trainer.args.device) for batch in batches]
         taken, num_items = trainer.get_batch_samples(iter(made), len(made), trainer.args.device)
+        model = trainer.accelerator.unwrap_model(trainer.model)
         return cls(trainer, model, taken, num_items, sequences, **fields)
 
     def certificate(self, precision: Precision, notes: Sequence[str]) -> ForeignCertificate:
@@ -86,24 +81,24 @@ class TrainerUpdate:
         """The update where weights are in their precision already; `exact` for fp64."""
         # In fp64 too: attention reads a mask of another precision than its own wrongly.
         batches = converted(list(self.batches), floats=torch.float64) if exact else self.batches
-        update = read_update([read_batch(batch) for batch in batches], self.sequences, complete=self.complete)
-        sequences, forward = update.one_at_a_time(), partial(self._forward, self.trainer.model)
+        read = [read_batch(batch) for batch in batches]
+        update = replace(read_update(read, self.sequences, complete=self.complete), whole=self.whole)
+        sequences = update.one_at_a_time()
         own = loss_of_ones_own(self.trainer)
         if not own and (error_of_loss(self.model, sequences) or 0) > OTHER_LOSS:
             own = f"the loss of {type(self.model).__name__}"
         return ComparedUpdate(
             update,
             lambda: one_at_a_time(self.model, sequences),
-            lambda: UpdateResults(logits_in_batches(forward, update), *self._step(batches)),
-            forward,
+            lambda: UpdateResults(logits_in_batches(self._forward, update), *self._step(batches)),
+            self._forward,
             self.truth,
             own,
             self.doubts,
-            self.whole,
         )
 
-    def _forward(self, model: nn.Module, inputs: Mapping[str, object]) -> Any:
-        return model(**{**inputs, **({"use_cache": False} if is_sft(self.trainer) else {})})  # as it calls it
+    def _forward(self, inputs: Mapping[str, object]) -> Any:
+        return self.trainer.model(**{**inputs, **({"use_cache": False} if is_sft(self.trainer) else {})})  # as it does
 
     def _step(self, batches: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, Tensor]]:
         """Loss and gradient of an update by `training_step` over its micro-batches."""
@@ -132,7 +127,7 @@ def proving(trainer: Trainer) -> Iterator[tuple[nn.Module, list[str]]]:
     ):
         warnings.simplefilter("ignore")  # of a step that is not meant to be one
         for name in ("gather", "gather_for_metrics"):  # restored with the rest of the accelerator
-            vars(trainer.accelerator)[name] = _itself
+            vars(trainer.accelerator)[name] = lambda value, *args, **kwargs: value
         if hasattr(trainer, "aux_loss_enabled"):  # of TRL, which adds that loss by itself
             router |= trainer.aux_loss_enabled
             trainer.aux_loss_enabled = False
@@ -140,10 +135,6 @@ def proving(trainer: Trainer) -> Iterator[tuple[nn.Module, list[str]]]:
         if trainer.accelerator.mixed_precision != "no":
             notes.append(f"training will run in {trainer.accelerator.mixed_precision}; the proof does without")
         yield model, notes
-
-
-def _itself(value: Any, *args: Any, **kwargs: Any) -> Any:
-    return value
 
 
 # --------------------------------------------------------------------------- the first update of a loader
@@ -212,7 +203,7 @@ def _part(update: TrainerUpdate, examples: Sequence[Sequence[Any]], rows: Rows, 
     made = [collator(copy.deepcopy([one for one in some if next(numbers) in kept])) for some in examples]
     sequences = [one for row in sorted(kept) for one in rows[row]]
     whole = read_update([read_batch(batch) for batch in update.batches], update.sequences)
-    return TrainerUpdate.of(update.trainer, update.model, made, sequences, doubts=update.doubts, whole=whole)
+    return TrainerUpdate.of(update.trainer, made, sequences, doubts=update.doubts, whole=whole)
 
 
 def enough(rows: Rows, sizes: Sequence[int]) -> set[int]:
@@ -323,7 +314,7 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
         batches = [small.batch(part) for part in parts]
         with not_below_fp32(model):
             truth = one_at_a_time(model, sequences)
-        certificate = TrainerUpdate.of(trainer, model, batches, sequences, truth=truth).certificate("fp32", notes)
+        certificate = TrainerUpdate.of(trainer, batches, sequences, truth=truth).certificate("fp32", notes)
     if certificate.refused is not None:
         raise RecipeError(
             f"the trainer cannot compute its own first update: {certificate.refused}",
@@ -373,7 +364,7 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limit: RowLimit | None) -> Fore
     Raises:
         ProofError: it has other targets, another loss or another gradient than the rows have one at a time.
     """
-    with proving(trainer) as (model, notes):
+    with proving(trainer) as (_, notes):
         examples = Examples(own.rows)
         numbers, sequences = [index for index in range(len(examples)) if examples.lengths[index]], [*own.sequences]
         if len(numbers) == 1:  # twice, which changes no mean, but shows whether the model keeps them apart
@@ -381,7 +372,7 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limit: RowLimit | None) -> Fore
         parts = unequal(numbers, max(1, min(own.num_batches, len(numbers) // 2)))
         parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limit)]
         made = [collate([examples[index] for index in part]) for part in parts]
-        certificate = TrainerUpdate.of(trainer, model, made, sequences, truth=own.truth).certificate("fp32", notes)
+        certificate = TrainerUpdate.of(trainer, made, sequences, truth=own.truth).certificate("fp32", notes)
     if certificate.passed is False or is_of_another_loss(certificate):
         loss = loss_of_ones_own(trainer) or f"the loss of {type(trainer).__name__}"
         raise ProofError(

@@ -71,16 +71,14 @@ def _span(seconds: int) -> str:
 
 
 @contextmanager
-def progress(
-    what: str, total: int | None = None, unit: str = "", first_line: float = LINE_SECONDS
-) -> Iterator[ProgressBar]:
+def progress(what: str, total: int | None = None, unit: str = "", sooner: float = 0.0) -> Iterator[ProgressBar]:
     """Show work in progress, and erase its line whenever it ends.
 
     Args:
         what: such as "reading chat.jsonl".
         total: number of units; None if unknown.
         unit: name of a unit, plural.
-        first_line: seconds of outermost work before its first line, where lines are printed.
+        sooner: seconds by which the first line of outermost work comes sooner, where lines are printed.
     """
     global _ended
     bar = ProgressBar(what, total, unit)
@@ -91,7 +89,7 @@ def progress(
     _shown.append(bar)  # before a thread begins, which ends where no work is shown
     try:
         if len(_shown) == 1:
-            _begin(kind, first_line)
+            _begin(kind, sooner)
         _show()
         yield bar
     finally:
@@ -152,13 +150,13 @@ def _output() -> Kind:
     return "none" if os.environ.get("NO_COLOR") or os.environ.get("TERM", "") in ("", "dumb") else "terminal"
 
 
-def _begin(kind: Kind, first_line: float) -> None:
+def _begin(kind: Kind, sooner: float) -> None:
     """Begin outermost work; it continues work that ended just before."""
     global _kind, _began, _told, _watcher, _process
     _kind, _process = kind, os.getpid()
     if perf_counter() - _ended > PAUSE_SECONDS:
         _began = perf_counter()
-        _told = _began + first_line - LINE_SECONDS
+        _told = _began - sooner
     if kind == "lines" and (_watcher is None or not _watcher.is_alive()):
         # Work without units, such as one long product, is reported by this thread only.
         _watcher = threading.Thread(target=_watch, args=(threading.Event().wait,), daemon=True)

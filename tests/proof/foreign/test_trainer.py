@@ -185,6 +185,7 @@ def test_a_part_of_a_long_update_is_enough(
     monkeypatch.setattr(update, "MOST_TOKENS", 64)
     monkeypatch.setattr(judge, "FIRST_LINE", 0.0)
     monkeypatch.setattr(progress, "_ended", float("-inf"))
+    monkeypatch.setattr(progress, "_watcher", None)
     monkeypatch.setenv("UNPAD_PROGRESS", "1")
     make, verdict = LONG[name]
     certificate = unpad.prove_trainer(make(tmp_path, per_device_train_batch_size=4))

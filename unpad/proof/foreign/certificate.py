@@ -174,7 +174,6 @@ class Measured:
     Args:
         own: name of a loss that may be another than the mean cross-entropy, and then is not judged.
         doubt: why it cannot be told which targets are meant; empty for none.
-        whole: what `update` is a part of, for what is counted; None for itself.
     """
 
     update: Update
@@ -184,7 +183,6 @@ class Measured:
     bounds: Errors
     own: str = ""
     doubt: str = ""
-    whole: Update | None = None
 
     @cached_property
     def errors(self) -> Errors:
@@ -194,7 +192,7 @@ class Measured:
 def findings(measured: Measured) -> tuple[BatchClaim, ...]:
     """Judge the measurements."""
     update, errors, bounds = measured.update, measured.errors, measured.bounds
-    whole = measured.whole or update
+    whole = update.whole or update
     labels = read_labels(whole)
     cut, num_cut = count_cut(whole)
     found: list[BatchClaim] = []

@@ -24,7 +24,7 @@ from unpad.proof.foreign.measure import (
 )
 from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.update import Update, refuse_missing
-from unpad.terminal.progress import progress
+from unpad.terminal.progress import LINE_SECONDS, progress
 
 Precision = Literal["auto", "fp64", "fp32"]
 MOST_EXACT = 100_000_000  # weights of a model that "auto" proves in fp64
@@ -45,7 +45,7 @@ class ComparedUpdate:
         together: measures the batches.
         forward: the model on one batch's inputs, without labels.
         truth: loss and gradient of the sequences one at a time by an earlier model; None for those of `alone`.
-        own, whole: as of `Measured`.
+        own: as of `Measured`.
         doubts: what cannot be told is meant; with one, nothing is proved.
     """
 
@@ -56,7 +56,6 @@ class ComparedUpdate:
     truth: UpdateResults | None = None
     own: str = ""
     doubts: tuple[str, ...] = ()
-    whole: Update | None = None
 
     def measured(self, model: nn.Module, bounds: Errors | None = None) -> Measured:
         """Both sides.
@@ -73,7 +72,7 @@ class ComparedUpdate:
         total = (1 if bounds else 2) * sum(piece.length for piece in self.update.pieces)
         total += 5 * sum(batch.ids.numel() for batch in self.update.batches)
         with (
-            progress(f"proving in {'fp64' if bounds else 'fp32'}", total, "tokens", FIRST_LINE) as bar,
+            progress(f"proving in {'fp64' if bounds else 'fp32'}", total, "tokens", LINE_SECONDS - FIRST_LINE) as bar,
             model.register_forward_hook(
                 lambda _, args, inputs, made: bar.advance(inputs["input_ids"].numel() if "input_ids" in inputs else 0),
                 with_kwargs=True,
@@ -88,7 +87,7 @@ class ComparedUpdate:
             except Exception as error:
                 raise refused(error) from error
             bounds = bounds or by_rounding(model, EPS, self.alone).errors(alone).bounds()
-        return Measured(self.update, truth, found, moved, bounds, self.own, "; ".join(self.doubts), self.whole)
+        return Measured(self.update, truth, found, moved, bounds, self.own, "; ".join(self.doubts))
 
 
 class RefusedError(Exception):
@@ -150,19 +149,16 @@ def _certificate(measured: Measured, name: str, notes: Sequence[str]) -> Foreign
         raise ProofError("the logits do not depend on the tokens", fix="prove a model with weights other than zero")
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
-    remarks = (*notes, *_remarks(measured))
+    part = [PART.format(len(sequences), len(update.whole.sequences))] if update.whole else []
+    remarks = (*notes, *_remarks(update), *part)
     return ForeignCertificate(findings(measured), name, None, remarks, *size)
 
 
-def _remarks(measured: Measured) -> list[str]:
+def _remarks(update: Update) -> list[str]:
     """Notes on what these batches do not have, so that nothing is shown of it."""
-    counts = [batch.num_targets for batch in measured.update.batches]
+    counts = [batch.num_targets for batch in update.batches]
     alike = "all batches have as many targets, so a mean of their means would be the mean over targets too"
-    remarks = [alike] if len(counts) > 1 and len(set(counts)) == 1 else []
-    if measured.whole is not None:
-        sizes = [len({piece.sequence for piece in update.pieces}) for update in (measured.update, measured.whole)]
-        remarks.append(PART.format(*sizes))
-    return remarks
+    return [alike] if len(counts) > 1 and len(set(counts)) == 1 else []
 
 
 def _not_random(certificate: ForeignCertificate, together: Callable[[], UpdateResults]) -> ForeignCertificate:

@@ -153,6 +153,7 @@ class Update:
         owners: per batch, index into `pieces` of each cell's owner, or NOBODY, (rows, width) int64.
         filler: per batch, True where a cell is padding, (rows, width) bool.
         complete: True if all sequences are in the batches; otherwise missing sequences are left out.
+        whole: the update that this one is a part of, for what is counted; None if it is no part.
     """
 
     batches: list[ForeignBatch]
@@ -161,6 +162,7 @@ class Update:
     owners: list[Tensor]
     filler: list[Tensor]
     complete: bool = True
+    whole: "Update | None" = None
 
     @property
     def num_labelled(self) -> int:
@@ -268,9 +270,8 @@ def refuse_missing(update: Update) -> None:
 def read_labels(update: Update) -> Labels:
     """Compare the targets of the batches with those of the sequences."""
     parts = [_labels_of_batch(update, index) for index in range(len(update.batches))]
-    counts = {
-        one.name: sum(getattr(part, one.name) for part in parts) for one in fields(Labels) if one.name != "missing_ids"
-    }
+    names = [one.name for one in fields(Labels) if one.name != "missing_ids"]
+    counts = {name: sum(getattr(part, name) for part in parts) for name in names}
     return Labels(**counts, missing_ids=frozenset[int]().union(*(part.missing_ids for part in parts)))
 
 
