@@ -182,7 +182,7 @@ LONG: dict[str, tuple[Callable[..., Trainer], str]] = {  # of an update with mor
 def test_a_part_of_a_long_update_is_enough(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(update, "MOST_TOKENS", 64)
+    monkeypatch.setattr(update, "MOST_TOKENS", 48)  # three rows, and one
     monkeypatch.setattr(judge, "FIRST_LINE", 0.0)
     monkeypatch.setattr(progress, "_ended", float("-inf"))
     monkeypatch.setattr(progress, "_watcher", None)
@@ -190,7 +190,7 @@ def test_a_part_of_a_long_update_is_enough(
     make, verdict = LONG[name]
     certificate = unpad.prove_trainer(make(tmp_path, per_device_train_batch_size=4))
     assert certificate.verdict == verdict, str(certificate)
-    assert certificate.num_tokens <= 64
+    assert certificate.num_tokens <= 48
     assert any(f"{certificate.num_sequences} of " in note for note in certificate.notes)
     assert "after 0s: proving in fp64 " in capfd.readouterr().err
 
