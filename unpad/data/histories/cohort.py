@@ -419,12 +419,7 @@ def _landmarks(
 
 
 def _within(
-    duration: np.ndarray,
-    cause: np.ndarray,
-    choice: _Choice,
-    settings: EventLabels,
-    clock: TimeUnit,
-    has_bins: bool,
+    duration: np.ndarray, cause: np.ndarray, choice: _Choice, settings: EventLabels, clock: TimeUnit, has_bins: bool
 ) -> np.ndarray:
     """Labels by the horizon, (num_examples,) float64, nan for censored patients and without a horizon.
 

@@ -198,8 +198,7 @@ class Album:
     def unlike_training(self) -> tuple[list[str], dict[str, object]]:
         """Lines and values by name on images of a mode or size that training did not have; none if the run did not
         record its modes and sizes."""
-        unlike = compare_pictures(self.seen, [(image.mode, (image.width, image.height)) for image in self.images])
-        return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
+        return compare_pictures(self.seen, [(image.mode, (image.width, image.height)) for image in self.images])
 
     def _pixels(self, image: int) -> np.ndarray:
         return pixels_of(self.images[image], self.channels == WITH_OPACITY, self.settings.grey_bits)
@@ -296,8 +295,7 @@ def with_images(text: RaggedBatch, media: RaggedBatch, places: np.ndarray, count
 
 
 # Larger shares of pictures are warnings.
-MOST_MODES = 0.05
-MOST_SIZES = 0.05
+MOST_UNLIKE = 0.05
 NUM_NAMED = 5
 
 Size = tuple[int, int]  # width and height in pixels
@@ -358,49 +356,33 @@ def seen_pictures(kept: dict[str, bytes] | None) -> SeenPictures | None:
     return SeenPictures(values["modes"], (*values["width"],), (*values["height"],))
 
 
-@dataclass(frozen=True)
-class Unlike:
-    """Pictures that are unlike those of training.
-
-    Args:
-        num: pictures that were looked at.
-        modes: mode that training had not -> number of pictures; num_sizes: pictures of sizes that training had not.
-        lines: the same as text, with a warning where the share is large.
-    """
-
-    num: int
-    modes: dict[str, int]
-    num_sizes: int
-    lines: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """Fields by name."""
-        return {"pictures": self.num, "unknown_modes": self.modes, "unknown_sizes": self.num_sizes}
-
-
-def compare_pictures(seen: SeenPictures | None, pictures: Sequence[tuple[str, Size]]) -> Unlike | None:
-    """Count the pictures of a mode or size that training did not have.
+def compare_pictures(
+    seen: SeenPictures | None, pictures: Sequence[tuple[str, Size]]
+) -> tuple[list[str], dict[str, object]]:
+    """Count the pictures of a mode or size that training did not have: lines, with a warning where their share is
+    large, and values by name.
 
     Args:
         seen: None if the run does not record it; then nothing is said.
         pictures: mode and size of each.
     """
     if seen is None or not pictures:
-        return None
+        return [], {}
     modes = Counter(mode for mode, _ in pictures if mode not in seen.modes)
     sizes = sum(not seen.has_size(size) for _, size in pictures)
     named = ", ".join(f"{mode} {count:,}" for mode, count in modes.most_common(NUM_NAMED))
     known = ", ".join(f"{mode} {count:,}" for mode, count in Counter(seen.modes).most_common(NUM_NAMED))
     (narrow, wide), (low, high) = seen.width, seen.height
     total = sum(modes.values())
-    lines = (
-        _share(total, len(pictures), f"have a mode that training had not{f': {named}' if named else ''}", MOST_MODES)
+    lines = [
+        _share(total, len(pictures), f"have a mode that training had not{f': {named}' if named else ''}", MOST_UNLIKE)
         + f"; training had {known}",
-        _share(sizes, len(pictures), "have a size that training had not", MOST_SIZES)
+        _share(sizes, len(pictures), "have a size that training had not", MOST_UNLIKE)
         + f"; it had widths of {narrow:,} to {wide:,} and heights of {low:,} to {high:,} pixels"
         + ("; resize the others to these, as the size of a picture changes what is said of it" if sizes else ""),
-    )
-    return Unlike(len(pictures), dict(modes.most_common()), sizes, lines)
+    ]
+    unlike = {"pictures": len(pictures), "unknown_modes": dict(modes.most_common()), "unknown_sizes": sizes}
+    return lines, {"unlike_training": unlike}
 
 
 def _share(number: int, total: int, what: str, most: float) -> str:
