@@ -82,11 +82,8 @@ class Marks:
     def columns(self) -> dict[str, pa.Array]:
         """Columns of the output: the counts, and `mark` with the reasons to doubt the row."""
         nothing = pa.nulls(len(self.events), pa.int64())
-        columns = {
-            "events": pa.array(self.events),
-            "unknown_codes": pa.array(self.unknown),
-            "outside_range": nothing if self.outside is None else pa.array(self.outside),
-        }
+        outside = nothing if self.outside is None else pa.array(self.outside)
+        columns = {"events": pa.array(self.events), "unknown_codes": pa.array(self.unknown), "outside_range": outside}
         columns |= {} if self.late is None else {"after_landmark": pa.array(self.late)}
         return columns | {"mark": pa.array(self.texts())}
 
@@ -226,10 +223,8 @@ def _days(days: np.ndarray, known: np.ndarray | None, what: str) -> list[str]:
     sides = max((days < known[2]).mean(), (days > known[2]).mean())
     if _outside(days, known).mean() <= MOST_OUTSIDE and sides < ONE_SIDED:
         return []
-    return [
-        f"warning: {what} from the landmark have a median of {np.median(days):.4g} days, in training {known[2]:.4g}: "
-        "is this another unit?"
-    ]
+    median = f"a median of {np.median(days):.4g} days, in training {known[2]:.4g}"
+    return [f"warning: {what} from the landmark have {median}: is this another unit?"]
 
 
 def _units(data: EventData) -> list[str]:

@@ -145,24 +145,20 @@ class EventData(Data):
         sets = self.sets
         events = _ranges(sets.events_of[ids], sets.events_of[ids + 1])
         chosen = _ranges(sets.sets_of[ids], sets.sets_of[ids + 1])
-        batch = self._batch(
-            ids, events, np.diff(sets.set_starts)[chosen], np.diff(sets.sets_of)[ids], sets.times[chosen]
-        )
+        members, history = np.diff(sets.set_starts)[chosen], np.diff(sets.sets_of)[ids]
+        batch = self._batch(ids, events, members, history, sets.times[chosen])
         return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
 
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         sets = self.sets
         first, last = sets.sets_of[seq_id : seq_id + 2].tolist()
-        sizes: list[int] = []
-        events: list[int] = []
+        sizes, events = list[int](), list[int]()
         for set_number in range(first, last):
             inside = range(sets.set_starts[set_number], sets.set_starts[set_number + 1])
             sizes.append(len(inside))
             events += inside
-        index = np.array(events, np.int64)
-        return self._batch(
-            np.array([seq_id]), index, np.array(sizes, np.int64), np.array([len(sizes)]), sets.times[first:last]
-        )
+        index, members = np.array(events, np.int64), np.array(sizes, np.int64)
+        return self._batch(np.array([seq_id]), index, members, np.array([len(sizes)]), sets.times[first:last])
 
     def show(self, micro: Micro) -> Shown:
         """Its sets in order, with the values as the tables have them and as the model reads them, and what is left
@@ -195,10 +191,8 @@ class EventData(Data):
     def _left_out(self, seq_id: int) -> str:
         """Numbers of a patient's events, of those that the model does not read too."""
         report = self.report
-        num_read, num, late, strange = (
-            int(counts[seq_id].sum())
-            for counts in (report.num_read, report.per_source, report.num_late, report.num_strange)
-        )
+        all_counts = (report.num_read, report.per_source, report.num_late, report.num_strange)
+        num_read, num, late, strange = (int(counts[seq_id].sum()) for counts in all_counts)
         skipped = strange if self.recipe.events.unknown_codes == "skip" else 0
         others = {
             "after the landmark": late,
@@ -265,9 +259,8 @@ class EventData(Data):
         if "horizon" in config.decided:
             given, days = section["horizon"], None if section["bins"] is None else self.horizon
             if given not in (None, days):
-                what = f"the hazards would give the probability up to day {given:g}, and the labels " + (
-                    "have no horizon" if days is None else f"are of day {days:g}"
-                )
+                labelled = "have no horizon" if days is None else f"are of day {days:g}"
+                what = f"the hazards would give the probability up to day {given:g}, and the labels {labelled}"
                 raise RecipeError(what, where="model.horizon", fix="leave it out; events.labels.horizon decides it")
             section["horizon"] = days
         if "competing" in config.decided and section["bins"] is not None:

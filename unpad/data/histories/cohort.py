@@ -239,11 +239,9 @@ def refuse_nobody(recipe: Recipe, cohort: Cohort) -> None:
     """
     why = ", ".join(f"{number:,} {reason}" for reason, number in cohort.left_out.items())
     why = why or ("all are held out" if len(cohort.person) else "the tables name no patient")
-    raise SourceError(
-        f"no patient is left to train on: {why}",
-        where="data.events" if recipe.events.labels is None else recipe.events.labels.path,
-        fix="check events.labels, events.landmark and events.split",
-    )
+    where = "data.events" if recipe.events.labels is None else recipe.events.labels.path
+    fix = "check events.labels, events.landmark and events.split"
+    raise SourceError(f"no patient is left to train on: {why}", where=where, fix=fix)
 
 
 def choose(

@@ -148,12 +148,11 @@ class Column:
     def _drop_bad_bytes(self) -> None:
         """Replace texts that are not UTF-8, which parquet does not check, by null."""
         texts = self.values.cast(pa.binary()).to_pylist()
-        broken = np.array(
-            [text is not None and text.decode(errors="ignore").encode() != text for text in texts], np.bool_
-        )
+        read = [None if text is None else text.decode(errors="ignore") for text in texts]
+        good = [text if text is None or text.encode() == raw else None for text, raw in zip(read, texts, strict=True)]
+        broken = np.array([text is None and raw is not None for text, raw in zip(good, texts, strict=True)], np.bool_)
         self.faults.add(broken, "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
-        good = [None if wrong else text for wrong, text in zip(broken.tolist(), texts, strict=True)]
-        self.values = pa.array(good, pa.binary()).cast(pa.string())
+        self.values = pa.array(good, pa.string())
 
     def matches(self, pattern: str) -> np.ndarray:
         """Texts that match a pattern of RE2, (num_rows,) bool."""

@@ -52,10 +52,8 @@ def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) 
         if settings.size == "adaptive":
             contents = pool.map(lambda example: detail(pixels_of(example, grey_bits=settings.grey_bits)), examples)
             details = counted(contents, "measuring images", len(examples), "images")
-        grids = [
-            grid_of(example.width, example.height, patch, settings, content)
-            for example, content in zip(examples, details, strict=True)
-        ]
+        pairs = zip(examples, details, strict=True)
+        grids = [grid_of(one.width, one.height, patch, settings, content) for one, content in pairs]
     return np.array(grids, np.int64).reshape(-1, 2)
 
 
@@ -218,9 +216,7 @@ class Album:
     def _scaled(self, images: Sequence[int], factors: Sequence[float]) -> np.ndarray:
         """Rows and columns of images at `factors` times their size, (num_chosen, 2) int64."""
         pairs = [(self.images[image], factor) for image, factor in zip(images, factors, strict=True)]
-        grids = [
-            scaled_grid(picture.width, picture.height, factor, self.patch, self.settings) for picture, factor in pairs
-        ]
+        grids = [scaled_grid(one.width, one.height, factor, self.patch, self.settings) for one, factor in pairs]
         return np.array(grids, np.int64).reshape(-1, 2)
 
     def _changed(self, patches: np.ndarray, grid: Grid, key: tuple[int, ...] | None) -> np.ndarray:
@@ -337,10 +333,8 @@ def summarise(examples: Sequence[ImageExample], factor: float = 1.0) -> SeenPict
         factor: by which training makes some of them larger and others smaller.
     """
     modes = dict(sorted(Counter(example.mode for example in examples).items()))
-    widths, heights = [example.width for example in examples], [example.height for example in examples]
-    width, height = (
-        (max(1, math.floor(min(each) / factor)), math.ceil(max(each) * factor)) for each in (widths, heights)
-    )
+    sides = [example.width for example in examples], [example.height for example in examples]
+    width, height = ((max(1, math.floor(min(each) / factor)), math.ceil(max(each) * factor)) for each in sides)
     return SeenPictures(modes, width, height)
 
 
