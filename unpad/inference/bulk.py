@@ -44,7 +44,7 @@ from unpad.recipes.training import GenerateSettings
 from unpad.run.folder import run_id
 from unpad.storage import LineLog
 from unpad.storage.disk import disk_errors
-from unpad.storage.reading import json_object
+from unpad.storage.strict_json import json_object
 from unpad.terminal.progress import held, progress
 from unpad.terminal.table import number_of
 

@@ -82,7 +82,7 @@ def show(name: str, overrides: Sequence[str], num: int, row: str | None = None, 
 
 def keep_first(setup: Setup) -> None:
     """Write the first sequences of a run into it; none where one cannot be read, as its step will say."""
-    with suppress(SourceError):
+    with suppress(SourceError, MemoryError):
         keep_shown(setup.folder, [one.to_json() for one in first_sequences(setup.stages, KEPT).values()])
 
 

@@ -19,7 +19,8 @@ from unpad.errors import RecipeError, RunFileError, UnpadError
 from unpad.recipes.recipe import Recipe
 from unpad.run import upgrade
 from unpad.run.folder import made_by, run_recipe
-from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines, strict_value
+from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines
+from unpad.storage.strict_json import strict_value
 from unpad.terminal.table import number_of
 
 Array = NDArray[np.float64]
