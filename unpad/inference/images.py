@@ -66,9 +66,8 @@ class Answer:
         """The answer as text: the most likely class and its probability, then the others."""
         if self.fault:
             return f"{self.path}: {self.fault}"
-        shown = (
-            ", ".join(f"{name} {p:.1%}" for name, p in self.top) if self.text is None else self.text or "(no answer)"
-        )
+        classes = ", ".join(f"{name} {p:.1%}" for name, p in self.top)
+        shown = classes if self.text is None else self.text or "(no answer)"
         remarks = [NOTES[note] for note in self.notes] + ([self.mark] if self.mark else [])
         return f"{self.path}: {shown}" + (f"  ({'; '.join(remarks)})" if remarks else "")
 
@@ -160,10 +159,8 @@ def check_classifies(run: LoadedRun) -> None:
         RecipeError: says what the run does.
     """
     if not is_of_images(run):
-        asks = isinstance(run.model, VisionLanguage)
-        fix = (
-            "ask it something with --question" if asks else f"unpad predict {run.folder} DATA reads what it learnt from"
-        )
+        fix = f"unpad predict {run.folder} DATA reads what it learnt from"
+        fix = "ask it something with --question" if isinstance(run.model, VisionLanguage) else fix
         raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
 
 

@@ -106,7 +106,8 @@ def standardised(code: np.ndarray, value: np.ndarray, mean: np.ndarray, std: np.
         mean, std: (num_codes,); std is 0 for codes without values in training, whose scale is unknown.
     """
     spread = std[code]
-    scaled = (value - mean[code]) / np.where(spread > 0, spread, 1)
+    with np.errstate(over="ignore"):  # by a spread near 0, whose distances are cut
+        scaled = (value - mean[code]) / np.where(spread > 0, spread, 1)
     return np.where(spread > 0, np.clip(scaled, -FARTHEST, FARTHEST), np.nan)
 
 
