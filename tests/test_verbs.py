@@ -50,7 +50,7 @@ BINDING = (
 @pytest.fixture(autouse=True)
 def _no_early_checks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of recipes and runs in these tests lead to nothing."""
-    for module in ("training", "trials", "models", "runs"):  # the names of these tests lead to nothing
+    for module in ("training", "trials", "models", "runs", "options"):  # the names of these tests lead to nothing
         for check in ("check_recipe", "check_run", "check_run_or_recipe", "check_names"):
             monkeypatch.setattr(f"unpad.cli.{module}.{check}", lambda *_, **__: None, raising=False)
 

@@ -148,9 +148,8 @@ def end_output(error: OSError) -> int:
 
 
 def _lost_output(error: OSError) -> errors.DiskError:
-    return errors.DiskError(
-        f"the output cannot be written: {error.strerror}", fix="write it elsewhere, or free some space"
-    )
+    fix = "write it elsewhere, or free some space"
+    return errors.DiskError(f"the output cannot be written: {error.strerror}", fix=fix)
 
 
 def prepare_streams() -> None:

@@ -11,26 +11,19 @@ from functools import partial
 from importlib import import_module
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import yaml
 
 from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
 from unpad.data.sources import chat, images, pairs
+from unpad.data.sources import files as source_files
 from unpad.data.sources.documents import describe_book, single_document
 from unpad.data.sources.example import BadRow, Example, Usable, count_bad
 from unpad.data.sources.faults import FIXES, there_is
 from unpad.data.sources.fields import REPLIES, REQUESTS, Advise, advice, is_picture
-from unpad.data.sources.files import (
-    FORMATS,
-    TABLE_SUFFIXES,
-    SourceFile,
-    expand,
-    files_below,
-    refuse_system,
-    skipped_files,
-)
+from unpad.data.sources.files import FORMATS, SourceFile, expand, files_below, skipped_files
 from unpad.data.sources.json_rows import count_blank_lines
 from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading, refuse_given
 from unpad.data.sources.split import content_key, turns_key
@@ -41,13 +34,6 @@ from unpad.recipes.recipe import Recipe
 from unpad.terminal.progress import counted
 
 PEEK_ROWS = 20
-
-
-class Checked(Protocol):
-    """Module of `data/sources/` named after the kind of data that it reads."""
-
-    def check(self, file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
-        """Yield every row of a file as usable or as a bad row."""
 
 
 def check(
@@ -119,7 +105,7 @@ def _is_recipe(path: Path) -> bool:
 
 
 def _check_path(kind: str | None, field: str | None, settings: Recipe, seen: _CheckMemory, path: Path) -> CheckReport:
-    refuse_system(path)
+    source_files.refuse_system(path)
     data, seen.has_template = settings.data, settings.tokenizer.path is not None
     if kind == "events" or (kind is None and field is None and _looks_like_events(path)):
         data = data.model_copy(update={"events": [EventSource(path=str(path))]})
@@ -187,8 +173,7 @@ def _checked(kind: str, file: SourceFile, data: DataSettings, has_template: bool
         return
     reader = import_module(f"unpad.data.sources.{kind}")
     if hasattr(reader, "check"):
-        checked: Checked = reader
-        yield from checked.check(file, data)
+        yield from reader.check(file, data)
     else:
         for row in reader.read(file, data):
             yield row if isinstance(row, BadRow) else Usable(where=row.where)
@@ -222,11 +207,9 @@ def _remarks(kind: str, file: SourceFile, data: DataSettings, characters: Sequen
 
 
 def _check_recipe(overrides: Sequence[str], seen: _CheckMemory, path: Path) -> CheckReport:
-    from unpad.data.sources.files import resolve_path  # imports pyarrow
-
     recipe = load_recipe(str(path), overrides)
     data, seen.has_template = recipe.data, recipe.tokenizer.path is not None
-    resolve = partial(resolve_path, data)
+    resolve = partial(source_files.resolve_path, data)
     files = [
         (kind, file)
         for kind in KINDS
@@ -364,7 +347,8 @@ def _about_labels(id: str) -> str:
 
 def _looks_like_events(path: Path) -> bool:
     """True if `path` has tables with the columns of events."""
-    if not any(file.suffix.lower() in TABLE_SUFFIXES for file in (files_below(path) if path.is_dir() else [path])):
+    listed = files_below(path) if path.is_dir() else [path]
+    if not any(file.suffix.lower() in source_files.TABLE_SUFFIXES for file in listed):
         return False
     from unpad.data.histories.event_files import looks_like_events
 

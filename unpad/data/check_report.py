@@ -1,7 +1,7 @@
 """Report of `unpad data check`: rows, pictures, notes, and questions of conversations that have different answers."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -62,11 +62,6 @@ class Asked:
         number = packed & ((1 << 40) - 1)
         return f"{path}[{number}]" if opening == "[" else f"{path}:{number}"
 
-    @property
-    def places(self) -> Sequence[Sequence[str]]:
-        """Places of the first questions with different answers."""
-        return list(self.different.values())
-
     def lines(self) -> list[str]:
         """Lines of the report; none where all answers agree."""
         if not self._several:
@@ -75,10 +70,10 @@ class Asked:
         what = "1 question has" if is_one else f"{self.num_questions:,} questions have"
         rows = "1 row" if self.num_rows == 1 else f"{self.num_rows:,} rows"
         head = f"note: {what} different answers, in {rows} beside the first of each; keep one, unless all are meant"
-        return [head, *(f"  {', '.join(places)}" for places in self.places)]
+        return [head, *(f"  {', '.join(places)}" for places in self.different.values())]
 
     def to_json(self) -> dict[str, Any]:
-        return {"questions": self.num_questions, "rows": self.num_rows, "places": self.places}
+        return {"questions": self.num_questions, "rows": self.num_rows, "places": list(self.different.values())}
 
 
 MAX_NOTES = 5

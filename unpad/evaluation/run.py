@@ -52,7 +52,7 @@ def recipe_for(recipe: Recipe, path: Path) -> Recipe:
     if kind not in kinds:
         fix = "this run reads " + " and ".join(kinds)
         raise RecipeError(f"the data looks like {kind}", where=str(path), fix=fix)
-    sources = getattr(recipe.data, kind) or [Source(path="")]
+    sources = getattr(recipe.data, kind) or [Source(path=".")]
     named = [one.model_dump(include={"field", "prompt", "reply", "ignore"}) for one in sources]
     alike = named[0] if all(one == named[0] for one in named) else {}
     source = type(sources[0])(path=str(path.resolve()), **alike)
@@ -238,9 +238,8 @@ def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
     if not any(counts.values()):
         return [f"new data, {number_of(len(asked), 'ids')}: none is of the run's data"], facts
     by_part = ", ".join(f"{number:,} of {name}" for name, number in counts.items() if number)
-    lines = [
-        f"new data, {number_of(len(asked), 'ids')}: the run's data has {sum(counts.values()):,} of them, {by_part}"
-    ]
+    what = f"the run's data has {sum(counts.values()):,} of them, {by_part}"
+    lines = [f"new data, {number_of(len(asked), 'ids')}: {what}"]
     if counts["train"]:
         lines.append("  do: leave out those of train, whom the model has seen, unless others have the same ids here")
     return lines, facts

@@ -66,9 +66,8 @@ class Answer:
         """The answer as text: the most likely class and its probability, then the others."""
         if self.fault:
             return f"{self.path}: {self.fault}"
-        shown = (
-            ", ".join(f"{name} {p:.1%}" for name, p in self.top) if self.text is None else self.text or "(no answer)"
-        )
+        classes = ", ".join(f"{name} {p:.1%}" for name, p in self.top)
+        shown = classes if self.text is None else self.text or "(no answer)"
         remarks = [NOTES[note] for note in self.notes] + ([self.mark] if self.mark else [])
         return f"{self.path}: {shown}" + (f"  ({'; '.join(remarks)})" if remarks else "")
 
@@ -160,10 +159,8 @@ def check_classifies(run: LoadedRun) -> None:
         RecipeError: says what the run does.
     """
     if not is_of_images(run):
-        asks = isinstance(run.model, VisionLanguage)
-        fix = (
-            "ask it something with --question" if asks else f"unpad predict {run.folder} DATA reads what it learnt from"
-        )
+        fix = f"unpad predict {run.folder} DATA reads what it learnt from"
+        fix = "ask it something with --question" if isinstance(run.model, VisionLanguage) else fix
         raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
 
 
@@ -192,8 +189,7 @@ def ledger(run: LoadedRun, answers: Sequence[Answer]) -> list[str]:
     """Lines on images with a mode or size that training did not have; none without such images, or if the run has no
     record."""
     known = [(one.mode, one.size) for one in answers if one.size is not None]
-    unlike = compare_pictures(seen_pictures(run.files), known)
-    return [*unlike.lines] if unlike is not None and any(one.mark for one in answers) else []
+    return compare_pictures(seen_pictures(run.files), known)[0] if any(one.mark for one in answers) else []
 
 
 def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = False) -> list[Answer]:

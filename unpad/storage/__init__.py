@@ -33,7 +33,7 @@ from unpad.storage.folders import (
 )
 from unpad.storage.line_log import LineLog
 from unpad.storage.lock import LOCK, RunLock
-from unpad.storage.reading import finite, parse_json
+from unpad.storage.strict_json import finite, parse_json
 
 __all__ = [
     "LOCK", "Entry", "LineLog", "RunLock", "abandon_folder", "begin_folder", "cache_folder", "check_space",

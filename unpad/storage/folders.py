@@ -18,7 +18,7 @@ from typing import Any
 from unpad.errors import CheckpointError, DiskError
 from unpad.storage.disk import delete, discard, disk_errors, new_folder, rename, sync_folder, temporary_name, write_file
 from unpad.storage.files import sha256
-from unpad.storage.reading import OTHER_COPY, parse_json
+from unpad.storage.strict_json import OTHER_COPY, parse_json
 
 MANIFEST = "MANIFEST.json"
 MANIFEST_FORMAT = 1

@@ -11,7 +11,7 @@ from typing import Any
 from unpad.errors import CheckpointError, DiskError
 from unpad.storage.disk import check_held, disk_errors, file_mode, flush, sync_folder, truncate, write_all
 from unpad.storage.files import write_atomic
-from unpad.storage.reading import finite, json_object
+from unpad.storage.strict_json import finite, json_object
 
 
 class LineLog:

@@ -15,7 +15,7 @@ from typing import Any
 
 from unpad.errors import RunInUseError
 from unpad.storage.disk import check_held, disk_errors, file_mode, hold, release, truncate, write_all
-from unpad.storage.reading import json_object
+from unpad.storage.strict_json import json_object
 
 LOCK = "run.lock"
 

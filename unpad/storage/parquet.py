@@ -11,7 +11,7 @@ from unpad.errors import RecipeError
 from unpad.storage.disk import disk_errors
 from unpad.storage.files import write_atomic
 from unpad.storage.paths import refuse_format
-from unpad.storage.reading import finite
+from unpad.storage.strict_json import finite
 from unpad.terminal.table import csv_text
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ from unpad.data.sources.example import SPLIT_NAMES, Example, Turn
 from unpad.data.sources.split import (
     Split,
     Wanted,
-    _mix,
     assign,
     assign_by_hash,
     components,
     content_key,
     divide,
     groups_on_both_sides,
+    mixed,
     numbered,
     share_out,
     split_number,
@@ -194,7 +194,7 @@ def test_groups_are_on_both_sides_whether_the_other_part_is_valid_or_test() -> N
 def test_the_rule_of_earlier_runs_equals_its_words(rows: list[tuple[int, int]], holdout: float, seed: int) -> None:
     content = np.array([key for key, _ in rows], np.uint64)
     found = assign_by_hash(content, np.array([side for _, side in rows], np.int8), holdout, seed)
-    drawn = _mix(content ^ _mix(np.array([seed], np.uint64))).tolist()
+    drawn = mixed(content ^ mixed(np.array([seed], np.uint64))).tolist()
     told = {key: min(side for one, side in rows if one == key and side >= 0) for key, side in rows if side >= 0}
     sides = {key: told.get(key, int(hashed < holdout * 2.0**64)) for (key, _), hashed in zip(rows, drawn, strict=True)}
     free = sorted((hashed, key) for (key, _), hashed in zip(rows, drawn, strict=True) if key not in told)

@@ -18,7 +18,7 @@ from tests.helpers.tokenizers import word_list
 from unpad.data.sources.example import Turn
 from unpad.data.sources.reader import read_file
 from unpad.data.sources.split import Split, Wanted
-from unpad.data.tokens import corpus, corpus_files
+from unpad.data.tokens import corpus_files
 from unpad.data.tokens.corpus import prepare
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
 from unpad.data.tokens.token_set import TokenSet
@@ -286,7 +286,7 @@ def test_a_tokenizer_never_saw_what_another_seed_holds_out(folder: Path) -> None
 
 def test_changed_code_never_meets_old_shards(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, _, _ = prepare(make_recipe(folder))
-    monkeypatch.setattr(corpus, "code_key", lambda: "another version")
+    monkeypatch.setattr("unpad.data.tokens.cache.code_key", lambda: "another version")
     second, _, report = prepare(make_recipe(folder))
     assert report.cache_misses == 3
     assert first.fingerprint() == second.fingerprint(), "a run may be resumed by a later version"

@@ -82,7 +82,7 @@ class RankScale:
     def of(self, code: np.ndarray, value: np.ndarray, standard: np.ndarray) -> np.ndarray:
         """Scale the values of codes; arguments as `standardised`, with its result."""
         scaled = standard.copy()
-        for one, rows in _by_code(code, ~np.isnan(standard)):
+        for one, rows in by_code(code, np.flatnonzero(~np.isnan(standard))):
             scaled[rows] = np.interp(value[rows], self.values[one], self.scores[one])
         return scaled
 
@@ -106,7 +106,8 @@ def standardised(code: np.ndarray, value: np.ndarray, mean: np.ndarray, std: np.
         mean, std: (num_codes,); std is 0 for codes without values in training, whose scale is unknown.
     """
     spread = std[code]
-    scaled = (value - mean[code]) / np.where(spread > 0, spread, 1)
+    with np.errstate(over="ignore"):  # by a spread near 0, whose distances are cut
+        scaled = (value - mean[code]) / np.where(spread > 0, spread, 1)
     return np.where(spread > 0, np.clip(scaled, -FARTHEST, FARTHEST), np.nan)
 
 
@@ -122,14 +123,14 @@ def fit_scale(kind: Kind, code: np.ndarray, value: np.ndarray, std_floor: float,
         return None
     if kind == "log":
         mean, std, least = np.zeros((3, num_codes))
-        for one, rows in _by_code(code, np.ones(len(code), np.bool_)):
+        for one, rows in by_code(code, np.arange(len(code))):
             least[one] = value[rows].min()
             if least[one] > 0:
                 logs = np.log(value[rows])
                 mean[one], std[one] = logs.mean(), max(float(logs.std()), std_floor)
         return LogScale(mean, std, least)
     values, scores = ([np.zeros(0)] * num_codes for _ in range(2))
-    for one, rows in _by_code(code, np.ones(len(code), np.bool_)):
+    for one, rows in by_code(code, np.arange(len(code))):
         values[one], scores[one] = _knots(value[rows])
     return RankScale(tuple(values), tuple(scores))
 
@@ -147,9 +148,12 @@ def _knots(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return knots, torch.special.ndtri(middle).numpy()
 
 
-def _by_code(code: np.ndarray, chosen: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Every code and the places of its chosen events."""
-    places = np.flatnonzero(chosen)
+def by_code(code: np.ndarray, places: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Every code of the events at some places, in order, and its places among them.
+
+    Args:
+        code: (num_events,) int64; places: (num,) int64.
+    """
     order = places[np.argsort(code[places], kind="stable")]
     codes, starts = np.unique(code[order], return_index=True)
     yield from zip(codes.tolist(), np.split(order, starts[1:]) if len(codes) else (), strict=True)

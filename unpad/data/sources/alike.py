@@ -14,7 +14,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.sources.split import components
+from unpad.data.sources.split import Ints, components, mixed
 
 CHUNK_CHARACTERS = 1 << 20  # bounds memory: about 100 bytes per character of a chunk
 PASSAGE = 15  # letters of a window, about three words; other characters count as the letters that they stand for
@@ -44,7 +44,7 @@ def plain(text: str) -> str:
     return unicodedata.normalize("NFKC", text).casefold().translate(_PLAIN) or text
 
 
-def windows(texts: Sequence[str]) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.int64]]]:
+def windows(texts: Sequence[str]) -> Iterator[tuple[NDArray[np.uint64], Ints]]:
     """Yield, for one run of texts after another, the different windows of each text.
 
     A window is the shortest run of characters from any place of a text that stands for PASSAGE letters. A text of less
@@ -61,7 +61,7 @@ def windows(texts: Sequence[str]) -> Iterator[tuple[NDArray[np.uint64], NDArray[
         yield hashes, owner + first
 
 
-def _of_run(texts: Sequence[str], lengths: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _of_run(texts: Sequence[str], lengths: Ints) -> tuple[NDArray[np.uint64], Ints]:
     points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
     ends = np.cumsum(lengths)
     letters = np.concatenate([[0], np.cumsum(_letters()[points], dtype=np.int64)])  # (num_points + 1,)
@@ -73,8 +73,8 @@ def _of_run(texts: Sequence[str], lengths: NDArray[np.int64]) -> tuple[NDArray[n
     # divided by the power of its first place.
     base = 0x2545F4914F6CDD1D
     powers, inverses = (np.cumprod(np.full(len(points), factor, np.uint64)) for factor in (base, pow(base, -1, 2**64)))
-    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(_mix(points.astype(np.uint64)) * powers)])
-    hashes = _mix((sums[stop[begin]] - sums[begin]) * inverses[begin])
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed(points.astype(np.uint64)) * powers)])
+    hashes = mixed((sums[stop[begin]] - sums[begin]) * inverses[begin])
     order = np.lexsort((hashes, owner))
     hashes, owner = hashes[order], owner[order]
     new = np.ones(len(hashes), np.bool_)
@@ -90,14 +90,6 @@ def _letters() -> NDArray[np.uint8]:
         for first, last in ranges:
             table[first : last + 1] = number
     return table
-
-
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """SplitMix64's finaliser (Steele et al. 2014, "Fast splittable pseudorandom number generators")."""
-    values = values + np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return values ^ (values >> np.uint64(31))
 
 
 MOST_TEXTS = 64
@@ -169,9 +161,7 @@ class TextSearch:
             if self._place.get(texts[numbers[other]]) != one:
                 yield Near(one, numbers[other], share, equal=False)
 
-    def _known(
-        self, hashes: NDArray[np.uint64], owner: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _known(self, hashes: NDArray[np.uint64], owner: Ints) -> tuple[Ints, Ints]:
         """Those of some windows that the texts have: index in `_wanted`, and text."""
         is_known = self._table[hashes >> self._shift]
         hashes, owner = hashes[is_known], owner[is_known]
@@ -179,9 +169,7 @@ class TextSearch:
         known = self._wanted[place] == hashes if len(self._wanted) else np.zeros(len(hashes), np.bool_)
         return place[known], owner[known]
 
-    def _pairs(
-        self, gram: NDArray[np.int64], owner: NDArray[np.int64], sizes: NDArray[np.int64]
-    ) -> Iterator[tuple[int, int, float]]:
+    def _pairs(self, gram: Ints, owner: Ints, sizes: Ints) -> Iterator[tuple[int, int, float]]:
         """Yield near-duplicates by their windows: text, other and share.
 
         Args:
@@ -196,8 +184,7 @@ class TextSearch:
         weights = np.rint(WHOLE / np.log2(np.maximum(self._counts, 2))).astype(np.int64)
         for rows in _blocks(owner, mine[gram]):
             each = mine[gram[rows]]
-            within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-            text = self._owner[np.repeat(starts[gram[rows]], each) + within]
+            text = self._owner[_runs(starts[gram[rows]], each)]
             pair = np.repeat(owner[rows], each) * len(self._windows) + text
             pair, row, shared = np.unique(pair, return_inverse=True, return_counts=True)
             weight = np.bincount(row, np.repeat(weights[gram[rows]], each), len(pair)).astype(np.int64)
@@ -217,11 +204,11 @@ class _Common:
 
     def __init__(
         self,
-        text_gram: NDArray[np.int64],
-        text: NDArray[np.int64],
+        text_gram: Ints,
+        text: Ints,
         is_common: NDArray[np.bool_],
-        other_gram: NDArray[np.int64],
-        other: NDArray[np.int64],
+        other_gram: Ints,
+        other: Ints,
         nums: tuple[int, int],
     ) -> None:
         common, others = is_common[text_gram], is_common[other_gram]
@@ -232,25 +219,23 @@ class _Common:
         self._of_other = np.bincount(other[others], minlength=nums[1])
         self._starts = np.cumsum(self._of_other) - self._of_other
 
-    def at_most(self, text: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    def at_most(self, text: Ints, other: Ints) -> Ints:
         """Upper bound of the number that pairs share, (num_pairs,)."""
         return np.minimum(self._of_text[text], self._of_other[other])
 
-    def shared(self, text: NDArray[np.int64], other: NDArray[np.int64]) -> NDArray[np.int64]:
+    def shared(self, text: Ints, other: Ints) -> Ints:
         """Number that pairs share, (num_pairs,)."""
         number = np.zeros(len(text), np.int64)
         for pairs in _blocks(np.arange(len(text)), self._of_other[other]) if len(self._keys) else ():
             each = self._of_other[other[pairs]]
-            within = np.arange(each.sum()) - np.repeat(np.cumsum(each) - each, each)
-            gram = self._gram[np.repeat(self._starts[other[pairs]], each) + within]
-            key = np.repeat(text[pairs], each) * self._width + gram
+            key = np.repeat(text[pairs], each) * self._width + self._gram[_runs(self._starts[other[pairs]], each)]
             place = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
             hit = self._keys[place] == key
             number[pairs] = np.bincount(np.repeat(np.arange(len(each)), each), hit, len(each)).astype(np.int64)
         return number
 
 
-def near_sets(texts: Sequence[str]) -> NDArray[np.int64]:
+def near_sets(texts: Sequence[str]) -> Ints:
     """Number the sets of texts that are near-duplicates of each other, directly or through others, (num_texts,)."""
     place: dict[str, int] = {}
     number = np.array([place.setdefault(plain(text), len(place)) for text in texts], np.int64)
@@ -262,12 +247,17 @@ def near_sets(texts: Sequence[str]) -> NDArray[np.int64]:
     return components(len(different), [(ends.reshape(-1), pairs)])[number]
 
 
-def _all_windows(texts: Sequence[str]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+def _all_windows(texts: Sequence[str]) -> tuple[NDArray[np.uint64], Ints]:
     parts = [(np.zeros(0, np.uint64), np.zeros(0, np.int64)), *windows(texts)]
     return np.concatenate([hashes for hashes, _ in parts]), np.concatenate([owner for _, owner in parts])
 
 
-def _blocks(owner: NDArray[np.int64], costs: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
+def _runs(starts: Ints, sizes: Ints) -> Ints:
+    """Places from each start on, as many as its size, one run after the other."""
+    return np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+
+
+def _blocks(owner: Ints, costs: Ints) -> Iterator[Ints]:
     """Cut rows in order of `owner` into runs of about BLOCK costs, between owners."""
     totals = np.cumsum(costs)
     begins = np.flatnonzero(np.diff(owner, prepend=-1))

@@ -130,8 +130,5 @@ def refuse_empty(num_examples: int, kind: str, files: Sequence[SourceFile]) -> N
         if not files:
             raise SourceError(f"data.{kind} names no file", where=f"data.{kind}", fix=f"set data.{kind}=FILE")
         names = ", ".join(str(file.path) for file in files[:3]) + (", ..." if len(files) > 3 else "")
-        raise SourceError(
-            f"no usable {kind} example in {number_of(len(files), 'files')}",
-            where=names,
-            fix=f"see `unpad data check`, or set data.{kind}",
-        )
+        what = f"no usable {kind} example in {number_of(len(files), 'files')}"
+        raise SourceError(what, where=names, fix=f"see `unpad data check`, or set data.{kind}")

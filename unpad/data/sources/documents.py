@@ -97,10 +97,8 @@ def describe_book(file: SourceFile, separator: str, characters: Sequence[int]) -
     with file.path.open("rb") as handle:
         if middle >= MOST_CHARACTERS or _survey(handle)[1]:
             return None
-    what = (
-        f"{file.path}: {len(characters):,} documents, median {middle:,} characters: looks like one text in paragraphs"
-    )
-    return Shape(f"{what}, so replies will end with a paragraph", WHOLE)
+    what = f"{file.path}: {len(characters):,} documents, median {middle:,} characters"
+    return Shape(f"{what}: looks like one text in paragraphs, so replies will end with a paragraph", WHOLE)
 
 
 def _survey(handle: BinaryIO) -> tuple[bool, bool]:

@@ -205,11 +205,8 @@ def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:
         inside = [p for p in path.rglob("*") if p.suffix.lower() in suffixes and p.is_file()]
         paths = [p for p in inside if not any(part.startswith(".") for part in p.relative_to(path).parts)]
         if not paths:
-            raise SourceError(
-                f"the folder holds no {', '.join('*' + suffix for suffix in suffixes)}",
-                where=str(tried),
-                fix="put data files into it, or name another folder",
-            )
+            what = f"the folder holds no {', '.join('*' + suffix for suffix in suffixes)}"
+            raise SourceError(what, where=str(tried), fix="put data files into it, or name another folder")
         return sorted(paths, key=natural_key)
     if glob.has_magic(str(path)):
         paths = [p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file()]
@@ -225,11 +222,7 @@ def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:
         raise SourceError("it is an address; only files are read", where=whole, fix=fix)
     else:
         what = "neither a file nor a folder" if path.exists() else "there is no such file or folder"
-    raise SourceError(
-        what,
-        where=f"{tried} (working directory {Path.cwd()})",
-        fix=PATH_FIX,
-    )
+    raise SourceError(what, where=f"{tried} (working directory {Path.cwd()})", fix=PATH_FIX)
 
 
 def skipped_files(path: Path, suffixes: Collection[str] = tuple(FORMATS)) -> list[tuple[Path, str]]:

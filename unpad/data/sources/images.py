@@ -7,8 +7,9 @@ Listing reads every file, checks that it is whole and hashes it, but decodes no 
 from __future__ import annotations
 
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -32,10 +33,6 @@ from unpad.recipes.data import DataSettings, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-
-import re
-from collections.abc import Sequence
 
 FIELDS = ("label", "split", "group", "width", "height", "sha256")
 SUFFIXES = PICTURES
@@ -90,11 +87,9 @@ def expand(sources: list[Source], resolve: Callable[[str], Path]) -> list[Source
             listed += [replace(file, source=index) for file in files.expand([source], resolve)]
             continue
         if not any(inside.is_dir() and not inside.name.startswith(".") for inside in path.iterdir()):
-            raise SourceError(
-                "the folder holds no sub-folder, which would be a class",
-                where=str(path.absolute()),
-                fix="put the images of a class into a folder of its name, or name a manifest (.jsonl, .csv) or parquet",
-            )
+            what = "the folder holds no sub-folder, which would be a class"
+            fix = "put the images of a class into a folder of its name, or name a manifest (.jsonl, .csv) or parquet"
+            raise SourceError(what, where=str(path.absolute()), fix=fix)
         listed.append(SourceFile(path, "text", source.field, source.weight, index, named=str(path)))
     return listed
 
@@ -123,10 +118,7 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow
 def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
     """Yield each image of a source as usable, or its bad row."""
     for item in read(file, data):
-        if isinstance(item, BadRow):
-            yield item
-        else:
-            yield Usable(key=content_key(item), where=item.where, picture=item)
+        yield item if isinstance(item, BadRow) else Usable(key=content_key(item), where=item.where, picture=item)
 
 
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[ImageExample], list[BadRow]]:
@@ -383,11 +375,8 @@ def _label(row: Row) -> str:
     if type(label) is str and label.strip():
         return label
     what = "is blank" if type(label) is str else f"is {type_name(label)}" if "label" in row else "is missing"
-    raise RowFault(
-        "E_LABEL",
-        f'"label" {what}, expected a name or a whole number',
-        "add the label or remove the row; `unpad predict` needs none",
-    )
+    fix = "add the label or remove the row; `unpad predict` needs none"
+    raise RowFault("E_LABEL", f'"label" {what}, expected a name or a whole number', fix)
 
 
 def _declared(row: Row, in_words: bool = False) -> tuple[int | None, int | None, str | None]:

@@ -7,17 +7,7 @@ as public sets and trainers have them. Without a prompt of its own, it is what b
 from collections.abc import Iterator
 from hashlib import blake2b
 
-from unpad.data.sources.chat import (
-    CONTEXTS,
-    SYSTEMS,
-    TEMPLATE_FIELDS,
-    asked,
-    given_of,
-    in_turns,
-    messages_of,
-    said_in,
-    with_system,
-)
+from unpad.data.sources import chat
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.faults import RowFault, missing
 from unpad.data.sources.fields import REQUESTS
@@ -29,7 +19,7 @@ from unpad.recipes.data import DataSettings
 
 PROMPTS = ("messages", *REQUESTS)
 CHOSEN, REJECTED = REPLIES = ("chosen", "rejected")
-FIELDS = (*REPLIES, *PROMPTS, *CONTEXTS, *SYSTEMS, "history", *TEMPLATE_FIELDS)
+FIELDS = (*REPLIES, *PROMPTS, *chat.CONTEXTS, *chat.SYSTEMS, "history", *chat.TEMPLATE_FIELDS)
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
@@ -43,11 +33,11 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
         if type(row.value) is not dict:
             raise RowFault("E_TYPE", "the row is no object", 'write an object with "prompt", "chosen" and "rejected"')
         prompt, replies = _pair_of_row(row, file.field)
-        turns = in_turns([*prompt, replies[CHOSEN]], "the pair")
+        turns = chat.in_turns([*prompt, replies[CHOSEN]], "the pair")
         if not (replies[CHOSEN].learned and replies[REJECTED].learned):
             raise RowFault("E_NO_TARGET", "the pair has a reply that is marked as not learned", "remove the row")
         split, group, keywords = row.declared()
-        given = given_of(row)
+        given = chat.given_of(row)
         refuse_unread(row, (*turns, replies[REJECTED]))
         return Example(row.where, turns, split, group or _name(prompt), keywords, replies[REJECTED], given)
 
@@ -69,15 +59,16 @@ def _pair_of_row(row: Row, field: str | None) -> tuple[list[Turn], dict[str, Tur
         raise missing((field,), row.names)
     spoken = [name for name in REPLIES if type(row.value[name]) is str and row.text(name).lstrip().startswith("Human:")]
     conversations = {
-        name: messages_of(row[name], f'"{name}"') if name in spoken else said_in(row, name) for name in REPLIES
+        name: chat.messages_of(row[name], f'"{name}"') if name in spoken else chat.said_in(row, name)
+        for name in REPLIES
     }
-    prompt = _common(conversations) if named is None else asked(row, named)
+    prompt = _common(conversations) if named is None else chat.asked(row, named)
     if not prompt:
         raise missing(PROMPTS, row.names)
     replies = {name: _reply(turns, prompt, name) for name, turns in conversations.items()}
     if replies[CHOSEN] == replies[REJECTED]:
         raise RowFault("E_EQUAL", '"chosen" and "rejected" are the same reply', "remove the row")
-    return with_system(row, prompt), replies
+    return chat.with_system(row, prompt), replies
 
 
 def _common(conversations: dict[str, list[Turn]]) -> list[Turn]:

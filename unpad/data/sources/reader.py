@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from unpad.data.sources.delimited import read_delimited
 from unpad.data.sources.documents import read_documents
@@ -196,13 +196,6 @@ def reading(path: Path) -> Iterator[None]:
         raise unreadable(error, str(path.absolute())) from None
 
 
-class TextReader(Protocol):
-    """Members of a module such as `sources/chat.py`."""
-
-    def read(self, file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
-        """Yield every row of a file as an example or as a bad row."""
-
-
 def read_file(kind: str, file: SourceFile, data: DataSettings) -> tuple[list[Example], list[BadRow]]:
     """Read one file to the end; every row is in exactly one of the two lists.
 
@@ -221,5 +214,5 @@ def read_rows(kind: str, file: SourceFile, data: DataSettings) -> Iterator[Examp
     Raises:
         OSError: the file cannot be opened or read.
     """
-    reader: TextReader = import_module(f"unpad.data.sources.{kind}")
-    return reader.read(file, data)
+    rows: Iterator[Example | BadRow] = import_module(f"unpad.data.sources.{kind}").read(file, data)
+    return rows

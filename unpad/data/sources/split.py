@@ -11,10 +11,13 @@ from unpad.data.sources.example import SPLIT_NAMES, Example, SplitName, Turn
 from unpad.recipes.data import DataSettings
 from unpad.terminal.table import number_of
 
+Ints = NDArray[np.int64]
+Links = Sequence[tuple[Ints, Ints]]  # pairs of rows and keys
+
 MOST_WORK = 1 << 28  # bits that an exact choice may look at; a second of work at most
 
 
-def components(num: int, links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> NDArray[np.int64]:
+def components(num: int, links: Links) -> Ints:
     """Number the connected components of rows, (num,) int64 from 0, by their first row.
 
     Args:
@@ -40,13 +43,11 @@ def components(num: int, links: Sequence[tuple[NDArray[np.int64], NDArray[np.int
         if np.array_equal(spread, label):
             break
         label = spread
-    numbers: NDArray[np.int64] = np.unique(label, return_inverse=True)[1].astype(np.int64)
+    numbers: Ints = np.unique(label, return_inverse=True)[1].astype(np.int64)
     return numbers
 
 
-def take_share(
-    sizes: NDArray[np.int64], classes: NDArray[np.int64], total: int, fewest: int, most: int
-) -> NDArray[np.bool_]:
+def take_share(sizes: Ints, classes: Ints, total: int, fewest: int, most: int) -> NDArray[np.bool_]:
     """Choose units that add up to `total`, or as near to it as whole units allow, with a share of each class.
 
     Args:
@@ -78,7 +79,7 @@ def take_share(
     return chosen
 
 
-def share_out(rows: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+def share_out(rows: Ints, total: int) -> Ints:
     """Share `total` out over classes in proportion to their rows, (num_classes,) int64; the largest remainders get the
     rest, and of several classes none is taken whole while another has rows left.
 
@@ -95,11 +96,11 @@ def share_out(rows: NDArray[np.int64], total: int) -> NDArray[np.int64]:
             if not len(able):
                 break
             quotas[able] += 1
-    shared: NDArray[np.int64] = quotas.astype(np.int64)
+    shared: Ints = quotas.astype(np.int64)
     return shared
 
 
-def _nearest(sizes: NDArray[np.int64], total: int) -> NDArray[np.int64]:
+def _nearest(sizes: Ints, total: int) -> Ints:
     """Indices of units that add up to `total` or to the nearest sum; early units are preferred."""
     ends = np.cumsum(sizes)
     first = int(np.searchsorted(ends, total, "right"))
@@ -179,7 +180,7 @@ def describe_split(split: NDArray[np.uint8]) -> str:
     return f"{num_train:,} to train on, {num_holdout:,} held out"
 
 
-def describe_groups(unit: NDArray[np.int64], shared: int, what: str) -> list[str]:
+def describe_groups(unit: Ints, shared: int, what: str) -> list[str]:
     """Lines on rows that belong together; none where no two do.
 
     Args:
@@ -191,9 +192,8 @@ def describe_groups(unit: NDArray[np.int64], shared: int, what: str) -> list[str
     if not len(several):
         return []
     where = f"{shared:,} of them are both in training and held out" if shared else "each is on one side of the split"
-    return [
-        f"  {int(several.sum()):,} {what} are in {number_of(len(several), 'groups')} or copies of each other; {where}"
-    ]
+    groups = number_of(len(several), "groups")
+    return [f"  {int(several.sum()):,} {what} are in {groups} or copies of each other; {where}"]
 
 
 def content_key(example: Example) -> int:
@@ -212,7 +212,7 @@ def turns_key(turns: Sequence[Turn], given: str = "") -> int:
     return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
 
 
-def numbered(values: Sequence[Hashable]) -> NDArray[np.int64]:
+def numbered(values: Sequence[Hashable]) -> Ints:
     """Number the different values by first appearance, (num_values,) int64; -1 for an empty text and for None."""
     known: dict[Hashable, int] = {}
     return np.array([-1 if value in ("", None) else known.setdefault(value, len(known)) for value in values], np.int64)
@@ -225,8 +225,8 @@ def divide(
     seed: int,
     wanted: Wanted = Wanted.LEARNING,
     *,
-    links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]] = (),
-    classes: NDArray[np.int64] | None = None,
+    links: Links = (),
+    classes: Ints | None = None,
 ) -> NDArray[np.uint8]:
     """Choose the part of every row, as the recipe says; see `assign`.
 
@@ -257,8 +257,8 @@ def assign(
     holdout: float,
     seed: int,
     *,
-    links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]] = (),
-    classes: NDArray[np.int64] | None = None,
+    links: Links = (),
+    classes: Ints | None = None,
 ) -> NDArray[np.uint8]:
     """Choose a part for every row: TRAIN or HOLDOUT, or TEST for rows that declare it and those that go with them.
 
@@ -288,7 +288,7 @@ def assign(
         declaring = unit[declared == value]
         side[declaring], free[declaring] = value, False
     drawn = np.full(num_units, np.iinfo(np.uint64).max, np.uint64)
-    np.minimum.at(drawn, unit, _mix(content_keys ^ _mix(np.array([seed], np.uint64))))
+    np.minimum.at(drawn, unit, mixed(content_keys ^ mixed(np.array([seed], np.uint64))))
     sizes = np.bincount(unit, minlength=num_units)
     of_class = np.full(num_units, np.iinfo(np.int64).max, np.int64)
     np.minimum.at(of_class, unit, np.zeros(num, np.int64) if classes is None else classes)
@@ -304,7 +304,7 @@ def assign(
     return parts
 
 
-def assign_end(unit: NDArray[np.int64], holdout: float) -> NDArray[np.uint8]:
+def assign_end(unit: Ints, holdout: float) -> NDArray[np.uint8]:
     """Hold out the last round(holdout * n) of n rows, at least one, but for those whose unit begins before; a part of a
     text whose neighbours are trained on measures too well.
 
@@ -326,7 +326,7 @@ def assign_by_hash(
     Arguments and result as of `assign`, without TEST. Only if a part would be empty, the undeclared content with the
     smallest hash moves to HOLDOUT, or with the largest to TRAIN.
     """
-    drawn = _mix(content_keys ^ _mix(np.array([seed], np.uint64)))  # (num_documents,) uint64, uniform
+    drawn = mixed(content_keys ^ mixed(np.array([seed], np.uint64)))  # (num_documents,) uint64, uniform
     side = (drawn < np.uint64(int(holdout * 2.0**64))).astype(np.uint8)
     for value in (Split.HOLDOUT, Split.TRAIN):
         side[np.isin(content_keys, content_keys[declared == value])] = value
@@ -340,16 +340,14 @@ def assign_by_hash(
     return side
 
 
-def units(
-    content_keys: NDArray[np.uint64], links: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]
-) -> NDArray[np.int64]:
+def units(content_keys: NDArray[np.uint64], links: Links) -> Ints:
     """Number the units of rows that belong together by content or `links`, (num_rows,) int64; see `assign`."""
     num = len(content_keys)
     _, same = np.unique(content_keys, return_inverse=True)
     return components(num, [(np.arange(num), same.astype(np.int64)), *links])
 
 
-def groups_on_both_sides(groups: NDArray[np.int64], side: NDArray[np.uint8]) -> int:
+def groups_on_both_sides(groups: Ints, side: NDArray[np.uint8]) -> int:
     """Number of groups with rows both in training and in another part; a group below 0 is none.
 
     Args:
@@ -359,7 +357,7 @@ def groups_on_both_sides(groups: NDArray[np.int64], side: NDArray[np.uint8]) -> 
     return int(np.isin(np.unique(groups[(side != Split.TRAIN) & (groups >= 0)]), trained).sum())
 
 
-def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """SplitMix64's finaliser (Steele et al. 2014, "Fast splittable pseudorandom number generators")."""
     values = values + np.uint64(0x9E3779B97F4A7C15)
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

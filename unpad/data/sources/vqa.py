@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -48,15 +48,7 @@ class VqaExample:
         return max(self.answers, key=self.answers.count)
 
 
-@dataclass(frozen=True, slots=True)
-class _QuestionRow:
-    where: str
-    paths: tuple[Path, ...]
-    question: str
-    answers: tuple[str, ...]
-    split: SplitName | None
-    caption: bool
-    group: str
+_Question = tuple[tuple[Path, ...], VqaExample]  # paths of the images of a row, and its example without them
 
 
 def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
@@ -80,7 +72,7 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
     with reading(file.path):
         rows = list(counted(_rows(file, data, partial(_row, folder)), f"reading {file.path.name}", unit="rows"))
     root = os.path.realpath(folder)
-    paths = list(dict.fromkeys(path for row in rows if isinstance(row, _QuestionRow) for path in row.paths))
+    paths = list(dict.fromkeys(path for row in rows if not isinstance(row, BadRow) for path in row[0]))
     with ThreadPoolExecutor() as pool:
         examined = pool.map(lambda path: examine(ImageRow(str(path), "", path, root)), paths)
         looked = dict(zip(paths, counted(examined, "reading images", len(paths), "images"), strict=True))
@@ -92,18 +84,16 @@ def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], li
         if isinstance(row, BadRow):
             bad.append(row)
             continue
-        faults = [image for image in map(looked.__getitem__, row.paths) if isinstance(image, BadRow)]
+        shown, example = row
+        faults = [image for image in map(looked.__getitem__, shown) if isinstance(image, BadRow)]
         if faults:
-            bad.append(BadRow(row.where, faults[0].code, faults[0].what, faults[0].fix, excerpt(faults[0].where)))
-            continue
-        chosen = tuple(number[path] for path in row.paths)
-        used.append(VqaExample(row.where, chosen, row.question, row.answers, row.split, row.caption, row.group))
+            bad.append(BadRow(example.where, faults[0].code, faults[0].what, faults[0].fix, excerpt(faults[0].where)))
+        else:
+            used.append(replace(example, images=tuple(number[path] for path in shown)))
     return used, images, bad
 
 
-def _rows(
-    file: SourceFile, data: DataSettings, convert: Callable[[Row], _QuestionRow]
-) -> Iterator[_QuestionRow | BadRow]:
+def _rows(file: SourceFile, data: DataSettings, convert: Callable[[Row], _Question]) -> Iterator[_Question | BadRow]:
     if file.annotations is None:
         wanted = ("image",) if file.format == "csv" else FIELDS  # other empty cells of CSV are no fields
         yield from examples(file, data, wanted, convert, "vqa", (*FIELDS, *OPTIONAL))
@@ -111,12 +101,12 @@ def _rows(
         yield from converted(joined(file, file.annotations), convert)
 
 
-def _row(folder: Path, row: Row) -> _QuestionRow:
+def _row(folder: Path, row: Row) -> _Question:
     paths, question = asked(folder, row)
     caption = "question" not in row
-    made = _QuestionRow(row.where, paths, question, _answers(row, caption), row.split(), caption, row.group())
+    made = VqaExample(row.where, (), question, _answers(row, caption), row.split(), caption, row.group())
     refuse_unread(row, [Turn("user", question), *(Turn("assistant", answer) for answer in made.answers)])
-    return made
+    return paths, made
 
 
 def asked(folder: Path, row: Row) -> tuple[tuple[Path, ...], str]:

@@ -267,9 +267,8 @@ def write_shard(folder: Path, key: str, shard: Shard) -> None:
     """
     arrays = {field.name: np.ascontiguousarray(getattr(shard, field.name)) for field in fields(Shard)}
     assert arrays["tokens"].dtype.str in TOKEN_DTYPES, arrays["tokens"].dtype
-    assert all(arrays[name].dtype.str == dtype for name, dtype in DTYPES.items()), {
-        n: a.dtype for n, a in arrays.items()
-    }
+    wrong = {name: arrays[name].dtype for name, dtype in DTYPES.items() if arrays[name].dtype.str != dtype}
+    assert not wrong, wrong
     columns: dict[str, list[Any]] = {}
     end = 0
     for name, array in arrays.items():

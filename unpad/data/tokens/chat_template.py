@@ -157,10 +157,8 @@ class ChatTemplate:
         text, generated = _without_marks(self._render(turns, prompt=False))
         num_replies = sum(turn.role == "assistant" for turn in turns)
         if generated and len(generated) != num_replies:
-            what = (
-                f"the chat template marks {len(generated)} parts with generation, and there are {num_replies} replies"
-            )
-            raise SourceError(what, fix="correct the template")
+            marks = f"the chat template marks {len(generated)} parts with generation"
+            raise SourceError(f"{marks}, and there are {num_replies} replies", fix="correct the template")
         try:
             placed = self._places(turns, text, prompt=False)
         except SourceError:
@@ -198,7 +196,7 @@ class ChatTemplate:
         pieces = _MARKED.split(around)
         marks = pieces[1::2]
         missing = contents.keys() - set(marks)
-        if marks != [mark for mark in contents if mark not in missing] or not all(map(_may_be_lost, missing)):
+        if marks != [mark for mark in contents if mark not in missing] or any(mark[1] not in "ft" for mark in missing):
             what = "the chat template leaves a message out or moves it"
             raise self._blame(turns, prompt) or SourceError(what, fix=AMBIGUOUS)
         pieces[1::2] = [contents[mark] for mark in marks]
@@ -222,10 +220,8 @@ class ChatTemplate:
             pieces = _MARKED.split(around)
             is_whole = all(mark in pieces for mark in contents if mark[1] == "b")
             if not is_whole or "".join(contents.get(piece, piece) for piece in pieces) != text:
-                return SourceError(
-                    f"the chat template changes a message of role {turn.role}, message {index + 1} of {len(turns)}",
-                    fix=AMBIGUOUS,
-                )
+                which = f"a message of role {turn.role}, message {index + 1} of {len(turns)}"
+                return SourceError(f"the chat template changes {which}", fix=AMBIGUOUS)
         return None
 
     def _replies(self, turns: Sequence[Turn], text: str, placed: Sequence[_Placed], *, prompt: bool) -> list[slice]:
@@ -375,10 +371,6 @@ def _stand_ins(turns: Sequence[Turn]) -> tuple[list[dict[str, str]], dict[str, s
             content += stand_in(answer, "a", index)
         messages.append(_message(turn.role, content, marked_thoughts))
     return messages, contents
-
-
-def _may_be_lost(mark: str) -> bool:
-    return mark[1] in "ft"
 
 
 def _turn_of(mark: str) -> int:

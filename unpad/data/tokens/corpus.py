@@ -16,33 +16,11 @@ from unpad.data.sources.example import BadRow, Example, Unread, count_bad
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
-from unpad.data.tokens.cache import (
-    Shard,
-    code_key,
-    make_key,
-    open_shard,
-    pack_bad_rows,
-    pack_details,
-    pack_unread,
-    read_sealed,
-    write_sealed,
-    write_shard,
-)
+from unpad.data.tokens import cache as shards
+from unpad.data.tokens import corpus_files
+from unpad.data.tokens.cache import Shard, make_key
 from unpad.data.tokens.chat_template import has_thoughts
-from unpad.data.tokens.corpus_files import (
-    CorpusFile,
-    CorpusReport,
-    FileRows,
-    Preparation,
-    corpus_key,
-    find_leaks,
-    judge_rows,
-    leak_places,
-    list_files,
-    refuse_leaks,
-    split_documents,
-    split_settings,
-)
+from unpad.data.tokens.corpus_files import CorpusFile, CorpusReport, FileRows, Preparation
 from unpad.data.tokens.encode import encode_examples, lossy_texts, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import CorpusShard, TokenSet, build_token_set, rows_of
@@ -106,12 +84,12 @@ class Corpus:
         if self._work is not None:
             work, self._work = self._work, None
             with work.stage("leaks"):
-                leaks, test = find_leaks(work, Split.HOLDOUT), find_leaks(work, Split.TEST)
+                leaks, test = corpus_files.find_leaks(work, Split.HOLDOUT), corpus_files.find_leaks(work, Split.TEST)
                 work.read.clear()
-                places, test_places = leak_places(leaks, self.tokens), leak_places(test, self.tokens)
+                places, test_places = (corpus_files.leak_places(each, self.tokens) for each in (leaks, test))
                 if work.recipe.data.near_duplicates == "refuse":
-                    refuse_leaks(leaks, places)
-                    refuse_leaks(test, test_places)
+                    corpus_files.refuse_leaks(leaks, places)
+                    corpus_files.refuse_leaks(test, test_places)
             self.report = replace(self.report, leaks=leaks, leak_places=places)
             self.report = replace(self.report, test_leaks=test, test_leak_places=test_places)
         return self.report
@@ -157,15 +135,15 @@ def open_corpus(
     """
     work = Preparation(recipe, cache or cache_folder(), wanted)
     with work.stage("hash"):
-        work.files = list_files(recipe, kinds)
+        work.files = corpus_files.list_files(recipe, kinds)
         work.shards = [None] * len(work.files)
     with work.stage("open"):
         tokenizer = tokenizer or stored_tokenizer(work)
         if tokenizer is not None:
             open_originals(work, tokenizer)
     with work.stage("read"):
-        bad, rows_used = judge_rows(work)
-        split_documents(work)
+        bad, rows_used = corpus_files.judge_rows(work)
+        corpus_files.split_documents(work)
     if tokenizer is None:
         with work.stage("tokenizer"):
             tokenizer = _build_tokenizer(work)
@@ -182,7 +160,7 @@ def token_set(work: Preparation, parts: Sequence[CorpusShard]) -> TokenSet:
     """Number the sequences of all parts."""
     weights = [source.weight for kind in TEXT_KINDS for source in getattr(work.recipe.data, kind)]
     hashes = [(str(file.file.path), file.sha256) for file in work.files]
-    return build_token_set(parts, weights, hashes, split_settings(work))
+    return build_token_set(parts, weights, hashes, corpus_files.split_settings(work))
 
 
 def report_of(
@@ -249,7 +227,7 @@ def stored_tokenizer(work: Preparation) -> Tokenizer | None:
     """Open the recipe's tokenizer file, or the tokenizer that was built from this corpus before."""
     if work.recipe.tokenizer.path is not None:
         return open_tokenizer_file(resolve_path(work.recipe.data, work.recipe.tokenizer.path))
-    data, damage = read_sealed(_tokenizer_path(work))
+    data, damage = shards.read_sealed(_tokenizer_path(work))
     if damage:
         work.events.append(f"cache: the tokenizer of this corpus {damage}; it is built again")
     return load_tokenizer(data) if data is not None else None
@@ -267,13 +245,14 @@ def _build_tokenizer(work: Preparation) -> Tokenizer:
     tokenizer = train_tokenizer(work.recipe.tokenizer, counted_texts, reserved_texts(work.recipe.data.template))
     # Use the bytes that a later run will open.
     stored = tokenizer.to_bytes()
-    write_sealed(_tokenizer_path(work), stored)
+    shards.write_sealed(_tokenizer_path(work), stored)
     return load_tokenizer(stored)
 
 
 def _tokenizer_path(work: Preparation) -> Path:
     settings = work.recipe.tokenizer.model_dump(mode="json")
-    key = make_key("tokenizer", code_key(), settings, reserved_texts(work.recipe.data.template), corpus_key(work))
+    reserved, corpus = reserved_texts(work.recipe.data.template), corpus_files.corpus_key(work)
+    key = make_key("tokenizer", shards.code_key(), settings, reserved, corpus)
     return work.folder / "tokenizers" / f"{key}.json"
 
 
@@ -332,11 +311,11 @@ def part_of(file: CorpusFile, shard: Shard, data_key: str, split: np.ndarray, un
 
 def _shard_name(work: Preparation, index: int, data_key: str) -> str:
     """Name of a shard in the cache. A file without a declared format may be refused where one with a format is read."""
-    return make_key(code_key(), data_key, work.files[index].file.by_ending)
+    return make_key(shards.code_key(), data_key, work.files[index].file.by_ending)
 
 
 def _open(work: Preparation, index: int, data_key: str) -> Shard | None:
-    shard, damage = open_shard(work.folder, _shard_name(work, index, data_key))
+    shard, damage = shards.open_shard(work.folder, _shard_name(work, index, data_key))
     if damage:
         path = work.files[index].file.path
         work.events.append(f"cache: the shard of {path} {damage}; it is built again from the file")
@@ -349,8 +328,8 @@ def _store(work: Preparation, index: int, data_key: str, shard: Shard) -> Shard:
     work.misses += 1
     work.encoded += shard.num_rows
     key = _shard_name(work, index, data_key)
-    write_shard(work.folder, key, shard)
-    return open_shard(work.folder, key)[0] or shard
+    shards.write_shard(work.folder, key, shard)
+    return shards.open_shard(work.folder, key)[0] or shard
 
 
 def _learned(example: Example, targets: np.ndarray, tokenizer: Tokenizer) -> str:
@@ -393,14 +372,14 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
         lost_target_bytes=of_rows(lost.target_bytes),
         num_system=np.array([sum(turn.role == "system" for turn in e.turns) for e in rows.examples], np.int32),
         num_chosen=np.diff(offsets)[::2].astype(np.int32) if is_pair else np.zeros(len(rows.examples), np.int32),
-        details=pack_details(
+        details=shards.pack_details(
             (e.where.removeprefix(path) for e in rows.examples),
             (e.group for e in rows.examples),
             (e.keywords for e in rows.examples),
             lost.counts,
         ),
-        bad=pack_bad_rows(rows.bad, path),
-        unread=pack_unread(work.files[index].file.unread),
+        bad=shards.pack_bad_rows(rows.bad, path),
+        unread=shards.pack_unread(work.files[index].file.unread),
     )
 
 
@@ -440,7 +419,7 @@ def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample 
         SourceError, RecipeError: as `open_corpus`.
     """
     work = Preparation(recipe, cache or cache_folder(), Wanted.LEARNING)
-    work.files = list_files(recipe, TEXT_KINDS)
+    work.files = corpus_files.list_files(recipe, TEXT_KINDS)
     work.shards = [None] * len(work.files)
     if sum(file.file.path.stat().st_size for file in work.files) < LARGE_BYTES:
         return None
@@ -450,9 +429,9 @@ def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample 
         if all(shard is not None for shard in work.shards):
             return None
         work.shards = [None] * len(work.files)  # the rows are needed
-    work.recipe = _without_search(recipe)
-    bad, _ = judge_rows(work)
-    split_documents(work)
+    work.recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"near_duplicates": "report"})})
+    bad, _ = corpus_files.judge_rows(work)
+    corpus_files.split_documents(work)
     drawn, num_documents = _draw(work)
     if len(drawn) == num_documents.sum():
         return None
@@ -471,10 +450,6 @@ def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample 
     tokens = token_set(work, parts)
     report = report_of(work, tokens, tokenizer, len(drawn), bad)
     return CorpusSample(Corpus(tokens, tokenizer, report, None), num_documents, learned)
-
-
-def _without_search(recipe: Recipe) -> Recipe:
-    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"near_duplicates": "report"})})
 
 
 def _draw(work: Preparation) -> tuple[list[Place], np.ndarray]:

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from unpad.data.sources import split as splits
 from unpad.data.sources.alike import near_sets, plain
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.documents import Shape, describe_book
@@ -21,17 +22,7 @@ from unpad.data.sources.example import BadRow, Example, Unread, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadable
 from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading, refuse_given
-from unpad.data.sources.split import (
-    PARTS,
-    Split,
-    Wanted,
-    assign_end,
-    content_key,
-    declared_splits,
-    divide,
-    numbered,
-    units,
-)
+from unpad.data.sources.split import PARTS, Split, Wanted, content_key, units
 from unpad.data.tokens.augment import load_synonyms, with_copies
 from unpad.data.tokens.cache import Shard, code_key, make_key, read_sealed, write_sealed
 from unpad.data.tokens.lost import LostCharacters
@@ -117,7 +108,7 @@ class Preparation:
                 examples,
                 bad,
                 content_key=np.array([content_key(example) for example in examples], np.uint64),
-                declared=declared_splits(example.split for example in examples),
+                declared=splits.declared_splits(example.split for example in examples),
                 copy=np.zeros(len(examples), np.uint8),
             )
         return self.read[index]
@@ -154,9 +145,8 @@ def list_files(recipe: Recipe, kinds: Sequence[str]) -> list[CorpusFile]:
             key = make_key(digest, kind, file.format, file.field, separator, *further)
             files.append(CorpusFile(kind, file, first + file.source, digest, key))
     if not files:
-        raise SourceError(
-            "the recipe names no data", where="data", fix=f"set {' or '.join(f'data.{k}' for k in kinds)}"
-        )
+        fix = f"set {' or '.join(f'data.{kind}' for kind in kinds)}"
+        raise SourceError("the recipe names no data", where="data", fix=fix)
     return files
 
 
@@ -267,13 +257,8 @@ class CorpusReport:
             names = ", ".join(f'"{text}"' for text in self.lossy_template)
             what = f"warning: the tokenizer loses characters of the template, so that roles may look alike: {names}"
             lines.append(f"{what}; set data.template to strings that it can spell")
-        return [
-            *lines,
-            *self.group_lines(),
-            *self.leak_lines(),
-            *self.events,
-            *fault_lines(self.bad_rows, "  quarantined: "),
-        ]
+        lines += [*self.group_lines(), *self.leak_lines(), *self.events]
+        return lines + fault_lines(self.bad_rows, "  quarantined: ")
 
     def group_lines(self) -> list[str]:
         """Remark on a valid part that is made of whole groups, such as facts, that training never saw."""
@@ -298,11 +283,8 @@ class CorpusReport:
 def describe_followed(number: int) -> str:
     """Describe rows that are of the test part for another row's sake, with the remedy."""
     are = "is" if number == 1 else "are"
-    return (
-        f"{number_of(number, 'rows')} without a split {are} of the test part, since a row of their group or a copy "
-        "declares it; "
-        'declare "split": "train" in those to train on'
-    )
+    why = f"{are} of the test part, since a row of their group or a copy declares it"
+    return f'{number_of(number, "rows")} without a split {why}; declare "split": "train" in those to train on'
 
 
 # --------------------------------------------------------------------------- split
@@ -359,9 +341,9 @@ def _divide_kinds(
             declared_split = np.where(declared_split == Split.UNDECLARED, known[unit[mine]], declared_split)
         ties = [(np.arange(len(mine)), unit[mine])]
         if work.book and TEXT_KINDS[kind] == "text" and (declared_split == Split.UNDECLARED).all():
-            split[mine] = assign_end(unit[mine], work.recipe.data.holdout)
+            split[mine] = splits.assign_end(unit[mine], work.recipe.data.holdout)
         else:
-            split[mine] = divide(
+            split[mine] = splits.divide(
                 keys[mine], declared_split, work.recipe.data, work.recipe.train.seed, work.wanted, links=ties
             )
         free = known[unit[mine]] == Split.UNDECLARED
@@ -386,7 +368,7 @@ def _groups(work: Preparation) -> np.ndarray:
         [example.group for example in work.rows(index).examples] if shard is None else shard.groups
         for index, shard in enumerate(work.shards)
     ]
-    return numbered([name for names in named for name in names])
+    return splits.numbered([name for names in named for name in names])
 
 
 def split_settings(work: Preparation) -> tuple[object, ...]:

@@ -25,7 +25,7 @@ from itertools import pairwise
 import numpy as np
 
 from unpad.data.sources.example import Example, Turn
-from unpad.data.tokens.chat_template import THOUGHTS_IN_TEXT
+from unpad.data.tokens.chat_template import THOUGHTS_IN_TEXT, Marked
 from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer
 from unpad.errors import OutOfMemoryError, RecipeError, SourceError
 from unpad.machine import cores
@@ -49,10 +49,8 @@ def encode_chat(example: Example, tokenizer: Tokenizer, thinking: bool | None) -
     try:
         tokenizer.refuse_special([example.given])
         marked = tokenizer.chat.told(thinking).given(example.given).marked(example.turns)
-        if marked.messages is None:
-            tokenizer.refuse_special([text for turn in example.turns for text in (turn.content, turn.thoughts)])
-        bounds = {bound for reply in marked.replies for bound in (reply.start, reply.stop)}
-        ids, places = tokenizer.encode_marked(marked.text, marked.messages or (), bounds)
+        texts = [text for turn in example.turns for text in (turn.content, turn.thoughts)]
+        ids, places = _encode_marked(marked, texts, tokenizer)
     except SourceError as error:
         raise SourceError(error.what, where=error.where or example.where, fix=error.fix) from None
     said = [turn for turn in example.turns if turn.role == "assistant"]
@@ -70,10 +68,19 @@ def encode_chat_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, thinking: bo
     assert isinstance(tokenizer, LibraryTokenizer), "words have no chat template"
     assert tokenizer.chat is not None, "asked before"
     marked = tokenizer.chat.told(thinking).prompted(turns)
+    return _encode_marked(marked, [turn.content for turn in turns], tokenizer)[0]
+
+
+def _encode_marked(marked: Marked, texts: list[str], tokenizer: LibraryTokenizer) -> tuple[list[int], list[slice]]:
+    """Ids of the text of a conversation, and the characters of each; no token reaches into or out of a reply.
+
+    Args:
+        texts: of the messages, which spell no special token where the template does not show their places.
+    """
     if marked.messages is None:
-        tokenizer.refuse_special([turn.content for turn in turns])
+        tokenizer.refuse_special(texts)
     bounds = {bound for reply in marked.replies for bound in (reply.start, reply.stop)}
-    return tokenizer.encode_marked(marked.text, marked.messages or (), bounds)[0]
+    return tokenizer.encode_marked(marked.text, marked.messages or (), bounds)
 
 
 EXAMPLES_AT_ONCE = 4000  # lists of ids take ten times the memory of their arrays; fewer for long examples:
@@ -173,9 +180,9 @@ def encode_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, template: Templat
     if tokenizer.chat is not None:
         return encode_chat_prompt(turns, tokenizer, template.thinking)
     fixed = _encode_fixed(tokenizer, template)
-    ids: list[int] = []
-    contents, _ = _encode_contents(tokenizer, [turn.content for turn in turns], fixed)
-    _append(ids, bytearray(), turns, iter(contents), fixed, tokenizer, template)
+    job, ids = _Job((), tokenizer, template, fixed), list[int]()
+    contents, _ = _encode_contents(job, [turn.content for turn in turns])
+    _append(job, turns, iter(contents), ids, bytearray())
     return ids + (fixed[template.separator] if turns else []) + fixed[template.assistant]
 
 
@@ -193,9 +200,8 @@ def _check_template(tokenizer: Tokenizer, template: Template) -> None:
 def _refuse_more_than_messages(example: Example) -> None:
     if example.given:
         what = "E_FIELD the row has tools or chat_template_kwargs, and the tokenizer no chat template"
-        raise SourceError(
-            what, where=example.where, fix="take them out of the row, or name them in `ignore` of the source"
-        )
+        fix = "take them out of the row, or name them in `ignore` of the source"
+        raise SourceError(what, where=example.where, fix=fix)
     if any(turn.thoughts for turn in example.turns):
         what = "a reply has its thoughts in a field, and the template of the recipe has no place for them"
         raise SourceError(what, where=example.where, fix=THOUGHTS_IN_TEXT)
@@ -289,14 +295,14 @@ def _encode_inherited(span: ExampleSpan) -> Encoded:
 def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
     part = job.examples[slice(*span)]
     texts = [turn.content for example in part for turn in example.turns]
-    contents, lost = _encode_contents(job.tokenizer, texts, job.fixed)
+    contents, lost = _encode_contents(job, texts)
     ids: list[int] = []
     loss, lengths, following = bytearray(), [], iter(contents)
     for example in part:
         before = len(ids)
         if job.tokenizer.chat is None or example.turns[0].role == "text":
             _refuse_more_than_messages(example)
-            _append(ids, loss, example.turns, following, job.fixed, job.tokenizer, job.template)
+            _append(job, example.turns, following, ids, loss)
         else:
             chat_ids, counts = encode_chat(example, job.tokenizer, job.template.thinking)
             ids += chat_ids
@@ -323,37 +329,27 @@ def _lost_text(examples: Sequence[Example], lost: Sequence[str]) -> LostText:
     return LostText(chars, target_chars, target_bytes, counts)
 
 
-def _encode_contents(
-    tokenizer: Tokenizer, texts: list[str], fixed: dict[str, list[int]]
-) -> tuple[list[list[int]], list[str]]:
+def _encode_contents(job: _Job, texts: list[str]) -> tuple[list[list[int]], list[str]]:
     """Encode messages, and collect what is lost of each; a message equal to a role's prefix is spelled out, so that it
     does not get the prefix's id."""
-    encoded, lost = tokenizer.encode_counted(texts)
+    encoded, lost = job.tokenizer.encode_counted(texts)
     for position, text in enumerate(texts):
-        if text in fixed:
-            letters, gone = tokenizer.encode_counted(list(text))
+        if text in job.fixed:
+            letters, gone = job.tokenizer.encode_counted(list(text))
             encoded[position], lost[position] = [id for ids in letters for id in ids], "".join(gone)
     return encoded, lost
 
 
-def _append(
-    ids: list[int],
-    loss: bytearray,
-    turns: Sequence[Turn],
-    contents: Iterator[list[int]],
-    fixed: dict[str, list[int]],
-    tokenizer: Tokenizer,
-    template: Template,
-) -> None:
-    ids.append(tokenizer.bos_id)
+def _append(job: _Job, turns: Sequence[Turn], contents: Iterator[list[int]], ids: list[int], loss: bytearray) -> None:
+    ids.append(job.tokenizer.bos_id)
     loss.append(0)
     for position, turn in enumerate(turns):
         if turn.role != "text":
-            lead = (fixed[template.separator] if position else []) + fixed[getattr(template, turn.role)]
+            lead = (job.fixed[job.template.separator] if position else []) + job.fixed[getattr(job.template, turn.role)]
             ids += lead
             loss += bytes(len(lead))
         content = next(contents)
         ids += content
         is_reply = turn.role in ("text", "assistant")
-        ids += [tokenizer.eos_id] * is_reply
+        ids += [job.tokenizer.eos_id] * is_reply
         loss += (b"\1" if turn.has_loss else b"\0") * (len(content) + is_reply)

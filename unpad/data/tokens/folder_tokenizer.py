@@ -8,7 +8,8 @@ from typing import Any
 from unpad import storage
 from unpad.data.tokens.tokenizer import MAX_TOKENIZER_BYTES, with_import
 from unpad.errors import SourceError
-from unpad.storage.reading import read_file, refuse_many
+from unpad.storage.reading import read_file
+from unpad.storage.strict_json import refuse_many
 
 TOKENIZER, TOKENIZER_CONFIG, SPECIAL_TOKENS = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 CHAT_TEMPLATE, OLDER_TEMPLATE = "chat_template.jinja", "chat_template.json"

@@ -164,9 +164,8 @@ def open_tokenizer_file(path: Path) -> Tokenizer:
     if not path.is_file():
         raise RecipeError("there is no such tokenizer file", where=str(path), fix="correct tokenizer.path")
     try:
-        return load_tokenizer(
-            read_file(path, SourceError, MAX_TOKENIZER_BYTES, "name a tokenizer.json in tokenizer.path")
-        )
+        fix = "name a tokenizer.json in tokenizer.path"
+        return load_tokenizer(read_file(path, SourceError, MAX_TOKENIZER_BYTES, fix))
     except SourceError as error:
         raise SourceError(error.what, where=str(path), fix=error.fix) from None
 

@@ -37,10 +37,8 @@ def segment(text: str) -> list[str]:
 
 
 def surrogate_error(text: str, position: int) -> SourceError:
-    return SourceError(
-        f"a text holds half of a surrogate pair, U+{ord(text[position]):04X}, as its character {position}",
-        fix="write the text as valid UTF-8",
-    )
+    what = f"a text holds half of a surrogate pair, U+{ord(text[position]):04X}, as its character {position}"
+    return SourceError(what, fix="write the text as valid UTF-8")
 
 
 class WordTokenizer:

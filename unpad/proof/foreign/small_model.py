@@ -16,7 +16,8 @@ from unpad.errors import ProofError, RecipeError, SourceError, nearest
 from unpad.proof.foreign.kinds import no_causal_name
 from unpad.proof.foreign.lengths import row_limit
 from unpad.proof.foreign.shrink import ORDINARY, Fields, shrink
-from unpad.storage.reading import read_file, strict_value
+from unpad.storage.reading import read_file
+from unpad.storage.strict_json import strict_value
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel

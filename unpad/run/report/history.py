@@ -19,7 +19,8 @@ from unpad.errors import RecipeError, RunFileError, UnpadError
 from unpad.recipes.recipe import Recipe
 from unpad.run import upgrade
 from unpad.run.folder import made_by, run_recipe
-from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines, strict_value
+from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines
+from unpad.storage.strict_json import strict_value
 from unpad.terminal.table import number_of
 
 Array = NDArray[np.float64]
@@ -293,9 +294,8 @@ def read_history(folder: Path) -> RunHistory:
         elif row["kind"] != "epoch":
             readings.setdefault(row["kind"], []).append(row)
     if not last:
-        raise RunFileError(
-            "this run has not taken a step yet", where=str(folder), fix="train first, then look at the report"
-        )
+        fix = "train first, then look at the report"
+        raise RunFileError("this run has not taken a step yet", where=str(folder), fix=fix)
     timing: dict[str, list[float]] = {name: [] for name in (*TIME_NUMBERS, "peak_bytes")}
     for row in map(upgrade.time_row, read_rows(folder / TIMING, timing_fault)):
         for name, values in timing.items():

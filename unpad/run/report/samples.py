@@ -15,7 +15,8 @@ from unpad.run.folder import CHECKPOINTS
 from unpad.run.report.history import read_rows
 from unpad.run.report.section import PageSection, table
 from unpad.storage import LineLog, write_atomic
-from unpad.storage.reading import Count, Number, json_object, misfit, read_shaped
+from unpad.storage.reading import Count, Number, misfit, read_shaped
+from unpad.storage.strict_json import json_object
 
 EVALUATIONS, SAMPLES = "evaluations.jsonl", "samples.jsonl"
 SHOWN_SAMPLES = 12

@@ -1,0 +1,98 @@
+"""Strict JSON: parsing of untrusted files, and conversion to representable values."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+from unpad.errors import CheckpointError
+
+OTHER_COPY = "use another copy, or remove this one"
+MOST_DEPTH = 100  # deepest nesting of lists and objects
+MOST_VALUES = 1 << 23  # of a file; each may take 60 bytes of memory, and three of the file
+
+
+def parse_json(data: bytes, where: Path) -> Any:
+    """Parse strict JSON from an untrusted file.
+
+    Raises:
+        CheckpointError: `strict_value` or `refuse_many` refuses it.
+    """
+    try:
+        refuse_many(data)
+        return strict_value(data)
+    except ValueError as error:
+        raise CheckpointError(f"{where.name} is not usable JSON: {error}", where=str(where), fix=OTHER_COPY) from None
+
+
+def refuse_many(data: bytes) -> None:
+    """Refuse JSON that would take many times its size in memory.
+
+    Raises:
+        ValueError: it holds more than MOST_VALUES values.
+    """
+    if sum(map(data.count, (b",", b"[", b"{"))) > MOST_VALUES:
+        raise ValueError(f"it holds more than {MOST_VALUES:,} values")
+
+
+def strict_value(data: bytes) -> Any:
+    """Parse strict JSON from an untrusted source; texts are valid Unicode, and nesting is at most MOST_DEPTH deep.
+
+    Raises:
+        ValueError: it is not UTF-8, not JSON, nested too deeply, or has a too large number or a lone surrogate.
+    """
+    try:
+        value = json.loads(data.decode(), parse_constant=_refuse_constant)
+        if b"\\ud" in data or b"\\uD" in data:
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UnicodeEncodeError):
+            raise ValueError("a text holds half of a surrogate pair") from None
+        raise ValueError("nested too deeply" if isinstance(error, RecursionError) else _first_line(error)) from None
+    if data.count(b"[") + data.count(b"{") > MOST_DEPTH and _is_deeper(value, MOST_DEPTH):
+        raise ValueError("nested too deeply")
+    return value
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]
+
+
+def _is_deeper(value: Any, most: int) -> bool:
+    """True if lists and objects are nested deeper than this."""
+    level = [value]
+    for _ in range(most + 1):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return False
+    return True
+
+
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def json_object(line: bytes) -> dict[str, Any] | None:
+    """Parse a JSON object; None for anything else."""
+    try:
+        record = json.loads(line.decode())
+    except (ValueError, RecursionError):
+        return None
+    return record if isinstance(record, dict) else None
+
+
+def finite(value: Any) -> Any:
+    """Replace every non-finite float by its text, "inf", "-inf" or "nan", so that the value is strict JSON."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
