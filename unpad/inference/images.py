@@ -189,8 +189,7 @@ def ledger(run: LoadedRun, answers: Sequence[Answer]) -> list[str]:
     """Lines on images with a mode or size that training did not have; none without such images, or if the run has no
     record."""
     known = [(one.mode, one.size) for one in answers if one.size is not None]
-    unlike = compare_pictures(seen_pictures(run.files), known)
-    return [*unlike.lines] if unlike is not None and any(one.mark for one in answers) else []
+    return compare_pictures(seen_pictures(run.files), known)[0] if any(one.mark for one in answers) else []
 
 
 def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = False) -> list[Answer]:
