@@ -147,6 +147,18 @@ def test_without_a_terminal_a_plain_line_on_standard_error_tells_every_30_s_what
 
 
 @pytest.mark.promise("cli.no-terminal")
+def test_without_a_terminal_work_may_ask_for_its_first_line_sooner(clock, capfd):
+    for _ in range(2):
+        with progress.progress("proving", 100, "tokens", sooner=25) as bar:
+            for _ in range(40):
+                clock.now += 1
+                bar.advance()
+        clock.now += progress.PAUSE_SECONDS + 0.1
+    lines = "after 5s: proving 5/100 tokens, left 1m35s\nafter 35s: proving 35/100 tokens, left 1m05s\n"
+    assert capfd.readouterr().err == 2 * lines
+
+
+@pytest.mark.promise("cli.no-terminal")
 def test_work_that_counts_nothing_is_told_by_a_thread_until_it_ends(clock, capfd):
     waits = list[float]()
 

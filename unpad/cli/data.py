@@ -7,16 +7,7 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.options import (
-    Debug,
-    Json,
-    Overrides,
-    check_places,
-    check_run_or_recipe,
-    data_kinds,
-    print_json,
-    run_or_recipe_names,
-)
+from unpad.cli import options
 from unpad.storage.paths import new_path, user_path
 from unpad.terminal.printing import print_lines, print_wrapped
 from unpad.terminal.progress import progress
@@ -42,14 +33,14 @@ def check(
     kind: Annotated[
         str | None,
         typer.Option(
-            help="Field of the recipe's `data` section; default by the first rows.", autocompletion=data_kinds
+            help="Field of the recipe's `data` section; default by the first rows.", autocompletion=options.data_kinds
         ),
     ] = None,
     field: Annotated[
         str | None, typer.Option(help="Field or column that holds the text, as `field:` in a recipe.")
     ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Report every unusable row with file:line, code and fix, and each file's lengths. Exit code 3 for a bad row."""
     from unpad.data.check import check
@@ -57,7 +48,7 @@ def check(
     changes = [word for word in paths if _CHANGE.match(word) and not user_path(word).exists()]
     report = check([user_path(word) for word in paths if word not in changes], kind, field, changes)
     if as_json:
-        print_json(report.to_json())
+        options.print_json(report.to_json())
     else:
         print_lines(report.lines())
     raise typer.Exit(0 if report.passed else 3)
@@ -66,18 +57,18 @@ def check(
 @verbs.command(epilog="Example: unpad data show chat data.chat=my.jsonl    or    unpad data show my.jsonl --row 17")
 def show(
     subject: Annotated[
-        str, typer.Argument(metavar="RECIPE|RUN|FILE", help="What to show.", autocompletion=run_or_recipe_names)
+        str, typer.Argument(metavar="RECIPE|RUN|FILE", help="What to show.", autocompletion=options.run_or_recipe_names)
     ],
-    overrides: Overrides = None,
+    overrides: options.Overrides = None,
     num: Annotated[int, typer.Option("-n", min=1, help="Sequences of each stage.")] = 10,
     row: Annotated[str | None, typer.Option(help="LINE, FILE:LINE, a picture's file, or a patient.")] = None,
     html: Annotated[Path | None, typer.Option(parser=new_path, metavar="FILE", help="Write a page.")] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Show sequences as the model gets them: which tokens are learnt, what is cut, pictures, histories."""
     name, fields, note = _recipe_of(subject, overrides or [])
-    check_run_or_recipe(name, fields)
+    options.check_run_or_recipe(name, fields)
     from unpad.run.screen import open_console
     from unpad.storage import write_atomic
     from unpad.terminal.table import columns
@@ -87,7 +78,7 @@ def show(
         shown = show(name, fields, num, row, note)
     console = open_console()
     if as_json:
-        print_json([one.to_json() for one in shown.sequences])
+        options.print_json([one.to_json() for one in shown.sequences])
     elif html is not None:
         from unpad.run.report.shown import page
 
@@ -110,7 +101,7 @@ def _recipe_of(subject: str, overrides: list[str]) -> tuple[str, list[str], str]
     is_run = any((folder / RECIPE).is_file() for folder in (path, RUNS / path))
     if subject in recipe_names() or is_run or path.suffix in SUFFIXES or not (path.exists() or path.suffix):
         return subject, overrides, ""
-    check_places([path])
+    options.check_places([path])
     kind = guess_kind(path)
     name, *changes = _RECIPES[kind]
     return name, [f"data.{kind}={json.dumps(subject)}", *changes, *overrides], f"{kind}, by the recipe {name}: "

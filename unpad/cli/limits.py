@@ -44,8 +44,8 @@ def _check() -> None:
     needed = sum(file.stat().st_size for file in files) // 10**6 + OTHERS_MB
     limit = limit_of("AS")
     if limit is not None and limit // 10**6 < needed:
-        raise OutOfMemoryError(
-            f"the libraries take about {needed:,} MB of address space to load, and the limit is {limit // 10**6:,} MB",
-            where="ulimit -v",
-            fix="raise it, or limit the memory instead of addresses, as `systemd-run -p MemoryMax=2G` does",
+        what = (
+            f"the libraries take about {needed:,} MB of address space to load, and the limit is {limit // 10**6:,} MB"
         )
+        fix = "raise it, or limit the memory instead of addresses, as `systemd-run -p MemoryMax=2G` does"
+        raise OutOfMemoryError(what, where="ulimit -v", fix=fix)

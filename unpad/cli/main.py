@@ -29,13 +29,12 @@ INSTEAD = {
 }  # fmt: skip
 # Options of the programs of docs/migrating.md that are none here.
 ELSEWHERE = {
-    "--accum", "--artifact-dir", "--batch_size", "--chat-dir",
-    "--checkpoint-dir", "--data_dir", "--devices", "--disable_collapse_detection", "--epochs", "--fast_detection",
-    "--finetune-epochs", "--freeze-attn", "--label_path", "--log_dir", "--lr", "--max_epochs",
-    "--max_sequence_length", "--model", "--no-interactive", "--out-bin", "--out-json", "--output_dir",
-    "--params_map_path", "--patience", "--pretrain-epochs", "--pretraining-dir", "--quick", "--resume-from",
-    "--save-final", "--save-pretrained", "--size", "--temperature", "--text", "--tokenizer", "--top-k", "--top-p",
-    "--use_dynamic_padding",
+    "--accum", "--artifact-dir", "--batch_size", "--chat-dir", "--checkpoint-dir", "--data_dir", "--devices",
+    "--disable_collapse_detection", "--epochs", "--fast_detection", "--finetune-epochs", "--freeze-attn",
+    "--label_path", "--log_dir", "--lr", "--max_epochs", "--max_sequence_length", "--model", "--no-interactive",
+    "--out-bin", "--out-json", "--output_dir", "--params_map_path", "--patience", "--pretrain-epochs",
+    "--pretraining-dir", "--quick", "--resume-from", "--save-final", "--save-pretrained", "--size", "--temperature",
+    "--text", "--tokenizer", "--top-k", "--top-p", "--use_dynamic_padding",
 }  # fmt: skip
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO)  # a full disk, and a terminal that is gone
 
@@ -148,9 +147,8 @@ def end_output(error: OSError) -> int:
 
 
 def _lost_output(error: OSError) -> errors.DiskError:
-    return errors.DiskError(
-        f"the output cannot be written: {error.strerror}", fix="write it elsewhere, or free some space"
-    )
+    fix = "write it elsewhere, or free some space"
+    return errors.DiskError(f"the output cannot be written: {error.strerror}", fix=fix)
 
 
 def prepare_streams() -> None:

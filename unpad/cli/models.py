@@ -30,7 +30,6 @@ def import_(
 ) -> None:
     """Read a model of Hugging Face into a run, with its tokenizer and its chat template."""
     from unpad.run.folder import refuse_run
-    from unpad.storage.paths import user_path
 
     refuse_run(out)
     if user_path(folder).is_dir():
@@ -207,8 +206,7 @@ def infer(
         typer.Option(parser=new_path, help="Draw the patches that a pruned model kept for its answer, as SVG."),
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option(parser=user_path, help="Answer a table of images and questions: JSON lines or CSV."),
+        Path | None, typer.Option(parser=user_path, help="Answer a table of images and questions: JSON lines or CSV.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(parser=new_path, help="With --file: JSON lines, continued where they stop.")
@@ -219,9 +217,8 @@ def infer(
     """Classify images, or answer a question about them; `predict` reads any data. Exit code 3 when a file cannot be
     used."""
     if image is None and file is None:
-        raise RecipeError(
-            "no image is named", fix="name it with --image FILE, or predict any data: unpad predict RUN DATA"
-        )
+        fix = "name it with --image FILE, or predict any data: unpad predict RUN DATA"
+        raise RecipeError("no image is named", fix=fix)
     beside = question is not None or table is not None or show is not None or as_json or image is not None
     _check_file(file, out, "images and questions", "--image, --question, --csv, --show and --json", alone=not beside)
     if table is not None:
@@ -355,12 +352,7 @@ def _check_file(file: Path | None, out: Path | None, holds: str, replaces: str, 
 
 
 @verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")
-def chat(
-    run: RunArgument,
-    settings: Sampling = None,
-    system: System = "",
-    debug: Debug = False,
-) -> None:
+def chat(run: RunArgument, settings: Sampling = None, system: System = "", debug: Debug = False) -> None:
     """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input."""
     fields = [_generate_field(text) for text in settings or []]
     check_run(run, fields)

@@ -74,8 +74,7 @@ RunArgument = Annotated[
     str, typer.Argument(metavar="RUN", help="A run directory, or its name under runs/.", autocompletion=run_names)
 ]
 Sampling = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[key=value ...]", help="Sampling fields.", autocompletion=sampling_words),
+    list[str] | None, typer.Argument(metavar="[key=value ...]", help="Sampling fields.", autocompletion=sampling_words)
 ]
 System = Annotated[str, typer.Option(help="System text before the conversation.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]

@@ -56,9 +56,8 @@ def train(
         refuse_under_torchrun(what, where="--processes", fix="leave out --processes, or start without torchrun")
         given = {"--resume": resume, "--fit-processes": fit, "--verbose": verbose, "--debug": debug}
         flags = [name for name, is_set in given.items() if is_set]
-        code = launch(
-            processes, ["train", "--out", str(folder), *flags, "--", *([recipe] if recipe else []), *fields], folder
-        )
+        words = ["train", "--out", str(folder), *flags, "--", *([recipe] if recipe else []), *fields]
+        code = launch(processes, words, folder)
         context.obj["told"] = True
         raise typer.Exit(code)
     from unpad.processes.group import joined
@@ -67,15 +66,9 @@ def train(
     from unpad.training.loop import train
 
     with joined() as group:
+        console = open_console()
         result = train(
-            recipe,
-            folder,
-            fields,
-            resume=resume,
-            console=open_console(),
-            verbose=verbose,
-            group=group,
-            fit_processes=fit,
+            recipe, folder, fields, resume=resume, console=console, verbose=verbose, group=group, fit_processes=fit
         )
         if group.leads:
             print_lines([*result.time_lines(), "", *what_next(result.folder)])

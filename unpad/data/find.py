@@ -1,6 +1,7 @@
 """A row of the data files by its place, as a user names it."""
 
 from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,6 +36,25 @@ def find(data: Data, given: str) -> FoundRow | None:
         if one.item == place.item and is_it(one.file):
             return FoundRow(bad.where, [], f"the row cannot be used and was left out: {bad.code} {bad.what}")
     return data.find_otherwise(given) or _around(place, rows)
+
+
+def find_in_all(data: Data, given: str, open_test: Callable[[], Data]) -> tuple[Data, FoundRow]:
+    """Find a row in the data, or else in its test part, and the data that it is of.
+
+    Args:
+        given: as of `find`; open_test: opens the test part, where there is one.
+
+    Raises:
+        RecipeError: there is none.
+    """
+    row = find(data, given)
+    if data.table.num_test and not (row and row.parts):
+        tested = open_test()
+        if (of_test := find(tested, given)) is not None and of_test.parts:
+            return tested, of_test
+    if row is None:
+        raise no_such_row(data, given)
+    return data, row
 
 
 def _around(place: Place, rows: dict[str, FoundRow]) -> FoundRow | None:

@@ -13,21 +13,12 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
+from unpad.data import rows
 from unpad.data.family import Data, NearDuplicates, check_near_duplicates, refuse_cuts
 from unpad.data.pictures.album import Album, image_batch, open_album
 from unpad.data.pictures.alike import Pictures, tie_alike
 from unpad.data.pictures.remarks import label_remarks, pixel_remarks
 from unpad.data.pixels.formats import NOTES
-from unpad.data.rows import (
-    CLASSES,
-    ChosenRows,
-    ClassData,
-    choose_rows,
-    label_rows,
-    list_rows,
-    num_classes,
-    read_classes,
-)
 from unpad.data.show import Shown
 from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.images import ImageExample, content_key, expand, group_names, read_all
@@ -40,13 +31,13 @@ from unpad.terminal.table import number_of
 
 KINDS = ("images",)
 UNITS = ("images", "patches")
-FILES = (CLASSES,)
-num_outputs = num_classes
+FILES = (rows.CLASSES,)
+num_outputs = rows.num_classes
 NO_TEXT = "this run classifies images and writes no text", "use `unpad predict {run} FILE`"
 
 
 @dataclass(frozen=True, eq=False)
-class ImageData(ClassData[ImageExample]):
+class ImageData(rows.ClassData[ImageExample]):
     """Images of a run. A sequence is an image, a position one of its patches.
 
     Args:
@@ -157,7 +148,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     chosen = _choose(recipe, wanted)
     unknown: Counter[str] = Counter()
     if kept is not None and wanted is not Wanted.LEARNING:
-        classes = read_classes(kept)
+        classes = rows.read_classes(kept)
         known = np.array([example.label in classes for example in chosen.rows], np.bool_)
         unknown.update(example.label for example in chosen.only(~known).rows)
         if unknown and not known.any():
@@ -167,7 +158,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         chosen = chosen.only(known)
     chosen.refuse_empty()
     used = chosen.rows
-    classes, labels = label_rows(chosen, kept)
+    classes, labels = rows.label_rows(chosen, kept)
     album = open_album(recipe, used, _pictures(recipe, chosen), kept, resized=chosen.split == Split.TRAIN)
     refuse_image_cuts(recipe, int(album.largest_grids().prod(1).max()), "an image")
     return ImageData(
@@ -191,18 +182,18 @@ def near_duplicates(recipe: Recipe) -> list[str]:
     return [*pictures.lines(), *seen, *label_remarks(images)]
 
 
-def _pictures(recipe: Recipe, chosen: ChosenRows[ImageExample]) -> Pictures:
+def _pictures(recipe: Recipe, chosen: rows.ChosenRows[ImageExample]) -> Pictures:
     images = chosen.listed.rows
     where, rule = [image.where for image in images], recipe.data.near_duplicates
     return Pictures(images, where, chosen.sides(), rule, recipe.images.grey_bits)
 
 
-def _choose(recipe: Recipe, wanted: Wanted) -> ChosenRows[ImageExample]:
+def _choose(recipe: Recipe, wanted: Wanted) -> rows.ChosenRows[ImageExample]:
     """List the images of a recipe, and choose by content, group and class."""
-    listed = list_rows(recipe, "images", read_all, expand)
+    listed = rows.list_rows(recipe, "images", read_all, expand)
     images = listed.rows
     together = recipe.data.near_duplicates == "together" and wanted is not Wanted.NEW
-    return choose_rows(
+    return rows.choose_rows(
         listed,
         wanted,
         map(content_key, images),

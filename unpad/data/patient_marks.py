@@ -1,6 +1,7 @@
 """Marks on patients unlike those of training: unknown codes, values in another unit, nothing before the landmark."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -81,11 +82,8 @@ class Marks:
     def columns(self) -> dict[str, pa.Array]:
         """Columns of the output: the counts, and `mark` with the reasons to doubt the row."""
         nothing = pa.nulls(len(self.events), pa.int64())
-        columns = {
-            "events": pa.array(self.events),
-            "unknown_codes": pa.array(self.unknown),
-            "outside_range": nothing if self.outside is None else pa.array(self.outside),
-        }
+        outside = nothing if self.outside is None else pa.array(self.outside)
+        columns = {"events": pa.array(self.events), "unknown_codes": pa.array(self.unknown), "outside_range": outside}
         columns |= {} if self.late is None else {"after_landmark": pa.array(self.late)}
         return columns | {"mark": pa.array(self.texts())}
 
@@ -98,7 +96,8 @@ def mark_patients(data: EventData) -> Marks:
         empty = np.diff(data.sets.events_of) == 0
     of_facts = [bool(source.static) for source in data.recipe.data.events]
     strange_facts: np.ndarray = np.asarray(data.report.num_strange[:, of_facts].any(1))
-    return _count(data, owner, empty, data.report.num_strange.sum(1), late, strange_facts)
+    unknown = data.report.num_strange.sum(1)
+    return _count(data, owner, empty=empty, unknown=unknown, late=late, strange_facts=strange_facts)
 
 
 def mark_sets(data: EventData) -> Marks:
@@ -107,19 +106,14 @@ def mark_sets(data: EventData) -> Marks:
     owner = np.repeat(np.arange(num), np.diff(data.sets.set_starts))
     unknown = np.bincount(owner[data.code == 0], minlength=num)
     strange_facts: np.ndarray = np.logical_and(data.sets.timeless, unknown > 0)
-    return _count(data, owner, np.zeros(num, np.bool_), unknown, None, strange_facts)
+    empty = np.zeros(num, np.bool_)
+    return _count(data, owner, empty=empty, unknown=unknown, late=None, strange_facts=strange_facts)
 
 
-def _count(
-    data: EventData,
-    owner: np.ndarray,
-    empty: np.ndarray,
-    unknown: np.ndarray,
-    late: np.ndarray | None,
-    strange_facts: np.ndarray,
-) -> Marks:
-    """Sum up the events of every row; `owner` is the row of each event, (num_events,)."""
-    outside, unusual, num = beyond(data, 0), beyond(data, 1), len(empty)
+def _count(data: EventData, owner: np.ndarray, **others: Any) -> Marks:
+    """Sum up the events of every row; `owner` is the row of each event, (num_events,), and `others` are the fields of
+    `Marks` that no event of the history counts."""
+    outside, unusual, num = beyond(data, 0), beyond(data, 1), len(others["empty"])
     facts = np.repeat(data.sets.timeless, np.diff(data.sets.set_starts))
     far_facts, far_times = np.zeros((2, num), np.bool_)
     if data.known.times is not None:
@@ -129,15 +123,12 @@ def _count(
         far_facts[owner[facts & outside]] = True
     return Marks(
         events=np.bincount(owner, minlength=num),
-        unknown=unknown,
         valued=np.bincount(owner[~np.isnan(data.standard)], minlength=num),
         outside=None if outside is None else np.bincount(owner[outside], minlength=num),
         unusual=None if unusual is None else np.bincount(owner[unusual], minlength=num),
-        late=late,
-        empty=empty,
-        strange_facts=strange_facts,
         far_facts=far_facts,
         far_times=far_times,
+        **others,
     )
 
 
@@ -232,10 +223,8 @@ def _days(days: np.ndarray, known: np.ndarray | None, what: str) -> list[str]:
     sides = max((days < known[2]).mean(), (days > known[2]).mean())
     if _outside(days, known).mean() <= MOST_OUTSIDE and sides < ONE_SIDED:
         return []
-    return [
-        f"warning: {what} from the landmark have a median of {np.median(days):.4g} days, in training {known[2]:.4g}: "
-        "is this another unit?"
-    ]
+    median = f"a median of {np.median(days):.4g} days, in training {known[2]:.4g}"
+    return [f"warning: {what} from the landmark have {median}: is this another unit?"]
 
 
 def _units(data: EventData) -> list[str]:

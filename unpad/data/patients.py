@@ -31,22 +31,11 @@ from unpad.data.family import (
     refuse_cuts,
     sequence_table,
 )
-from unpad.data.histories.assemble import (
-    CODES,
-    Codes,
-    Histories,
-    Sets,
-    assemble,
-    count_late,
-    load_codes,
-    per_source,
-    read_histories,
-    read_vectors,
-)
+from unpad.data.histories import assemble
 from unpad.data.histories.cohort import Cohort, PatientTables, find_row, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.data.histories.columns import are_whole
 from unpad.data.histories.event_rows import EventTable
-from unpad.data.histories.leaks import Leak, PatientEvents, worst_leak
+from unpad.data.histories.leaks import LabelLeak, PatientEvents, worst_leak
 from unpad.data.histories.report import PatientsReport
 from unpad.data.histories.tables import alias, named_by, names_key
 from unpad.data.show import Shown
@@ -65,7 +54,7 @@ from unpad.terminal.table import number_of
 KINDS = ("events",)
 UNITS = ("patients", "events")
 MOST_PATIENTS = 20_000  # of a regression with which a model begins
-FILES = (CODES,)
+FILES = (assemble.CODES,)
 NO_TEXT = "this run is one of patients and writes no text", "use `unpad predict {run}`"
 
 
@@ -93,11 +82,11 @@ class EventData(Data):
     table: SequenceTable
     ids: np.ndarray
     landmarks: np.ndarray | None
-    known: Codes
+    known: assemble.Codes
     code: np.ndarray
     values: np.ndarray
     standard: np.ndarray
-    sets: Sets
+    sets: assemble.Sets
     cohort: Cohort
     places: list[str]
     code_vectors: np.ndarray | None
@@ -144,7 +133,7 @@ class EventData(Data):
 
     @property
     def files(self) -> dict[str, bytes]:
-        return {CODES: self.known.to_bytes()}
+        return {assemble.CODES: self.known.to_bytes()}
 
     @property
     def secrets(self) -> dict[str, bytes]:
@@ -156,24 +145,20 @@ class EventData(Data):
         sets = self.sets
         events = _ranges(sets.events_of[ids], sets.events_of[ids + 1])
         chosen = _ranges(sets.sets_of[ids], sets.sets_of[ids + 1])
-        batch = self._batch(
-            ids, events, np.diff(sets.set_starts)[chosen], np.diff(sets.sets_of)[ids], sets.times[chosen]
-        )
+        members, history = np.diff(sets.set_starts)[chosen], np.diff(sets.sets_of)[ids]
+        batch = self._batch(ids, events, members, history, sets.times[chosen])
         return batch.pad(pad_to=micro.pad_to) if micro.pad_to else batch
 
     def alone(self, seq_id: int, start: int, stop: int, first_target: int) -> RaggedBatch:
         sets = self.sets
         first, last = sets.sets_of[seq_id : seq_id + 2].tolist()
-        sizes: list[int] = []
-        events: list[int] = []
+        sizes, events = list[int](), list[int]()
         for set_number in range(first, last):
             inside = range(sets.set_starts[set_number], sets.set_starts[set_number + 1])
             sizes.append(len(inside))
             events += inside
-        index = np.array(events, np.int64)
-        return self._batch(
-            np.array([seq_id]), index, np.array(sizes, np.int64), np.array([len(sizes)]), sets.times[first:last]
-        )
+        index, members = np.array(events, np.int64), np.array(sizes, np.int64)
+        return self._batch(np.array([seq_id]), index, members, np.array([len(sizes)]), sets.times[first:last])
 
     def show(self, micro: Micro) -> Shown:
         """Its sets in order, with the values as the tables have them and as the model reads them, and what is left
@@ -206,10 +191,8 @@ class EventData(Data):
     def _left_out(self, seq_id: int) -> str:
         """Numbers of a patient's events, of those that the model does not read too."""
         report = self.report
-        num_read, num, late, strange = (
-            int(counts[seq_id].sum())
-            for counts in (report.num_read, report.per_source, report.num_late, report.num_strange)
-        )
+        all_counts = (report.num_read, report.per_source, report.num_late, report.num_strange)
+        num_read, num, late, strange = (int(counts[seq_id].sum()) for counts in all_counts)
         skipped = strange if self.recipe.events.unknown_codes == "skip" else 0
         others = {
             "after the landmark": late,
@@ -249,8 +232,8 @@ class EventData(Data):
                 return FoundRow(row.where, [], remark)
             if not len(row.events):
                 return FoundRow(row.where, parts, f"of {self.where(patients[0])}")
-            events, _, _ = read_histories(tables, self.recipe.events)
-            used_rows = assemble(tables, events, self.recipe.events, self.known).events.row
+            events, _, _ = assemble.read_histories(tables, self.recipe.events)
+            used_rows = assemble.assemble(tables, events, self.recipe.events, self.known).events.row
         if not np.isin(row.events, used_rows).any():
             remark = "no history has it: it is after the landmark, a duplicate, or beyond events.max_events"
             return FoundRow(row.where, [], remark)
@@ -259,15 +242,8 @@ class EventData(Data):
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.known.to_bytes())
         cohort, sets = self.cohort, self.sets
-        for part in (
-            self.code,
-            sets.events_of,
-            sets.sets_of,
-            sets.set_starts,
-            cohort.split,
-            cohort.label,
-            cohort.cause,
-        ):
+        whole = (self.code, sets.events_of, sets.sets_of, sets.set_starts, cohort.split, cohort.label, cohort.cause)
+        for part in whole:
             digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<i8").tobytes())
         for part in (self.values, sets.times, cohort.duration):
             digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<f8").tobytes())
@@ -283,9 +259,8 @@ class EventData(Data):
         if "horizon" in config.decided:
             given, days = section["horizon"], None if section["bins"] is None else self.horizon
             if given not in (None, days):
-                what = f"the hazards would give the probability up to day {given:g}, and the labels " + (
-                    "have no horizon" if days is None else f"are of day {days:g}"
-                )
+                labelled = "have no horizon" if days is None else f"are of day {days:g}"
+                what = f"the hazards would give the probability up to day {given:g}, and the labels {labelled}"
                 raise RecipeError(what, where="model.horizon", fix="leave it out; events.labels.horizon decides it")
             section["horizon"] = days
         if "competing" in config.decided and section["bins"] is not None:
@@ -347,7 +322,7 @@ class EventData(Data):
         fix = "if it is known after the prediction alone, leave it out of events and static, or set events.landmark"
         return [f"warning: {leak.what[0]} alone tells label {leak.label}: {fix}"]
 
-    def worst_leak(self, events: PatientEvents) -> Leak | None:
+    def worst_leak(self, events: PatientEvents) -> LabelLeak | None:
         """What tells the label of these patients, if one thing tells nearly all."""
         return worst_leak(events, None if self.labels is None else self.labels[events.ids], self.classes)
 
@@ -401,7 +376,7 @@ def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
 
 def num_outputs(files: dict[str, bytes]) -> int:
     """Number of codes of a run, the unknown one included."""
-    return len(load_codes(files[CODES]).names)
+    return len(assemble.load_codes(files[assemble.CODES]).names)
 
 
 def next_command(recipe: Recipe, run: str) -> str:
@@ -443,17 +418,19 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         key: of the run's names for patients.
     """
     settings = recipe.events
-    events, counts, repeated = read_histories(tables, settings)
+    events, counts, repeated = assemble.read_histories(tables, settings)
     bad = [*tables.bad, *repeated]
     apply_policy(bad, tables.num_rows, recipe.data, "RECIPE.yaml")
     if kept is None:
         refuse_unlearnable(recipe, tables.cohort)
     elif not len(tables.cohort.person):
         refuse_nobody(recipe, tables.cohort)
-    histories = assemble(tables, events, settings, load_codes(kept[CODES]) if kept else None)
+    known = assemble.load_codes(kept[assemble.CODES]) if kept else None
+    histories = assemble.assemble(tables, events, settings, known)
     vectors, without = None, list[str]()
     if settings.code_embeddings is not None:
-        vectors, without = read_vectors(resolve_path(recipe.data, settings.code_embeddings), histories.known.names)
+        path = resolve_path(recipe.data, settings.code_embeddings)
+        vectors, without = assemble.read_vectors(path, histories.known.names)
     report = PatientsReport(
         num_rows=tables.num_rows,
         bad=bad,
@@ -461,10 +438,10 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         counts={**counts, **histories.counts},
         unknown=histories.unknown,
         without_vector=without,
-        per_source=per_source(tables, histories.events),
+        per_source=assemble.per_source(tables, histories.events),
         num_read=histories.num_read,
         num_strange=histories.num_strange,
-        num_late=count_late(tables),
+        num_late=assemble.count_late(tables),
         source_names=tuple(part.name for part in tables.rows.parts),
         has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
         notes=(*tables.notes, *histories.notes),
@@ -492,7 +469,7 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
     )
 
 
-def _table(recipe: Recipe, tables: PatientTables, sets: Sets) -> SequenceTable:
+def _table(recipe: Recipe, tables: PatientTables, sets: assemble.Sets) -> SequenceTable:
     table = sequence_table(
         np.diff(sets.events_of),
         tables.cohort.split,
@@ -525,7 +502,7 @@ def _landmarks(tables: PatientTables) -> np.ndarray:
     return np.strings.replace(np.datetime_as_string(moments, unit="s"), "T", " ").astype(object)
 
 
-def _count_targets(sets: Sets, cohort: Cohort) -> np.ndarray:
+def _count_targets(sets: assemble.Sets, cohort: Cohort) -> np.ndarray:
     """One target per patient with a label, a time to the outcome, or events; (num_patients,) int64."""
     if cohort.duration is not None:
         return np.ones(len(cohort.person), np.int64)
@@ -535,7 +512,7 @@ def _count_targets(sets: Sets, cohort: Cohort) -> np.ndarray:
     return learned.astype(np.int64)
 
 
-def _places(tables: PatientTables, histories: Histories) -> list[str]:
+def _places(tables: PatientTables, histories: assemble.Histories) -> list[str]:
     """Place of a row of every patient: in the table of labels, or else of the first event."""
     rows, labels, cohort, sets = tables.rows, tables.labels, tables.cohort, histories.sets
     files = {file.owner: file.shown for part in rows.parts for file in part.table.files if file.owner is not None}

@@ -119,7 +119,7 @@ def _measured(tried: Tried, rate: float) -> dict[str, Any]:
     return {
         "steps": vars(tried.steps),
         "sweep": {**curve, "recipe": rate},
-        "by_heart": {**vars(tried.overfit), "learnt": tried.overfit.learnt},
+        "by_heart": vars(tried.overfit) | {"learnt": tried.overfit.learnt},
         "labels": None if carry is None else vars(carry),
     }
 
@@ -217,6 +217,5 @@ def write_picture(path: Path, sweep: Sweep, rate: float, language: Language) -> 
     title = f"损失随学习率的变化，{num} 步" if zh else f"Loss over the learning rate, {num} steps"
     over = "学习率" if zh else "learning rate"
     axes = Axes(size=WIDE, begin=float(np.log10(LOWEST)), powers=True, over=over)
-    write_atomic(
-        path, picture(title, Curve("main", [(np.log10(sweep.rates[shown]), sweep.losses[shown])]), axes, marks)
-    )
+    curve = Curve("main", [(np.log10(sweep.rates[shown]), sweep.losses[shown])])
+    write_atomic(path, picture(title, curve, axes, marks))

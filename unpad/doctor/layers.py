@@ -61,9 +61,8 @@ def check_layers(subject: Subject) -> Layers:
     trial = subject.rehearsal(drops=False, model=subject.model)
     batch, precision = subject.small_batch(32, 1024), subject.setup.precision
     outputs, loss = _forward(trial, batch, precision)
-    broken = not_finite(
-        *_first({one.name: one.bad for one in outputs}, (f"Outputs in {precision}", f"{precision} 输出"), "precision")
-    )
+    shares, kind = {one.name: one.bad for one in outputs}, (f"Outputs in {precision}", f"{precision} 输出")
+    broken = not_finite(*_first(shares, kind, "precision"))
     if broken:
         return Layers(broken, math.nan, False, [], [])
     loss.backward()

@@ -69,11 +69,9 @@ def mount_of(folder: Path) -> tuple[str, list[str]]:
     return kind, options
 
 
-@finding(
-    "file_system",
+@finding("file_system",
     en=("The file system of {where} is {kind}: {what}.", "name a local disk with --at, and train there with --out"),
-    zh=("{where} 的文件系统是 {kind}：{what}。", "用 --at 指定一个本地磁盘，并用 --out 在那里训练"),
-)
+    zh=("{where} 的文件系统是 {kind}：{what}。", "用 --at 指定一个本地磁盘，并用 --out 在那里训练"))  # fmt: skip
 def check_mount(where: Path, place: Path) -> Found | None:
     """Kind and options of the file system."""
     kind, options = mount_of(place)
@@ -82,17 +80,13 @@ def check_mount(where: Path, place: Path) -> Found | None:
             return Found(0, str(where), where=str(where), kind=f"{kind} ({set_option})", what=what)
     if kind not in KINDS:
         return None
-    return Found(
-        0, str(where), where=str(where), kind=kind, what=KINDS[kind], severity=None if kind in MEMORY else "note"
-    )
+    severity: Severity | None = None if kind in MEMORY else "note"
+    return Found(0, str(where), where=str(where), kind=kind, what=KINDS[kind], severity=severity)
 
 
-@finding(
-    "lock",
-    "fault",
+@finding("lock", "fault",
     en=("Locks in {where} do not hold: {what}.", "choose another disk: two trainings could write one run"),
-    zh=("{where} 里的锁无效：{what}。", "换一个磁盘：两次训练可能写进同一个运行目录"),
-)
+    zh=("{where} 里的锁无效：{what}。", "换一个磁盘：两次训练可能写进同一个运行目录"))  # fmt: skip
 def check_lock(where: Path, place: Path) -> Found | None:
     """A lock that another process holds is refused, and free once that process is killed."""
     holder = subprocess.Popen(
@@ -136,11 +130,9 @@ def flush_seconds(place: Path) -> tuple[float, float]:
     return quantiles(times[0], n=4)[2], quantiles(times[1], n=4)[0]
 
 
-@finding(
-    "flush",
+@finding("flush",
     en=("Flushes in {where}: {what} ({number:.1f} ms for a small file).", "choose another disk, or look for eatmydata"),
-    zh=("{where} 的刷盘：{what}（小文件 {number:.1f} 毫秒）。", "换一个磁盘，或检查是否用了 eatmydata"),
-)
+    zh=("{where} 的刷盘：{what}（小文件 {number:.1f} 毫秒）。", "换一个磁盘，或检查是否用了 eatmydata"))  # fmt: skip
 def check_flush(where: Path, place: Path) -> Found | None:
     """What is flushed can be read back; a flush is neither very slow nor far faster than a write through."""
     data = os.urandom(BLOCK)
@@ -160,12 +152,9 @@ def check_flush(where: Path, place: Path) -> Found | None:
     return None
 
 
-@finding(
-    "rename",
-    "fault",
+@finding("rename", "fault",
     en=("Renames in {where} are not whole: {what}.", "choose another disk: a kill could leave half a checkpoint"),
-    zh=("{where} 里的重命名不完整：{what}。", "换一个磁盘：被杀时可能只留下半个检查点"),
-)
+    zh=("{where} 里的重命名不完整：{what}。", "换一个磁盘：被杀时可能只留下半个检查点"))  # fmt: skip
 def check_rename(where: Path, place: Path) -> Found | None:
     """A file that is replaced is never seen gone or mixed, and a folder with files is not replaced."""
     target, over, broken = place / "target", threading.Event(), list[Words]()
@@ -231,12 +220,10 @@ def needs_of(subject: str, overrides: Sequence[str]) -> RunNeeds:
     return RunNeeds(folder + OTHER_DISK, in_memory)
 
 
-@finding(
-    "room",
-    "fault",
+@finding("room", "fault",
     en=("{name} needs {number:.2f} GiB in {where}; {free:.2f} GiB are free.", "lower checkpoint.keep, or free some"),
-    zh=("{name} 在 {where} 需要 {number:.2f} GiB，而只剩 {free:.2f} GiB。", "调低 checkpoint.keep，或腾出空间"),
-)
+    zh=("{name} 在 {where} 需要 {number:.2f} GiB，而只剩 {free:.2f} GiB。",
+        "调低 checkpoint.keep，或腾出空间"))  # fmt: skip
 def check_room(where: Path, place: Path, name: str, needs: RunNeeds) -> Found | None:
     """Free space against what the run's folder takes at most; a note where another such run would not fit."""
     free = disk.free_bytes(place)
@@ -247,12 +234,10 @@ def check_room(where: Path, place: Path, name: str, needs: RunNeeds) -> Found | 
     return Found(size, field, severity=severity, name=name, where=str(where), free=free / GIB)
 
 
-@finding(
-    "memory",
-    "fault",
+@finding("memory", "fault",
     en=("{name} needs about {number:.2f} GiB of memory, and {free:.2f} GiB are {why}.", "lower plan.tokens_per_micro"),
-    zh=("{name} 约需 {number:.2f} GiB 内存，而可用的是 {free:.2f} GiB（{why}）。", "调低 plan.tokens_per_micro"),
-)
+    zh=("{name} 约需 {number:.2f} GiB 内存，而可用的是 {free:.2f} GiB（{why}）。",
+        "调低 plan.tokens_per_micro"))  # fmt: skip
 def check_memory(name: str, needs: RunNeeds, limit: MemoryLimit) -> Found | None:
     """The predicted peak of a training against what is free, the container's limit and `ulimit`."""
     if needs.memory <= 0.8 * limit.num_bytes:

@@ -5,6 +5,7 @@ from dataclasses import replace
 import numpy as np
 
 from unpad.data.histories.leaks import PatientEvents
+from unpad.data.histories.scales import by_code
 from unpad.data.patients import EventData
 from unpad.doctor.finding import Finding, Found, finding, level
 from unpad.doctor.rows import cut_short, labelled, of_rows, spelt_twice
@@ -54,7 +55,7 @@ def leak(data: EventData, events: PatientEvents) -> Found | None:
 def far_values(events: PatientEvents) -> Found | None:
     """The code with a scale set by a few values far from all others."""
     results = list[tuple[float, int, int, float]]()
-    for code, chosen in events.by_code(np.flatnonzero(~np.isnan(events.value))):
+    for code, chosen in by_code(events.code, np.flatnonzero(~np.isnan(events.value))):
         values = events.value[chosen].astype(np.float64)
         if len(values) < 50:
             continue
@@ -95,14 +96,8 @@ def rare_codes(events: PatientEvents) -> Found | None:
 def no_history(subject: Subject[EventData]) -> Found | None:
     """Patients of whom no event with a time is read, where there are some, or that are left out or without a label."""
     data, ids = subject.data, subject.stage.train_ids
-    labels = ("", ".horizon", ".censored", ".duration", ".missing", ".id")
-    fields = (
-        "events.landmark",
-        "events.unit",
-        "data.events",
-        *(f"events.labels{name}" for name in labels),
-        "events.split",
-    )
+    labels = [f"events.labels{name}" for name in ("", ".horizon", ".censored", ".duration", ".missing", ".id")]
+    fields = ("events.landmark", "events.unit", "data.events", *labels, "events.split")
     late = data.report.num_late[ids].sum(1)
     share = float((data.sets.has_no_time[ids] & (late > 0)).sum() / max(len(ids), 1))
     if len(ids) >= 20 and share >= 0.5:

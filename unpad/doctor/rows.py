@@ -58,13 +58,9 @@ def labelled(subject: Subject) -> list[Labelled]:
         return []
     ids = sampled(subject.stage.train_ids[classes[0][subject.stage.train_ids] >= 0], 1500)
     large = data.table.positions[ids] >= data.least_content
-    contents = [
-        content_of(alone(subject, seq)) if enough else seq
-        for seq, enough in zip(ids.tolist(), large.tolist(), strict=True)
-    ]
     return [
-        Labelled(content, classes[1][classes[0][seq]], data.where(seq))
-        for content, seq in zip(contents, ids.tolist(), strict=True)
+        Labelled(content_of(alone(subject, seq)) if enough else seq, classes[1][classes[0][seq]], data.where(seq))
+        for seq, enough in zip(ids.tolist(), large.tolist(), strict=True)
     ]
 
 
@@ -150,10 +146,8 @@ def clashing_labels(rows: Sequence[Labelled], where: tuple[str, ...], most: floa
     if len(rows) < 16 or len(bad) < most * len(rows):
         return None
     first, second, *_ = sorted(str(target)[:30] for target in targets[bad[0].asked])
-    share = len(bad) / len(rows)
-    return Found(
-        share, *where, severity=level(share >= 0.4), num=len(rows), where=bad[0].where, first=first, second=second
-    )
+    share, at = len(bad) / len(rows), bad[0].where
+    return Found(share, *where, severity=level(share >= 0.4), num=len(rows), where=at, first=first, second=second)
 
 
 @finding("constant_labels", explains={"labels_random", "by_heart"},
@@ -209,25 +203,14 @@ def cut_short(subject: Subject, beyond: int = 0, field: str = "", least: float =
     plan, ids, settings = subject.plan, subject.stage.train_ids, subject.recipe.plan
     cut = beyond + sum(plan.ledger.truncated.values()) + plan.ledger.dropped.get("too_long", 0)
     lost = cut / max(plan.ledger.total + beyond, 1)
-    whole, piece = (
-        float(subject.data.table.positions[ids].mean()) + beyond / len(ids),
-        float(plan.pieces.lengths.mean()),
-    )
+    whole, piece = subject.data.table.positions[ids].mean() + beyond / len(ids), float(plan.pieces.lengths.mean())
     tiny = piece < whole / 4 and piece < 16 and not settings.cross_documents and not beyond
     if lost < least and not tiny:
         return None
-    field = field or (
-        subject.field("plan.max_tokens") if settings.max_tokens else subject.setup.model.config.context_field
-    )
-    return Found(
-        piece,
-        field,
-        severity=level(tiny or lost >= max(0.5, 1.8 * least)),
-        whole=whole,
-        unit=subject.units[1],
-        lost=lost,
-        field=field,
-    )
+    limit = subject.field("plan.max_tokens") if settings.max_tokens else subject.setup.model.config.context_field
+    field = field or limit
+    severity = level(tiny or lost >= max(0.5, 1.8 * least))
+    return Found(piece, field, severity=severity, whole=whole, unit=subject.units[1], lost=lost, field=field)
 
 
 @finding("sees_target", "fault",

@@ -369,9 +369,8 @@ def carry_over(subject: Subject, rates: Sweep, seconds: float) -> Carry | None:
     if classes is None or not isinstance(subject.setup.model, Classifies):
         return None
     sides = [rng.permutation(ids) for ids in (subject.stage.train_ids, subject.stage.held_out_ids)]
-    learnt, judged = (
-        ids[(classes[0][ids] >= 0) & (positions[ids] > 0)][:num] for ids, num in zip(sides, (512, 400), strict=True)
-    )
+    usable = (classes[0] >= 0) & (positions > 0)
+    learnt, judged = (ids[usable[ids]][:num] for ids, num in zip(sides, (512, 400), strict=True))
     if min(len(learnt), len(judged)) < 24:
         return None
     trial, training = subject.rehearsal(drops=False, lr=rates.middle, lr_scale=1.0, clip=1.0), _batches(subject, learnt)

@@ -16,9 +16,8 @@ def look(subject: Subject[VqaData]) -> list[Finding]:
     data, where = subject.data, label_fields(subject)
     examples = [data.examples[seq] for seq in subject.stage.train_ids.tolist()]
     shown = [tuple(data.album.images[image].sha256 for image in one.images) for one in examples]
-    rows = [
-        Labelled((images, one.question), one.answer, one.where) for images, one in zip(shown, examples, strict=True)
-    ]
+    pairs = zip(shown, examples, strict=True)
+    rows = [Labelled((images, one.question), one.answer, one.where) for images, one in pairs]
     asked = [Labelled(one.question, one.answer, one.where) for one in examples if one.question]
     texts = [(f"{one.question}\n{one.answer}", one.where) for one in examples[:2000]]
     findings = [*of_rows(subject, rows), *garbled(texts, where), *given_answer(asked, where)]

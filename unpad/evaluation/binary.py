@@ -168,9 +168,8 @@ def class_calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarr
     Kull et al. (2019), "Beyond temperature scaling: obtaining well-calibrated multiclass probabilities with Dirichlet
     calibration", with bins of equal size.
     """
-    errors: np.ndarray = np.mean(
-        [calibration_error(labels == place, p[:, place], weights) for place in range(p.shape[1])], 0
-    )
+    each = [calibration_error(labels == place, p[:, place], weights) for place in range(p.shape[1])]
+    errors: np.ndarray = np.mean(each, 0)
     return errors
 
 

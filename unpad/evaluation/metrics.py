@@ -166,11 +166,8 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
     best = next((metric for metric in metrics.values() if metric.best_of), None)
     if best is not None:
         checks = number_of(best.best_of or 0, "checks")
-        below += wrapped(
-            f"{best.part} chose the weights: its figures are the best of {checks} of the same rows, and those of a "
-            "test part would be a little worse",
-            wide,
-        )
+        what = f"{best.part} chose the weights: its figures are the best of {checks} of the same rows"
+        below += wrapped(f"{what}, and those of a test part would be a little worse", wide)
     return table + below
 
 

@@ -40,11 +40,8 @@ class Paired:
     def lines(self) -> list[str]:
         """The differences as a table, below what they are of."""
         head = f"{self.second} less {self.first}, on {number_of(self.common, 'rows')} that both hold out"
-        alone = [
-            f"{number_of(number, 'rows')} of {name} alone"
-            for name, number in ((self.first, self.only_first), (self.second, self.only_second))
-            if number
-        ]
+        both = ((self.first, self.only_first), (self.second, self.only_second))
+        alone = [f"{number_of(number, 'rows')} of {name} alone" for name, number in both if number]
         if self.left_out:
             alone.append(f"they count other targets, so that these cannot be compared: {', '.join(self.left_out)}")
         return [*wrapped("; ".join([head, *alone])), *metric_lines(self.differences)]
@@ -61,9 +58,8 @@ def check_families(runs: Sequence[str]) -> None:
     """
     families = {run: family_name(run_recipe(find_run(run))) for run in runs}
     if len(set(families.values())) > 1:
-        what = "rows of several families cannot be compared: " + ", ".join(
-            f"{run} is of {family}" for run, family in families.items()
-        )
+        named = ", ".join(f"{run} is of {family}" for run, family in families.items())
+        what = f"rows of several families cannot be compared: {named}"
         raise RecipeError(what, where="--rows", fix="name runs of one family, or leave out --rows")
 
 

@@ -204,14 +204,12 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> exam
         metrics |= sets.summarise_sets(scores, data.codes, groups=groups)
         by_patient = sets.set_columns(scores, data.codes)
         columns |= by_patient
-        measures |= {
-            name: example_rows.Ratio(name, f"num_{name}") for name in by_patient if f"num_{name}" in by_patient
-        }
+        counted = [name for name in by_patient if f"num_{name}" in by_patient]
+        measures |= {name: example_rows.Ratio(name, f"num_{name}") for name in counted}
         drawn["counts"] |= {"sets": len(scores.patient)}
     shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
-    return example_rows.Evaluation(
-        metrics, [f"evaluated: {shown}", *lines], drawn, example_rows.ExampleRows(columns, measures)
-    )
+    lines.insert(0, f"evaluated: {shown}")
+    return example_rows.Evaluation(metrics, lines, drawn, example_rows.ExampleRows(columns, measures))
 
 
 def outcome_rows(
@@ -274,9 +272,8 @@ def _columns(
 
 def _known_only(values: np.ndarray, known: np.ndarray) -> np.ndarray:
     """(num,) object, None where a value is not known."""
-    return example_rows.objects(
-        [value if one else None for value, one in zip(values.tolist(), known.tolist(), strict=True)]
-    )
+    pairs = zip(values.tolist(), known.tolist(), strict=True)
+    return example_rows.objects([value if is_known else None for value, is_known in pairs])
 
 
 # --------------------------------------------------------------------------- measures of the outcome
@@ -304,9 +301,10 @@ class _Over(NamedTuple):
                 return refused(metric.num, self.why(*self.inputs(rows)), metric.num_groups)
             return metric if limit is None else limit(metric, rows[example_rows.GROUP], *self.inputs(rows))
 
-        return example_rows.Ranked(
-            self.needs, lambda rows, weights: measure(*self.inputs(rows), weights), finish, **how
-        )
+        def of(rows: example_rows.Columns, weights: np.ndarray | None) -> np.ndarray:
+            return measure(*self.inputs(rows), weights)
+
+        return example_rows.Ranked(self.needs, of, finish, **how)
 
 
 def _outcome(rows: example_rows.Columns) -> tuple[np.ndarray, np.ndarray]:
@@ -489,10 +487,8 @@ def _surest_wrong(
         names, sure = predictions.classes, np.exp(predictions.log_p.max(1))
         missed = predictions.known & (predictions.right == 0)
         worst = [i for i in np.argsort(-sure, kind="stable") if missed[i]][:num_shown]
-        told = [
-            f"{sure[i]:.0%} for {names[predictions.chosen[i]]}, it is {names[predictions.labels[i]]}" for i in worst
-        ]
-        return [f"{data.where(int(seq_ids[i]))}: {what}" for i, what in zip(worst, told, strict=True)]
+        chosen, labels = ([names[place] for place in places] for places in (predictions.chosen, predictions.labels))
+        return [f"{data.where(int(seq_ids[i]))}: {sure[i]:.0%} for {chosen[i]}, it is {labels[i]}" for i in worst]
     wrong = np.where(predictions.known, np.abs(predictions.p - predictions.labels), 0.0)
     worst = [i for i in np.argsort(-wrong, kind="stable")[:num_shown] if wrong[i] > 0.5]
     came = ("an outcome that did not come", "an outcome that came")
@@ -515,10 +511,8 @@ def held_out_inputs(run: LoadedRun, data: EventData, most: int) -> HeldOutInputs
                 numbers |= {"risk": one["risk"]} if has_hazards else {}
         if classifies:
             for numbers, one in zip(found, patients.computed_at_once(run, "explain", given), strict=True):
-                numbers |= {
-                    f"{patients.COURSE}{name}": values
-                    for name, values in patients.by_class(run, one["probability"]).items()
-                }
+                by_class = patients.by_class(run, one["probability"])
+                numbers |= {f"{patients.COURSE}{name}": values for name, values in by_class.items()}
                 numbers |= {"attention": one["attention"]}
         return found
 

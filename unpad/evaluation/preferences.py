@@ -136,11 +136,9 @@ def _start(run: LoadedRun, wanted: str) -> Model:
             checkpoint.put_weights(model, weights, str(run.folder), model.additions)
             if fingerprint(model.state_dict()) == wanted:
                 return model
-    raise SourceError(
-        "new pairs are compared with the weights that training started from, and these are not at hand",
-        where=str(run.folder),
-        fix="put the run of train.init_from back as it was, or evaluate the run's own pairs",
-    )
+    what = "new pairs are compared with the weights that training started from, and these are not at hand"
+    fix = "put the run of train.init_from back as it was, or evaluate the run's own pairs"
+    raise SourceError(what, where=str(run.folder), fix=fix)
 
 
 def _candidates(run: LoadedRun) -> Iterator[dict[str, Tensor]]:

@@ -163,9 +163,8 @@ def joined(tables: Sequence[Columns]) -> Columns:
     for name in names:
         is_object = any(table[name].dtype == object for table in tables if name in table)
         nothing, dtype = (None, object) if is_object else (np.nan, np.float64)
-        columns[name] = np.concatenate(
-            [table.get(name, np.full(len(table[GROUP]), nothing, dtype)) for table in tables]
-        )
+        parts = [table.get(name, np.full(len(table[GROUP]), nothing, dtype)) for table in tables]
+        columns[name] = np.concatenate(parts)
     return columns
 
 

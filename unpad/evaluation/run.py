@@ -238,9 +238,8 @@ def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
     if not any(counts.values()):
         return [f"new data, {number_of(len(asked), 'ids')}: none is of the run's data"], facts
     by_part = ", ".join(f"{number:,} of {name}" for name, number in counts.items() if number)
-    lines = [
-        f"new data, {number_of(len(asked), 'ids')}: the run's data has {sum(counts.values()):,} of them, {by_part}"
-    ]
+    what = f"the run's data has {sum(counts.values()):,} of them, {by_part}"
+    lines = [f"new data, {number_of(len(asked), 'ids')}: {what}"]
     if counts["train"]:
         lines.append("  do: leave out those of train, whom the model has seen, unless others have the same ids here")
     return lines, facts

@@ -132,18 +132,12 @@ def summarise_sets(scores: SetScores, names: Sequence[str], groups: np.ndarray |
         names: of the codes.
         groups: (num_patients,) as of `metrics.bootstrap`, where a patient has several examples.
     """
-    columns, num = set_columns(scores, names), scores.num_patients
-    return {
-        name: measured(
-            partial(ratio, total, columns[f"num_{name}"]),
-            num,
-            groups,
-            counted=columns[f"num_{name}"] > 0,
-            share=name.startswith(SHARES),
-        )
-        for name, total in columns.items()
-        if not name.startswith("num_")
-    }
+    columns, metrics = set_columns(scores, names), dict[str, Metric]()
+    for name in (name for name in columns if not name.startswith("num_")):
+        measure, counted = partial(ratio, columns[name], columns[f"num_{name}"]), columns[f"num_{name}"] > 0
+        share = name.startswith(SHARES)
+        metrics[name] = measured(measure, scores.num_patients, groups, counted=counted, share=share)
+    return metrics
 
 
 SHARES = ("next_set_auroc", "next_set_recall@")

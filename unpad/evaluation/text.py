@@ -19,22 +19,11 @@ from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import load_tokenizer
 from unpad.errors import SourceError
 from unpad.evaluation import preferences
+from unpad.evaluation import rows as example_rows
 from unpad.evaluation.attention_maps import maps_of_text
 from unpad.evaluation.family import Prompt, TrainedModel, evenly, token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, mean_of, perplexity, ratio_of, refused
-from unpad.evaluation.rows import (
-    KIND,
-    PART,
-    WHERE,
-    Columns,
-    Evaluation,
-    ExampleRows,
-    Measures,
-    Ratio,
-    joined,
-    named,
-    objects,
-)
+from unpad.evaluation.rows import KIND, PART, WHERE, Columns, Evaluation, ExampleRows, Measures, Ratio, named, objects
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import Generates
@@ -231,7 +220,7 @@ def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict
         others = np.setdiff1d(ids, used)  # of the training part, beside another that was measured
         tables.append(_named(data, others) | {PART: objects([PARTS[Split.TRAIN]] * len(others))})
         used = np.concatenate([used, others])
-    columns = joined(tables)
+    columns = example_rows.joined(tables)
     place = {seq_id: row for row, seq_id in enumerate(used.tolist())}
     if asked:
         columns["reply"] = objects([None] * len(used))
@@ -256,9 +245,8 @@ def _named(data: TextData, seq_ids: np.ndarray) -> Columns:
     """First columns of the rows of sequences; a pair has the place of its document."""
     documents = seq_ids if data.replies is None else data.replies.document[seq_ids]
     places = objects([data.tokens.where(document) for document in documents.tolist()])
-    return named(data, seq_ids, WHERE, places) | {
-        KIND: objects([data.kinds[number] for number in data.table.kind[seq_ids].tolist()])
-    }
+    kinds = objects([data.kinds[number] for number in data.table.kind[seq_ids].tolist()])
+    return named(data, seq_ids, WHERE, places) | {KIND: kinds}
 
 
 def is_of_pairs(data: TextData, seq_ids: np.ndarray) -> bool:
@@ -297,9 +285,8 @@ def heldout_openings(run: LoadedRun, num: int) -> list[str]:
     tokens = data.tokens
     ids = np.flatnonzero((tokens.split == Split.HOLDOUT) & (tokens.kind == 0) & (tokens.lengths >= SHORTEST))
     if ids.size == 0:
-        raise SourceError(
-            f"no held-out text has {SHORTEST} tokens", where="data.holdout", fix="give openings yourself with --prompt"
-        )
+        fix = "give openings yourself with --prompt"
+        raise SourceError(f"no held-out text has {SHORTEST} tokens", where="data.holdout", fix=fix)
     chosen = np.random.default_rng(run.recipe.train.seed).permutation(ids)[:num]
     return [run.tokenizer.decode(opening(tokens, int(i))) for i in chosen]
 

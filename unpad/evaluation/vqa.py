@@ -214,9 +214,8 @@ def _scores_by_mode(
         if mode == "relevance":  # for heads to learn by
             continue
         model.mode = mode
-        scores[mode] = (
-            right[chosen] if mode == current else _judge(data, seq_ids[chosen], answer(run, data, seq_ids[chosen]))
-        )
+        ids = seq_ids[chosen]
+        scores[mode] = right[chosen] if mode == current else _judge(data, ids, answer(run, data, ids))
     model.mode = None
     return scores
 

@@ -4,8 +4,8 @@ import copy
 import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,11 +32,12 @@ from unpad.proof.foreign.measure import (
 )
 from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.undisturbed import undisturbed, without_dropout
-from unpad.proof.foreign.update import LabelledSequence, converted, labelled, read_batch, read_update, refuse_missing
+from unpad.proof.foreign.update import LabelledSequence, Update, converted, labelled, read_batch, read_update
 
 LEAST_ROWS = 3  # of an update that is proved, so that mixing sequences up, or their weights, shows
 ADDED_ROWS = 7  # of the data, where an update has fewer
-MOST_ROWS, MOST_TOKENS = 24, 8192
+MOST_ROWS, MOST_TOKENS = 24, 3072  # of an update that is enough
+Rows = Sequence[Sequence[LabelledSequence]]
 OWN_BATCHES = "train with the trainer's own batches; unpad.prove_trainer(trainer) says whether these are right"
 
 
@@ -50,7 +51,7 @@ class TrainerUpdate:
         sequences: with the targets that they have alone.
         complete: False if there may be more of them than the batches hold.
         truth: loss and gradient of the sequences one at a time by an earlier model; None for this one.
-        doubts: as of `ComparedUpdate`.
+        doubts: as of `ComparedUpdate`; whole: as of `Update`.
     """
 
     trainer: Trainer
@@ -61,20 +62,17 @@ class TrainerUpdate:
     complete: bool = True
     truth: UpdateResults | None = None
     doubts: tuple[str, ...] = ()
+    whole: Update | None = None
 
     @classmethod
     def of(
-        cls,
-        trainer: Trainer,
-        model: nn.Module,
-        batches: Sequence[Mapping[str, Any]],
-        sequences: Sequence[LabelledSequence],
-        truth: UpdateResults,
+        cls, trainer: Trainer, batches: Sequence[Any], sequences: Sequence[LabelledSequence], **fields: Any
     ) -> "TrainerUpdate":
         """An update of batches that a collator made."""
         made = [send_to_device(dict(batch), trainer.args.device) for batch in batches]
         taken, num_items = trainer.get_batch_samples(iter(made), len(made), trainer.args.device)
-        return cls(trainer, model, taken, num_items, sequences, truth=truth)
+        model = trainer.accelerator.unwrap_model(trainer.model)
+        return cls(trainer, model, taken, num_items, sequences, **fields)
 
     def certificate(self, precision: Precision, notes: Sequence[str]) -> ForeignCertificate:
         return judge(self.model, precision, self._compare, notes)
@@ -83,24 +81,24 @@ class TrainerUpdate:
         """The update where weights are in their precision already; `exact` for fp64."""
         # In fp64 too: attention reads a mask of another precision than its own wrongly.
         batches = converted(list(self.batches), floats=torch.float64) if exact else self.batches
-        update = read_update([read_batch(batch) for batch in batches], self.sequences, complete=self.complete)
-        refuse_missing(update)
-        sequences, forward = update.one_at_a_time(), partial(self._forward, self.trainer.model)
+        read = [read_batch(batch) for batch in batches]
+        update = replace(read_update(read, self.sequences, complete=self.complete), whole=self.whole)
+        sequences = update.one_at_a_time()
         own = loss_of_ones_own(self.trainer)
         if not own and (error_of_loss(self.model, sequences) or 0) > OTHER_LOSS:
             own = f"the loss of {type(self.model).__name__}"
         return ComparedUpdate(
             update,
             lambda: one_at_a_time(self.model, sequences),
-            lambda: UpdateResults(logits_in_batches(forward, update), *self._step(batches)),
-            forward,
+            lambda: UpdateResults(logits_in_batches(self._forward, update), *self._step(batches)),
+            self._forward,
             self.truth,
             own,
             self.doubts,
         )
 
-    def _forward(self, model: nn.Module, inputs: Mapping[str, object]) -> Any:
-        return model(**{**inputs, **({"use_cache": False} if is_sft(self.trainer) else {})})  # as it calls it
+    def _forward(self, inputs: Mapping[str, object]) -> Any:
+        return self.trainer.model(**{**inputs, **({"use_cache": False} if is_sft(self.trainer) else {})})  # as it does
 
     def _step(self, batches: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, Tensor]]:
         """Loss and gradient of an update by `training_step` over its micro-batches."""
@@ -129,7 +127,7 @@ def proving(trainer: Trainer) -> Iterator[tuple[nn.Module, list[str]]]:
     ):
         warnings.simplefilter("ignore")  # of a step that is not meant to be one
         for name in ("gather", "gather_for_metrics"):  # restored with the rest of the accelerator
-            vars(trainer.accelerator)[name] = _itself
+            vars(trainer.accelerator)[name] = lambda value, *args, **kwargs: value
         if hasattr(trainer, "aux_loss_enabled"):  # of TRL, which adds that loss by itself
             router |= trainer.aux_loss_enabled
             trainer.aux_loss_enabled = False
@@ -137,10 +135,6 @@ def proving(trainer: Trainer) -> Iterator[tuple[nn.Module, list[str]]]:
         if trainer.accelerator.mixed_precision != "no":
             notes.append(f"training will run in {trainer.accelerator.mixed_precision}; the proof does without")
         yield model, notes
-
-
-def _itself(value: Any, *args: Any, **kwargs: Any) -> Any:
-    return value
 
 
 # --------------------------------------------------------------------------- the first update of a loader
@@ -184,20 +178,61 @@ def prove_trainer(
     refuse_losses(trainer)
     with proving(trainer) as (model, notes):
         batches, num_items, examples, collator = _first(trainer)
-        alone, doubts = _alone(trainer, examples, collator) if sequences is None else ([], [])
-        given = alone if sequences is None else labelled(sequences, loss_masks)
-        update = TrainerUpdate(
-            trainer, model, batches, num_items, given, complete=sequences is None, doubts=tuple(doubts)
-        )
+        if sequences is not None:
+            update = TrainerUpdate(trainer, model, batches, num_items, labelled(sequences, loss_masks), complete=False)
+            return update.certificate(precision, notes)
+        rows, doubts = _alone(trainer, [example for some in examples for example in some], collator)
+        given = [one for row in rows for one in row]
+        update = TrainerUpdate(trainer, model, batches, num_items, given, doubts=tuple(doubts))
+        if not loss_of_ones_own(trainer):  # which may divide by a number that it knows of all rows
+            update = _part(update, examples, rows, collator)
         return update.certificate(precision, notes)
 
 
-def _alone(trainer: Trainer, examples: Sequence[Any], collator: Collator) -> tuple[list[LabelledSequence], list[str]]:
-    """The sequences of the rows that a collator was given, and what may not be meant."""
+def _part(update: TrainerUpdate, examples: Sequence[Sequence[Any]], rows: Rows, collator: Collator) -> TrainerUpdate:
+    """An update of enough rows, in as many micro-batches, and of all of them for what is counted.
+
+    Args:
+        examples: rows of each micro-batch as the collator was given them.
+        rows: the sequences of each.
+    """
+    kept = enough(rows, [len(some) for some in examples])
+    if len(kept) == len(rows):
+        return update
+    numbers = iter(range(len(rows)))
+    made = [collator(copy.deepcopy([one for one in some if next(numbers) in kept])) for some in examples]
+    sequences = [one for row in sorted(kept) for one in rows[row]]
+    whole = read_update([read_batch(batch) for batch in update.batches], update.sequences)
+    return TrainerUpdate.of(update.trainer, made, sequences, doubts=update.doubts, whole=whole)
+
+
+def enough(rows: Rows, sizes: Sequence[int]) -> set[int]:
+    """Numbers of rows of an update that are enough to judge it: MOST_TOKENS tokens, or more where rows are long.
+
+    The longest and every micro-batch's shortest are among them. The rest are of the first micro-batches, so that shares
+    of targets differ, and a mean of means shows.
+
+    Args:
+        rows: the sequences of each.
+        sizes: numbers of rows of each micro-batch.
+    """
+    length = [sum(len(one.ids) for one in row) for row in rows]
+    has_targets = [any(one.num_targets for one in row) for row in rows]
+    batches = [range(stop - size, stop) for size, stop in zip(sizes, accumulate(sizes), strict=True)]
+    kept = {max(some, key=lambda row: (has_targets[row], -length[row])) for some in batches}
+    kept.add(max(range(len(rows)), key=lambda row: (has_targets[row], length[row], row)))  # of alike ones another
+    for row in range(len(rows)):
+        if sum(length[one] for one in {*kept, row}) <= MOST_TOKENS:
+            kept.add(row)
+    return kept
+
+
+def _alone(trainer: Trainer, examples: Sequence[Any], collator: Collator) -> tuple[Rows, list[str]]:
+    """The sequences of each row that a collator was given, and what may not be meant."""
     attachment = vars(trainer).get("attachment")
     if attachment is not None:
         places = [tuple(example[PLACE].tolist()) for example in examples]
-        return [attachment.rows.row(number).sequences()[part] for number, part in places], []
+        return [[attachment.rows.row(number).sequences()[part]] for number, part in places], []
     settings = trainer.args.to_dict()
     if settings.get("packing") and settings["packing_strategy"] == "wrapped":
         raise ProofError(
@@ -206,11 +241,11 @@ def _alone(trainer: Trainer, examples: Sequence[Any], collator: Collator) -> tup
         )
     rows = CollatedRows(examples, collator, trainer.data_collator)
     rows.check()
-    return [one for one in rows.sequences() if one.ids], rows.doubts()
+    return [[one for one in rows.row(number).sequences() if one.ids] for number in range(len(rows))], rows.doubts()
 
 
-def _first(trainer: Trainer) -> tuple[list[Any], Tensor | int | None, list[Any], Collator]:
-    """The first update of the trainer's loader: its batches, their number of targets, rows, and the collator.
+def _first(trainer: Trainer) -> tuple[list[Any], Tensor | int | None, list[list[Any]], Collator]:
+    """The first update of the trainer's loader: its batches, their number of targets, their rows, and the collator.
 
     Raises:
         ProofError: the loader is empty, or has no collator to watch.
@@ -238,7 +273,7 @@ def _first(trainer: Trainer) -> tuple[list[Any], Tensor | int | None, list[Any],
     if not batches:
         raise ProofError("the trainer's loader is empty", fix="give the trainer a train_dataset")
     # Loaders of accelerate are one batch ahead.
-    return batches, num_items, [row for rows in calls[: len(batches)] for row in rows], collator
+    return batches, num_items, calls[: len(batches)], collator
 
 
 # --------------------------------------------------------------------------- the same update on our batches
@@ -279,7 +314,7 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
         batches = [small.batch(part) for part in parts]
         with not_below_fp32(model):
             truth = one_at_a_time(model, sequences)
-        certificate = TrainerUpdate.of(trainer, model, batches, sequences, truth).certificate("fp32", notes)
+        certificate = TrainerUpdate.of(trainer, batches, sequences, truth=truth).certificate("fp32", notes)
     if certificate.refused is not None:
         raise RecipeError(
             f"the trainer cannot compute its own first update: {certificate.refused}",
@@ -329,7 +364,7 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limit: RowLimit | None) -> Fore
     Raises:
         ProofError: it has other targets, another loss or another gradient than the rows have one at a time.
     """
-    with proving(trainer) as (model, notes):
+    with proving(trainer) as (_, notes):
         examples = Examples(own.rows)
         numbers, sequences = [index for index in range(len(examples)) if examples.lengths[index]], [*own.sequences]
         if len(numbers) == 1:  # twice, which changes no mean, but shows whether the model keeps them apart
@@ -337,7 +372,7 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limit: RowLimit | None) -> Fore
         parts = unequal(numbers, max(1, min(own.num_batches, len(numbers) // 2)))
         parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limit)]
         made = [collate([examples[index] for index in part]) for part in parts]
-        certificate = TrainerUpdate.of(trainer, model, made, sequences, own.truth).certificate("fp32", notes)
+        certificate = TrainerUpdate.of(trainer, made, sequences, truth=own.truth).certificate("fp32", notes)
     if certificate.passed is False or is_of_another_loss(certificate):
         loss = loss_of_ones_own(trainer) or f"the loss of {type(trainer).__name__}"
         raise ProofError(

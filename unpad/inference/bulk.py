@@ -241,9 +241,8 @@ def _prompt(run: LoadedRun, row: Row, strictly: bool) -> Prompt:
         if [name for name in (*CONTEXTS, "history") if not is_blank(row.get(name))] or are_messages(row[request]):
             raise RowFault("E_TYPE", "the run was trained on no conversations", 'give it rows with "prompt" alone')
         return run.prompt(row.text(request), row.text("system") if row.get("system") else "")
-    turns = with_system(
-        row, messages_of(row[request], f'"{request}"') if request in MESSAGES else chat.asked(row, request)
-    )
+    is_talk = request in MESSAGES
+    turns = with_system(row, messages_of(row[request], f'"{request}"') if is_talk else chat.asked(row, request))
     refuse_order([turn.role for turn in turns])
     if not turns or turns[-1].role != "user":
         raise RowFault("E_ROLE", "the last message is not of the user", "end with the user's message")

@@ -283,13 +283,9 @@ def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
     for remark in (plain_note(run.recipe), check(system)):
         if remark:
             warn(f"note: {remark}")
+    template, settings, advances = run.recipe.data.template, run.recipe.generate, not gives_seed(overrides)
+    precision = generation_precision(settings)
     conversation = Conversation(
-        run.generator,
-        run.tokenizer,
-        run.recipe.data.template,
-        run.recipe.generate,
-        precision=generation_precision(run.recipe.generate),
-        system=system,
-        advance_seed=not gives_seed(overrides),
+        run.generator, run.tokenizer, template, settings, precision=precision, system=system, advance_seed=advances
     )
     Terminal(conversation, input, print_text, sys.stdin.isatty(), warn, check).run()

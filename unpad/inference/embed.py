@@ -205,17 +205,15 @@ def moved(recipe: Recipe, path: Path, *, labelled: bool = False) -> Recipe:
     if not labelled and labels is not None:
         keep = {"censored": "keep", "missing": "keep"}
         labels = labels.model_copy(update=keep) if isinstance(recipe.events.landmark, str) else None
-    names = dict.fromkeys(
-        [source.path for source in recipe.data.events] + ([labels.path] if labels is not None else [])
-    )
+    paths = [source.path for source in recipe.data.events]
+    names = dict.fromkeys(paths if labels is None else [*paths, labels.path])
     places = {name: path / Path(name).name for name in names}
     if len(names) == 1 and path.exists() and not all(place.exists() for place in places.values()):
         places = dict.fromkeys(names, path)
     for name, place in places.items():
         if not place.exists():
-            fix = "name a folder with files of the names in the recipe: " + ", ".join(
-                sorted(Path(n).name for n in names)
-            )
+            files = ", ".join(sorted(Path(n).name for n in names))
+            fix = f"name a folder with files of the names in the recipe: {files}"
             raise RecipeError(f"there is nothing in the place of {name}", where=str(place), fix=fix)
     resolved = {name: {"path": str(place.resolve())} for name, place in places.items()}
     sources = [source.model_copy(update=resolved[source.path]) for source in recipe.data.events]
@@ -224,12 +222,9 @@ def moved(recipe: Recipe, path: Path, *, labelled: bool = False) -> Recipe:
 
 def with_tables(recipe: Recipe, sources: Sequence[EventSource], labels: EventLabels | None) -> Recipe:
     """The recipe with other tables of events and of labels, and without a split."""
-    return recipe.model_copy(
-        update={
-            "data": recipe.data.model_copy(update={"events": list(sources)}),
-            "events": recipe.events.model_copy(update={"labels": labels, "split": None}),
-        }
-    )
+    data = recipe.data.model_copy(update={"events": list(sources)})
+    events = recipe.events.model_copy(update={"labels": labels, "split": None})
+    return recipe.model_copy(update={"data": data, "events": events})
 
 
 @torch.no_grad()

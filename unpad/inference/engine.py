@@ -211,31 +211,21 @@ def token_limits(model: Generates, prompts: Sequence[Sequence[int]], settings: G
 def check(model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> None:
     longest = model.config.longest
     if not model.causal:
-        raise RecipeError(
-            "a model with causal: false cannot continue a text", where="model.causal", fix="set it to true"
-        )
+        what = "a model with causal: false cannot continue a text"
+        raise RecipeError(what, where="model.causal", fix="set it to true")
     if settings.beams > 1 and settings.temperature > GREEDY_BELOW:
-        raise RecipeError(
-            f"beams={settings.beams} search for the best text, temperature={settings.temperature} draws one",
-            where="generate",
-            fix="set generate.temperature=0 or generate.beams=1",
-        )
+        what = f"beams={settings.beams} search for the best text, temperature={settings.temperature} draws one"
+        raise RecipeError(what, where="generate", fix="set generate.temperature=0 or generate.beams=1")
     for position, prompt in enumerate(prompts):
         where = f"prompt {position}"
         if not len(prompt):
             raise RecipeError("the prompt has no tokens", where=where, fix="begin it with BOS at least")
         if len(prompt) > longest:
-            raise RecipeError(
-                f"the prompt has {number_of(len(prompt), 'tokens')}, the model's context is {longest}",
-                where=where,
-                fix=model.config.advice_beyond,
-            )
+            what = f"the prompt has {number_of(len(prompt), 'tokens')}, the model's context is {longest}"
+            raise RecipeError(what, where=where, fix=model.config.advice_beyond)
         if not 0 <= min(prompt) <= max(prompt) < model.vocab_size:
-            raise RecipeError(
-                f"the prompt has ids {min(prompt)} to {max(prompt)}, the model knows 0 to {model.vocab_size - 1}",
-                where=where,
-                fix="encode it with the tokenizer of the model's run",
-            )
+            what = f"the prompt has ids {min(prompt)} to {max(prompt)}, the model knows 0 to {model.vocab_size - 1}"
+            raise RecipeError(what, where=where, fix="encode it with the tokenizer of the model's run")
 
 
 # --------------------------------------------------------------------------- passes of the model
@@ -270,10 +260,7 @@ def prefill(model: Generates, prompts: Prompts, most: int) -> tuple[KeyValueCach
     Returns:
         The cache, and the hidden state of every prompt's last token, (num_prompts, width).
     """
-    if isinstance(prompts, RaggedBatch):
-        batch = prompts.to(device_of(model))
-    else:
-        batch = from_prompts(prompts).to(device_of(model))
+    batch = (prompts if isinstance(prompts, RaggedBatch) else from_prompts(prompts)).to(device_of(model))
     assert isinstance(batch.layout, Layout)
     cache = KeyValueCache([CachedRow(max(most, length)) for length in batch.layout.lengths().tolist()])
     cache.begin(batch.layout.lengths().tolist())
@@ -463,11 +450,7 @@ class Engine:
         return tickets
 
     def _ticket(
-        self,
-        request: Request,
-        listener: Listener,
-        ids: Sequence[int],
-        batch: RaggedBatch | None = None,
+        self, request: Request, listener: Listener, ids: Sequence[int], batch: RaggedBatch | None = None
     ) -> Ticket:
         check(self._model, [ids], request.settings)
         assert request.settings.beams == 1, "beams have a search of their own"
@@ -560,11 +543,9 @@ class Engine:
             return alone  # the first row shows how much a token takes
         needs = [len(ticket.open) * ticket.most * self._token_bytes for ticket in tickets]
         if sum(needs) > self._memory:
-            error = OutOfMemoryError(
-                f"the request needs {sum(needs) >> 20} MiB of keys and values, {self._memory >> 20} are allowed",
-                fix="ask for fewer tokens or answers, or raise the memory",
-            )
-            self._fail(tickets, error)
+            what = f"the request needs {sum(needs) >> 20} MiB of keys and values, {self._memory >> 20} are allowed"
+            fix = "ask for fewer tokens or answers, or raise the memory"
+            self._fail(tickets, OutOfMemoryError(what, fix=fix))
             return True
         free = self._memory - sum(ticket.promised for ticket in self.tickets()) - sum(needs)
         if free < 0:
@@ -693,10 +674,8 @@ class Engine:
         if start == 0:
             ticket.echoed.append(NewToken(0, int(ticket.ids[0])))
         targets = ticket.ids[start + 1 : stop + 1]
-        logits = self._model.logits(hidden[: len(targets)])
-        ticket.echoed += [
-            _step(0, int(token), row, ticket.request.top) for token, row in zip(targets, logits, strict=True)
-        ]
+        logits, top = self._model.logits(hidden[: len(targets)]), ticket.request.top
+        ticket.echoed += [_step(0, int(token), row, top) for token, row in zip(targets, logits, strict=True)]
 
     def _answers(self, ticket: Ticket) -> list[_Answer]:
         """Rows for the answers of a prompt that was read; all but the first get copies."""

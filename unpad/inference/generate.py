@@ -16,22 +16,8 @@ from torch.nn import functional as F
 from unpad.batching.batch import RaggedBatch
 from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
 from unpad.errors import NonFiniteError
-from unpad.inference.engine import (
-    Collected,
-    Engine,
-    Finished,
-    Prompts,
-    Request,
-    advance,
-    banned_ids,
-    check,
-    device_of,
-    penalised,
-    prefill,
-    running,
-    token_limits,
-    token_lists,
-)
+from unpad.inference import engine as engines
+from unpad.inference.engine import Collected, Engine, Finished, Prompts, Request, device_of, token_limits, token_lists
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
@@ -71,7 +57,7 @@ class Continuing:
         model: Generates, tokenizer: Tokenizer, settings: GenerateSettings, precision: Precision = "fp32"
     ) -> "Continuing":
         """As a tokenizer has it: up to its stop tokens, without control tokens."""
-        return Continuing(model, settings, sorted(tokenizer.stop_ids), banned_ids(model, tokenizer), precision)
+        return Continuing(model, settings, sorted(tokenizer.stop_ids), engines.banned_ids(model, tokenizer), precision)
 
     def request(self, prompt: Sequence[int] | RaggedBatch, seed: int | None = None) -> Request:
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
@@ -80,9 +66,9 @@ class Continuing:
     def all(self, prompts: Prompts, seeds: Sequence[int] | None = None) -> list[tuple[list[int], Finished]]:
         """The tokens of every continuation, and why it ended; arguments and errors as of `generate`."""
         texts = token_lists(prompts)
-        check(self.model, texts, self.settings)
+        engines.check(self.model, texts, self.settings)
         if self.settings.beams > 1 and len(texts):
-            with running(self.model, self.precision):
+            with engines.running(self.model, self.precision):
                 best = dict(beam_search(self.model, prompts, self.settings, self.stops, self.banned))
             limits = token_limits(self.model, texts, self.settings).tolist()
             return [(best[place], self._why(len(best[place]), limit)) for place, limit in enumerate(limits)]
@@ -297,9 +283,8 @@ def beam_search(
     num, width = len(texts), settings.beams
     limits = token_limits(model, texts, settings)
     scores = _Scores(model, texts, settings, banned)
-    cache, hidden = prefill(
-        model, prompts, max(len(text) + limit - 1 for text, limit in zip(texts, limits.tolist(), strict=True))
-    )
+    most = max(len(text) + limit - 1 for text, limit in zip(texts, limits.tolist(), strict=True))
+    cache, hidden = engines.prefill(model, prompts, most)
     beams = _Beams(
         prompts=torch.arange(num),
         limits=torch.from_numpy(limits),
@@ -327,7 +312,7 @@ def beam_search(
         scores.reorder(kept)
         tokens = beams.texts[:, :, -1].flatten()
         scores.add(tokens)
-        hidden = advance(model, cache, tokens)
+        hidden = engines.advance(model, cache, tokens)
 
 
 def _extend(beams: _Beams, log_probs: Tensor, step: int, stop_ids: Sequence[int]) -> tuple[_Beams, Tensor]:
@@ -342,9 +327,8 @@ def _extend(beams: _Beams, log_probs: Tensor, step: int, stop_ids: Sequence[int]
     width, vocab = log_probs.shape[1:]
     totals = (beams.sums[:, :, None] + log_probs).flatten(1)
     # A beam has at most this many ends, so enough of these candidates continue.
-    sums, flat = totals.topk(
-        min((1 + len(stop_ids)) * width, totals.shape[1]), -1
-    )  # (num_live, candidates), descending
+    num = min((1 + len(stop_ids)) * width, totals.shape[1])
+    sums, flat = totals.topk(num, -1)  # (num_live, candidates), descending
     parents, tokens = flat // vocab, flat % vocab
     texts = torch.cat([_rows(beams.texts, parents), tokens[:, :, None]], -1)
     ends = torch.isin(tokens, torch.tensor(stop_ids))
@@ -399,11 +383,10 @@ class _Scores:
         """
         logits = self._model.logits(hidden)
         if self._used is not None:
-            logits = penalised(logits, self._used, self._penalty)
+            logits = engines.penalised(logits, self._used, self._penalty)
         if not bool(logits.sum().isfinite()):
-            raise NonFiniteError(
-                "the model's scores are not finite", fix="use an earlier checkpoint, or precision fp32"
-            )
+            fix = "use an earlier checkpoint, or precision fp32"
+            raise NonFiniteError("the model's scores are not finite", fix=fix)
         return logits.index_fill_(-1, self._banned, -math.inf)
 
     def add(self, tokens: Tensor) -> None:

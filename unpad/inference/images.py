@@ -66,9 +66,8 @@ class Answer:
         """The answer as text: the most likely class and its probability, then the others."""
         if self.fault:
             return f"{self.path}: {self.fault}"
-        shown = (
-            ", ".join(f"{name} {p:.1%}" for name, p in self.top) if self.text is None else self.text or "(no answer)"
-        )
+        classes = ", ".join(f"{name} {p:.1%}" for name, p in self.top)
+        shown = classes if self.text is None else self.text or "(no answer)"
         remarks = [NOTES[note] for note in self.notes] + ([self.mark] if self.mark else [])
         return f"{self.path}: {shown}" + (f"  ({'; '.join(remarks)})" if remarks else "")
 
@@ -160,10 +159,8 @@ def check_classifies(run: LoadedRun) -> None:
         RecipeError: says what the run does.
     """
     if not is_of_images(run):
-        asks = isinstance(run.model, VisionLanguage)
-        fix = (
-            "ask it something with --question" if asks else f"unpad predict {run.folder} DATA reads what it learnt from"
-        )
+        fix = f"unpad predict {run.folder} DATA reads what it learnt from"
+        fix = "ask it something with --question" if isinstance(run.model, VisionLanguage) else fix
         raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
 
 
@@ -192,8 +189,7 @@ def ledger(run: LoadedRun, answers: Sequence[Answer]) -> list[str]:
     """Lines on images with a mode or size that training did not have; none without such images, or if the run has no
     record."""
     known = [(one.mode, one.size) for one in answers if one.size is not None]
-    unlike = compare_pictures(seen_pictures(run.files), known)
-    return [*unlike.lines] if unlike is not None and any(one.mark for one in answers) else []
+    return compare_pictures(seen_pictures(run.files), known)[0] if any(one.mark for one in answers) else []
 
 
 def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = False) -> list[Answer]:
@@ -209,8 +205,8 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
     model = check_asks(run)
     if show:
         refuse_unshowable(model.modes, model.config.merge is not None, str(run.folder))
-    looked = {path: examine_image(run, path) for path in paths}
-    images = [image for image in looked.values() if isinstance(image, ImageExample)]
+    looked = [examine_image(run, path) for path in paths]
+    images = [image for image in looked if isinstance(image, ImageExample)]
     lost = lost_of(run.tokenizer, [question]).lost
     texts: list[str] = []
     shown: list[Kept | None] = [None] * len(images)
@@ -221,22 +217,15 @@ def ask(run: LoadedRun, paths: Sequence[Path], question: str, *, show: bool = Fa
             texts, shown = [one.answer for one in kept], [*kept]
         else:
             texts = answer(run, data, rows)
-    answers = {
-        image.path: Answer(
-            image.path,
-            text=text,
-            notes=image.notes,
-            shown=kept_of,
-            unknown_characters=lost,
-            mode=image.mode,
-            size=(image.width, image.height),
-        )
-        for image, text, kept_of in zip(images, texts, shown, strict=True)
-    }
-    for path, image in looked.items():
-        if not isinstance(image, ImageExample):
-            answers[path] = Answer(path, fault=fault_text(image))
-    return _marked(run, [answers[path] for path in paths])
+    answers, said = list[Answer](), zip(texts, shown, strict=True)
+    for path, image in zip(paths, looked, strict=True):
+        if isinstance(image, ImageExample):
+            (text, patches), size = next(said), (image.width, image.height)
+            of_image = Answer(path, notes=image.notes, mode=image.mode, size=size)
+            answers.append(replace(of_image, text=text, shown=patches, unknown_characters=lost))
+        else:
+            answers.append(Answer(path, fault=fault_text(image)))
+    return _marked(run, answers)
 
 
 def question_about(
@@ -350,19 +339,11 @@ def classify_images(run: LoadedRun, images: Sequence[ReadImage], top: int) -> li
     with independent_rows():
         p = model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
     order = np.argsort(-p, 1, kind="stable")[:, :top]
-    return _marked(
-        run,
-        [
-            Answer(
-                image.path,
-                tuple((classes[c], float(p[i, c])) for c in order[i]),
-                notes=image.notes,
-                mode=image.mode,
-                size=(image.size[1], image.size[0]),
-            )
-            for i, image in enumerate(images)
-        ],
-    )
+    answers = []
+    for image, chances, likeliest in zip(images, p, order, strict=True):
+        best, (height, width) = tuple((classes[c], float(chances[c])) for c in likeliest), image.size
+        answers.append(Answer(image.path, best, notes=image.notes, mode=image.mode, size=(width, height)))
+    return _marked(run, answers)
 
 
 def fault_text(error: ImageError | RowFault | BadRow | OSError) -> str:

@@ -97,19 +97,16 @@ class LoadedRun:
         """
         if isinstance(prompts, str):
             raise RecipeError("prompts is one string", fix="give a list of prompts")
-        return [
-            reply.text for reply in self.replies([self.prompt(text, system) for text in prompts], seeds, **settings)
-        ]
+        encoded = [self.prompt(text, system) for text in prompts]
+        return [reply.text for reply in self.replies(encoded, seeds, **settings)]
 
     def replies(self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None, **settings: Any) -> list[Reply]:
         """Continue prompts as `generate` does, and say how each continuation ended."""
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
         seeds = [chosen.seed] * len(prompts) if seeds is None else seeds
         if len(seeds) != len(prompts):
-            raise RecipeError(
-                f"{number_of(len(prompts), 'prompts')} and {number_of(len(seeds), 'seeds')} are given",
-                fix="give one per prompt",
-            )
+            what = f"{number_of(len(prompts), 'prompts')} and {number_of(len(seeds), 'seeds')} are given"
+            raise RecipeError(what, fix="give one per prompt")
         ids, precision = [prompt.ids for prompt in prompts], generation_precision(chosen)
         self._check_room(ids, settings)
         made = complete(self.generator, self.tokenizer, ids, chosen, precision, seeds)
@@ -196,11 +193,8 @@ class LoadedRun:
         """
         data = open_data(self.recipe, self.files, compare=False)
         if data.fingerprint() != self.fingerprint:
-            raise SourceError(
-                "the data changed since this run was trained, so what it held out is not known any more",
-                where=str(self.folder),
-                fix="put the files back, or train again",
-            )
+            what = "the data changed since this run was trained, so what it held out is not known any more"
+            raise SourceError(what, where=str(self.folder), fix="put the files back, or train again")
         return data
 
     def test_data(self) -> Data:

@@ -76,13 +76,8 @@ class Predictions:
     def summary(self, out: Path) -> str:
         """What was written, for the terminal."""
         bad = sum(bool(row.get(bulk.FAULT)) for row in self.rows)
-        more = (
-            f", {bad:,} with a fault"
-            if bad
-            else f", without {number_of(self.faults, 'bad rows')}"
-            if self.faults
-            else ""
-        )
+        more = f", without {number_of(self.faults, 'bad rows')}" if self.faults else ""
+        more = f", {bad:,} with a fault" if bad else more
         return f"{number_of(len(self.rows) - bad, self.unit)} predicted{more}: {out}"
 
 

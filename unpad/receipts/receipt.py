@@ -66,9 +66,8 @@ def of_memory(
         return [f"memory did not hold micro-batches here, computed in parts of at most {most_tokens:,} tokens: {other}"]
     processes = session.environment.get("processes", 1)
     if cuts and cuts[-1].step > after and processes != 1:
-        return [
-            f"memory ended in step {cuts[-1].step:,}, which {processes} processes cut each in its own parts: {other}"
-        ]
+        began = f"memory ended in step {cuts[-1].step:,}"
+        return [f"{began}, which {processes} processes cut each in its own parts: {other}"]
     saved = newest.values.get("progress", {}).get("most_tokens") if newest is not None else None
     if saved is not None and not cuts:
         return [f"the run computed micro-batches in parts, from a step on that its log does not name: {other}"]

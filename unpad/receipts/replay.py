@@ -3,7 +3,7 @@
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,14 +31,9 @@ from unpad.training.setup import Setup, prepare_setup, resolved
 from unpad.training.stage import RunLength, epoch_plan, with_recipe
 from unpad.training.stage_loop import repeat_steps
 
-
-@dataclass(frozen=True)
-class _Segment:
-    """Steps up to `last` that one recipe trained, in passes of at most `most_tokens` according to the log."""
-
-    recipe: Recipe
-    last: int
-    most_tokens: int | None
+# Steps up to the last of them that one recipe trained, in passes of at most so many tokens according to the log.
+_Segment = tuple[Recipe, int, int | None]
+Rows = dict[int, dict[str, Any]]  # of metrics, by step
 
 
 def replay(run: str | Path, step: int | None = None, overrides: Sequence[str] = ()) -> Receipt:
@@ -60,9 +55,8 @@ def replay(run: str | Path, step: int | None = None, overrides: Sequence[str] = 
     """
     folder = find_run(run)
     starts.refuse_untrained(folder)
-    sessions = [
-        replace(one, recipe=resolved(starts.relocated(one.recipe, overrides))) for one in starts.read_sessions(folder)
-    ]
+    kept = starts.read_sessions(folder)
+    sessions = [replace(one, recipe=resolved(starts.relocated(one.recipe, overrides))) for one in kept]
     stages = starts.recorded_steps(folder, sessions[-1].recipe)
     step = _default_step(folder, stages, sessions) if step is None else step
     stage = next((one for one in stages if step in one.rows), None)
@@ -87,11 +81,10 @@ def _replay(
     setup = prepare_setup(recipe, folder, open_files(recipe, folder), compare=False, recorded=precision)
     if newest is not None:
         refuse_changes(setup, newest)
-    possible = [
-        one for one in starts.starts(folder, recipe, steps, needs_scale=precision == "fp16") if one.after < step
-    ]
+    every = starts.starts(folder, recipe, steps, needs_scale=precision == "fp16")
+    possible = [one for one in every if one.after < step]
     start, progress, state, damages = starts.put_start(setup, possible)
-    found, failure = dict[int, dict[str, Any]](), ""
+    found, failure = Rows(), ""
     with _apart(setup, steps.name) as setup:
         try:
             _repeat(setup, progress, state, _segments(sessions, start.after, step), found)
@@ -181,28 +174,21 @@ def _segments(sessions: Sequence[starts.Session], after: int, last: int) -> list
         return starts.session_of(sessions, step).recipe, cuts[-1].tokens if cuts else None
 
     parts = groupby(range(after + 1, last + 1), of)
-    return [_Segment(recipe, max(steps), most_tokens) for (recipe, most_tokens), steps in parts]
+    return [(recipe, max(steps), most_tokens) for (recipe, most_tokens), steps in parts]
 
 
-def _repeat(
-    setup: Setup,
-    progress: Progress,
-    state: State | None,
-    segments: Sequence[_Segment],
-    found: dict[int, dict[str, Any]],
-) -> None:
+def _repeat(setup: Setup, progress: Progress, state: State | None, segments: Sequence[_Segment], found: Rows) -> None:
     """Take the steps of the segments, and put their rows into `found`."""
-    with shown_progress("computing", segments[-1].last - progress.step, "steps") as bar:
+    with shown_progress("computing", segments[-1][1] - progress.step, "steps") as bar:
 
         def take(record: StepRecord) -> None:
             found[record.step] = finite(train_row(record))
             bar.advance()
 
-        for segment in segments:
-            stages = with_recipe(setup.stages, segment.recipe)
-            of_segment = replace(setup, recipe=segment.recipe, stages=stages)
-            if segment.most_tokens is not None:
-                progress.most_tokens = segment.most_tokens
+        for place, (recipe, last, most_tokens) in enumerate(segments, 1):
+            stages = with_recipe(setup.stages, recipe)
+            of_segment = replace(setup, recipe=recipe, stages=stages)
+            if most_tokens is not None:
+                progress.most_tokens = most_tokens
             run = RunContext(of_segment, progress, silent_monitor(take), Timers(), Signals(), RunLength([]), None)
-            goes_on = segment is not segments[-1]
-            state = repeat_steps(run, stages[progress.stage], state, segment.last, goes_on=goes_on)
+            state = repeat_steps(run, stages[progress.stage], state, last, goes_on=place < len(segments))

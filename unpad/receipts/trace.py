@@ -10,7 +10,7 @@ import numpy as np
 
 from unpad.batching.plan import Plan
 from unpad.data.family import Data, FoundRow, RowSpan, family_of, open_data
-from unpad.data.find import find, no_such_row
+from unpad.data.find import find_in_all
 from unpad.data.sources.example import place_of
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.models import model_config
@@ -159,16 +159,11 @@ def open_history(run: str | Path, overrides: Sequence[str] = ()) -> History:
 def trace_row(history: History, given: str) -> Trace:
     """Find the steps that learnt from a row; arguments and errors as in `trace`."""
     folder, recipe, data, done = history.folder, history.recipe, history.data, history.done
-    row, part = find(data, given), ""
-    if data.table.num_test and not (row and row.parts):
-        tested = find(open_data(recipe, open_files(recipe, folder), Wanted.TEST, compare=False), given)
-        if tested is not None and tested.parts:
-            row, part = replace(tested, parts=[]), "test"
-    if row is None:
-        raise no_such_row(data, given)
+    files = open_files(recipe, folder)
+    holding, row = find_in_all(data, given, lambda: open_data(recipe, files, Wanted.TEST, compare=False))
+    part = PARTS[Split(int(holding.table.split[row.parts[0][0]]))] if row.parts else ""
+    row = row if holding is data else replace(row, parts=[])
     tracing = _Tracing(data, row)
-    if row.parts:
-        part = PARTS[Split(int(data.table.split[row.parts[0][0]]))]
     if part == "train":
         _trace_stages(tracing, recipe, done)
     elif part:

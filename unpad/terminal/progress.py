@@ -1,7 +1,8 @@
 """Progress of long work, on standard error: one line on a terminal or in a notebook, drawn repeatedly.
 
-Elsewhere, such as in a pipe, work of 30 s or more gets a plain line every 30 s. UNPAD_PROGRESS=0 in the environment
-silences both. Any layer may report. Work inside of other work is shown after it, as in "trial 3/20 · evaluating 12/40".
+Elsewhere, such as in a pipe, work of 30 s or more gets a plain line every 30 s, the first one sooner if it asks for
+that. UNPAD_PROGRESS=0 in the environment silences both. Any layer may report. Work inside of other work is shown after
+it, as in "trial 3/20 · evaluating 12/40".
 """
 
 import os
@@ -70,13 +71,14 @@ def _span(seconds: int) -> str:
 
 
 @contextmanager
-def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[ProgressBar]:
+def progress(what: str, total: int | None = None, unit: str = "", sooner: float = 0.0) -> Iterator[ProgressBar]:
     """Show work in progress, and erase its line whenever it ends.
 
     Args:
         what: such as "reading chat.jsonl".
         total: number of units; None if unknown.
         unit: name of a unit, plural.
+        sooner: seconds by which the first line of outermost work comes sooner, where lines are printed.
     """
     global _ended
     bar = ProgressBar(what, total, unit)
@@ -87,7 +89,7 @@ def progress(what: str, total: int | None = None, unit: str = "") -> Iterator[Pr
     _shown.append(bar)  # before a thread begins, which ends where no work is shown
     try:
         if len(_shown) == 1:
-            _begin(kind)
+            _begin(kind, sooner)
         _show()
         yield bar
     finally:
@@ -148,12 +150,13 @@ def _output() -> Kind:
     return "none" if os.environ.get("NO_COLOR") or os.environ.get("TERM", "") in ("", "dumb") else "terminal"
 
 
-def _begin(kind: Kind) -> None:
+def _begin(kind: Kind, sooner: float) -> None:
     """Begin outermost work; it continues work that ended just before."""
     global _kind, _began, _told, _watcher, _process
     _kind, _process = kind, os.getpid()
     if perf_counter() - _ended > PAUSE_SECONDS:
-        _began = _told = perf_counter()
+        _began = perf_counter()
+        _told = _began - sooner
     if kind == "lines" and (_watcher is None or not _watcher.is_alive()):
         # Work without units, such as one long product, is reported by this thread only.
         _watcher = threading.Thread(target=_watch, args=(threading.Event().wait,), daemon=True)

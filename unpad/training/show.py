@@ -10,7 +10,7 @@ from rich.text import Text
 
 from unpad.batching.plan import SPAN, Micro, plan
 from unpad.data.family import Data, family_of, open_data
-from unpad.data.find import find, no_such_row
+from unpad.data.find import find_in_all
 from unpad.data.show import COLOUR, LEARNT, Shown
 from unpad.data.sources.example import place_of
 from unpad.data.sources.split import PARTS, Split, Wanted
@@ -119,13 +119,7 @@ def first_sequences(stages: Sequence[StageSetup], num: int) -> dict[Piece, Shown
 
 def _of_row(recipe: Recipe, kept: dict[str, bytes] | None, data: Data, given: str) -> Iterator[Shown]:
     """The pieces that hold a row, in the first stage that reads it; or all of it where a plan leaves it out."""
-    row = find(data, given)
-    if data.table.num_test and not (row and row.parts):
-        tested = open_data(recipe, kept, Wanted.TEST, compare=False)
-        if (of_test := find(tested, given)) is not None and of_test.parts:
-            data, row = tested, of_test
-    if row is None:
-        raise no_such_row(data, given)
+    data, row = find_in_all(data, given, lambda: open_data(recipe, kept, Wanted.TEST, compare=False))
     if not row.parts:
         raise SourceError(row.remark, where=row.where, fix="`unpad data check` names every row that is left out")
     stages = _stages(recipe, data)

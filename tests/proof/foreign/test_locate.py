@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 import unpad
 from tests.proof.foreign.toy import Causal, flat, padded
-from unpad.proof.foreign.locate import Cells, Span, locate
+from unpad.proof.foreign.update import Cells, Span, locate
 
 tokens = st.lists(st.integers(1, 4), min_size=1, max_size=6)  # so few that sequences occur within others
 MODEL = Causal(width=8)

@@ -1,7 +1,7 @@
 """The certificate for trainers of Hugging Face: what it says, and that it leaves no trace."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -28,8 +28,12 @@ from tests.proof.foreign.hugging_face import (
     trainer,
 )
 from unpad.errors import ProofError, RecipeError
+from unpad.hf import update
+from unpad.proof.foreign import judge
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS
+from unpad.proof.foreign.update import LabelledSequence, labelled
+from unpad.terminal import progress
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers and TRL
 quiet()
@@ -140,6 +144,64 @@ def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
     assert certificate.verdict == verdict, str(certificate)
     assert advice in {finding.kind: finding.advice or finding.gap for finding in certificate.findings}[kind]
     assert not certificate.passed
+
+
+Rows = Sequence[Mapping[str, list[int]]]
+
+
+def dropped(rows: Rows) -> dict[str, Tensor]:
+    """The fourth of four rows is left out, which no part of three shows."""
+    return flatten(rows[:3])
+
+
+def shifted(rows: Rows) -> dict[str, Tensor]:
+    made = flatten(rows)
+    return {**made, "labels": made["labels"].roll(-1, 1)} if len(rows) == 4 else made
+
+
+def merged(rows: Rows) -> dict[str, Tensor]:
+    made = flatten(rows)
+    return {**made, "position_ids": torch.arange(made["input_ids"].numel())[None]}
+
+
+LONG: dict[str, tuple[Callable[..., Trainer], str]] = {  # of an update with more tokens than are computed; verdict
+    "sound": (lambda folder, **changes: trainer(build("qwen3"), folder, collator=flatten, **changes), "sound"),
+    "dropped row": (lambda folder, **changes: trainer(build("qwen3"), folder, collator=dropped, **changes), "cut"),
+    "shifted labels": (
+        lambda folder, **changes: trainer(build("qwen3"), folder, collator=shifted, **changes), "wrong loss",
+    ),
+    "merged boundaries": (
+        lambda folder, **changes: trainer(build("qwen3"), folder, collator=merged, **changes), "leaking",
+    ),
+    "mean of means": (mean_of_means, "wrong loss"),
+}  # fmt: skip
+
+
+@pytest.mark.promise("proof.faults")
+@pytest.mark.parametrize("name", LONG)
+def test_a_part_of_a_long_update_is_enough(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(update, "MOST_TOKENS", 48)  # three rows, and one
+    monkeypatch.setattr(judge, "FIRST_LINE", 0.0)
+    monkeypatch.setattr(progress, "_ended", float("-inf"))
+    monkeypatch.setattr(progress, "_watcher", None)
+    monkeypatch.setenv("UNPAD_PROGRESS", "1")
+    make, verdict = LONG[name]
+    certificate = unpad.prove_trainer(make(tmp_path, per_device_train_batch_size=4))
+    assert certificate.verdict == verdict, str(certificate)
+    assert certificate.num_tokens <= 48
+    assert any(f"{certificate.num_sequences} of " in note for note in certificate.notes)
+    assert "after 0s: proving in fp64 " in capfd.readouterr().err
+
+
+def test_the_rows_that_are_enough_are_of_every_micro_batch_with_the_longest_and_the_shortest() -> None:
+    rows = [labelled([[7] * length], None) for length in (500, 900, 700, 2, 600, 800, 300, 1000)]
+    assert update.enough(rows, [4, 4]) == {0, 1, 3, 6, 7}  # the rest, up to 3,072 tokens, is of the first micro-batch
+    assert update.enough(rows[:2], [1, 1]) == {0, 1}
+    long = [labelled([[7] * 5000], None)] * 6
+    assert update.enough(long, [3, 3]) == {0, 3, 5}
+    assert update.enough([[LabelledSequence([7], [IGNORE])], *long], [4, 3]) == {1, 4, 6}
 
 
 def everything(one: Trainer) -> dict[str, object]:

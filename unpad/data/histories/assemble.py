@@ -142,11 +142,7 @@ class Codes:
         return standard if self.scale is None else self.scale.of(code, value, standard)
 
     def to_bytes(self) -> bytes:
-        columns: dict[str, object] = {
-            "counts": self.counts.tolist(),
-            "mean": self.mean.tolist(),
-            "std": self.std.tolist(),
-        }
+        columns: dict[str, object] = {name: getattr(self, name).tolist() for name in ("counts", "mean", "std")}
         if self.quantiles is not None:
             columns["quantiles"] = self.quantiles.tolist()
         columns |= {name: days.tolist() for name in DAYS if (days := getattr(self, name)) is not None}
@@ -269,17 +265,14 @@ def number_codes(
     code = _numbers(events, rows, codes)
     strange = code == 0
     occurs = np.bincount(events.code[strange], minlength=len(rows.names))
-    unknown = {
-        rows.names[index]: int(occurs[index]) for index in np.argsort(-occurs, kind="stable")[:20] if occurs[index]
-    }
+    commonest = np.argsort(-occurs, kind="stable")[:20].tolist()
+    unknown = {rows.names[index]: int(occurs[index]) for index in commonest if occurs[index]}
     if settings.unknown_codes == "error" and unknown:
-        first = int(events.row[strange].min())
-        raise SourceError(
-            f"E_CODE {number_of(int(occurs.sum()), 'events')} of codes that training patients do not have, or seldom: "
-            + ", ".join(f'"{name}"' for name in list(unknown)[:8]),
-            where=rows.where(first),
-            fix="set events.unknown_codes to unknown or skip, or events.min_count lower",
-        )
+        named = ", ".join(f'"{name}"' for name in list(unknown)[:8])
+        num = number_of(int(occurs.sum()), "events")
+        what = f"E_CODE {num} of codes that training patients do not have, or seldom: {named}"
+        fix = "set events.unknown_codes to unknown or skip, or events.min_count lower"
+        raise SourceError(what, where=rows.where(int(events.row[strange].min())), fix=fix)
     numbered = replace(events, code=code, value=np.where(codes.std[code] > 0, events.value, np.nan))
     if settings.unknown_codes != "skip":
         return numbered, {}, unknown

@@ -239,11 +239,9 @@ def refuse_nobody(recipe: Recipe, cohort: Cohort) -> None:
     """
     why = ", ".join(f"{number:,} {reason}" for reason, number in cohort.left_out.items())
     why = why or ("all are held out" if len(cohort.person) else "the tables name no patient")
-    raise SourceError(
-        f"no patient is left to train on: {why}",
-        where="data.events" if recipe.events.labels is None else recipe.events.labels.path,
-        fix="check events.labels, events.landmark and events.split",
-    )
+    where = "data.events" if recipe.events.labels is None else recipe.events.labels.path
+    fix = "check events.labels, events.landmark and events.split"
+    raise SourceError(f"no patient is left to train on: {why}", where=where, fix=fix)
 
 
 def choose(
@@ -419,12 +417,7 @@ def _landmarks(
 
 
 def _within(
-    duration: np.ndarray,
-    cause: np.ndarray,
-    choice: _Choice,
-    settings: EventLabels,
-    clock: TimeUnit,
-    has_bins: bool,
+    duration: np.ndarray, cause: np.ndarray, choice: _Choice, settings: EventLabels, clock: TimeUnit, has_bins: bool
 ) -> np.ndarray:
     """Labels by the horizon, (num_examples,) float64, nan for censored patients and without a horizon.
 

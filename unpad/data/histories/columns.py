@@ -24,11 +24,7 @@ NOTHING = ("", "NA", "N/A", "null", "NULL", "None")  # CSV spellings of a missin
 # RE2, as pyarrow has it. Numbers by the setting `decimal`: the other sign is then between thousands.
 _NUMBER, _POINT, _COMMA = (
     rf"[+-]?({whole}({point}\d*)?|{point}\d+)([eE][+-]?\d+)?"
-    for whole, point in (
-        (r"\d+", r"\."),
-        (r"(\d{1,3}(,\d{3})+|\d+)", r"\."),
-        (r"(\d{1,3}(\.\d{3})+|\d+)", ","),
-    )
+    for whole, point in ((r"\d+", r"\."), (r"(\d{1,3}(,\d{3})+|\d+)", r"\."), (r"(\d{1,3}(\.\d{3})+|\d+)", ","))
 )
 _NUMBERS = {None: _NUMBER, ".": _POINT, ",": _COMMA}
 _LIMIT = r"([<>≤≥]=?\s?)"
@@ -152,10 +148,11 @@ class Column:
     def _drop_bad_bytes(self) -> None:
         """Replace texts that are not UTF-8, which parquet does not check, by null."""
         texts = self.values.cast(pa.binary()).to_pylist()
-        broken = np.array([text is not None and not _decodes(text) for text in texts], np.bool_)
+        read = [None if text is None else text.decode(errors="ignore") for text in texts]
+        good = [text if text is None or text.encode() == raw else None for text, raw in zip(read, texts, strict=True)]
+        broken = np.array([text is None and raw is not None for text, raw in zip(good, texts, strict=True)], np.bool_)
         self.faults.add(broken, "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
-        good = [None if wrong else text for wrong, text in zip(broken.tolist(), texts, strict=True)]
-        self.values = pa.array(good, pa.binary()).cast(pa.string())
+        self.values = pa.array(good, pa.string())
 
     def matches(self, pattern: str) -> np.ndarray:
         """Texts that match a pattern of RE2, (num_rows,) bool."""
@@ -521,13 +518,6 @@ def is_utf8(column: pa.Array) -> bool:
         column.validate(full=True)
         return True
     except pa.ArrowInvalid:
-        return False
-
-
-def _decodes(text: bytes) -> bool:
-    try:
-        return bool(text.decode()) or True
-    except UnicodeDecodeError:
         return False
 
 

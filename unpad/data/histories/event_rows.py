@@ -214,18 +214,15 @@ def _read_units(
         return codes, []
     name, units = table.names["value_unit"], faults.column("value_unit").words()
     if source.value_unit != "auto":
-        return pc.if_else(
-            pc.is_valid(units), pc.binary_join_element_wise(codes, " [", pc.utf8_lower(units), "]", ""), codes
-        ), []
+        with_unit = pc.binary_join_element_wise(codes, " [", pc.utf8_lower(units), "]", "")
+        return pc.if_else(pc.is_valid(units), with_unit, codes), []
     chosen = pa.array(np.flatnonzero(faults.good & ~np.isnan(values) & np.asarray(pc.is_valid(units))))
     pairs = pa.table({"code": codes.take(chosen), "unit": units.take(chosen)})
     pairs = pairs.append_column("alike", pc.utf8_lower(pairs["unit"])).group_by(["code", "alike"], use_threads=False)
     counts = pairs.aggregate([("unit", "first"), ("unit", "count")]).sort_by([("unit_count", "descending")])
     shown: dict[str, list[str]] = {}
-    for code, unit, num in zip(
-        *(counts[name].to_pylist() for name in ("code", "unit_first", "unit_count")), strict=True
-    ):
-        shown.setdefault(code, []).append(f"{unit} in {number_of(num, 'rows')}")
+    for row in counts.to_pylist():
+        shown.setdefault(row["code"], []).append(f"{row['unit_first']} in {number_of(row['unit_count'], 'rows')}")
     several = [code for code, units in shown.items() if len(units) > 1]
     if not several:
         return codes, []
@@ -313,10 +310,10 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         here = np.flatnonzero(faults.good & (~np.isnan(values) if words is None else np.asarray(pc.is_valid(words))))
         rows.append(here)
         numbers.append(values[here])
-        named = (
-            [name] * len(here) if words is None else pc.binary_join_element_wise(name, words.take(pa.array(here)), "=")
-        )
-        codes.append(pa.array(named, pa.string()) if words is None else named)
+        if words is None:
+            codes.append(pa.array([name] * len(here), pa.string()))
+        else:
+            codes.append(pc.binary_join_element_wise(name, words.take(pa.array(here)), "="))
     origin = np.concatenate(rows)
     keep = pa.array(faults.good)
     declared = [Sides.of_files(files, ids.filter(keep), table.file_of[faults.good])]
@@ -427,9 +424,8 @@ def join(parts: Sequence[EventTable], more: Sequence[pa.Array] = ()) -> tuple[Ev
     """
     id_columns = [*(part.ids for part in parts), *(part.others for part in parts), *more]
     encoded = pa.concat_arrays([column.cast(pa.string()) for column in id_columns]).dictionary_encode()
-    numbers = np.split(
-        np.asarray(encoded.indices).astype(np.int64), np.cumsum([len(column) for column in id_columns])[:-1]
-    )
+    ends = np.cumsum([len(column) for column in id_columns])
+    numbers = np.split(np.asarray(encoded.indices).astype(np.int64), ends[:-1])
     coded = pa.concat_arrays([part.codes.cast(pa.string()) for part in parts]).dictionary_encode()
     distinct = coded.dictionary.to_pylist()
     names = sorted(distinct)

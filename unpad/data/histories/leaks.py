@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unpad.data.histories.scales import by_code
+
 FEWEST = 20  # patients of each label
 
 
@@ -33,15 +35,9 @@ class PatientEvents:
         last: np.ndarray = events[len(events) - 1 - first]
         return last
 
-    def by_code(self, events: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-        """Each code with its events among these."""
-        events = events[np.argsort(self.code[events], kind="stable")]
-        codes, firsts = np.unique(self.code[events], return_index=True)
-        yield from zip(codes.tolist(), np.split(events, firsts[1:]), strict=bool(len(codes)))
-
 
 @dataclass(frozen=True)
-class Leak:
+class LabelLeak:
     """What alone tells a label.
 
     Args:
@@ -54,7 +50,7 @@ class Leak:
     label: str
 
 
-def worst_leak(events: PatientEvents, labels: np.ndarray | None, classes: Sequence[str]) -> Leak | None:
+def worst_leak(events: PatientEvents, labels: np.ndarray | None, classes: Sequence[str]) -> LabelLeak | None:
     """The code, value, or number of events that tells the label best, if one tells nearly all.
 
     Args:
@@ -67,7 +63,7 @@ def worst_leak(events: PatientEvents, labels: np.ndarray | None, classes: Sequen
     return max(leaks, key=lambda leak: leak.share, default=None)
 
 
-def _leaks(events: PatientEvents, labels: np.ndarray, name: str) -> Iterator[Leak]:
+def _leaks(events: PatientEvents, labels: np.ndarray, name: str) -> Iterator[LabelLeak]:
     sizes = np.array([(labels == 0).sum(), (labels == 1).sum()])
     if sizes.min() < FEWEST:
         return
@@ -82,17 +78,17 @@ def _leaks(events: PatientEvents, labels: np.ndarray, name: str) -> Iterator[Lea
         for code in np.flatnonzero((total >= FEWEST) & ((apart >= 0.9) | pure)).tolist():
             what = (f"the code {events.codes[code]} ({shares[label, code]:.0%} of the patients with the label, "
                     f"{shares[1 - label, code]:.1%} of the others)", f"编码 {events.codes[code]}")  # fmt: skip
-            yield Leak(float(having[label, code] / total[code]), what, name if label else f"≠ {name}")
+            yield LabelLeak(float(having[label, code] / total[code]), what, name if label else f"≠ {name}")
     valued = labelled[~np.isnan(events.value[labelled])]
     last = events.last_of(valued)
     again = np.bincount(events.code[valued], minlength=num_codes)
-    for code, chosen in events.by_code(last):
+    for code, chosen in by_code(events.code, last):
         side = labels[events.patient[chosen]]
         # A test that is taken again and again may tell the label by its course.
         if again[code] < 3 * len(chosen) and min((side == 0).sum(), (side == 1).sum()) >= FEWEST:
             area = _area(side, events.value[chosen])
             if area >= 0.9995:
-                yield Leak(area, (f"the value of {events.codes[code]}", f" {events.codes[code]} 的数值"), name)
+                yield LabelLeak(area, (f"the value of {events.codes[code]}", f" {events.codes[code]} 的数值"), name)
     timed, last_time = ~np.isnan(events.time), np.full(len(events.ids), -np.inf)
     np.maximum.at(last_time, events.patient[timed], events.time[timed])
     number = np.bincount(events.patient[timed], minlength=len(events.ids)).astype(float)
@@ -104,7 +100,7 @@ def _leaks(events: PatientEvents, labels: np.ndarray, name: str) -> Iterator[Lea
         if area >= 0.97:
             medians = [float(np.median(measure[usable & (labels == label)])) for label in (1, 0)]
             words = f"the {words} (at the median {medians[0]:g} with it and {medians[1]:g} without)"
-            yield Leak(area, (words, chinese), name)
+            yield LabelLeak(area, (words, chinese), name)
 
 
 def _area(labels: np.ndarray, scores: np.ndarray) -> float:

@@ -82,7 +82,7 @@ class RankScale:
     def of(self, code: np.ndarray, value: np.ndarray, standard: np.ndarray) -> np.ndarray:
         """Scale the values of codes; arguments as `standardised`, with its result."""
         scaled = standard.copy()
-        for one, rows in _by_code(code, ~np.isnan(standard)):
+        for one, rows in by_code(code, np.flatnonzero(~np.isnan(standard))):
             scaled[rows] = np.interp(value[rows], self.values[one], self.scores[one])
         return scaled
 
@@ -123,14 +123,14 @@ def fit_scale(kind: Kind, code: np.ndarray, value: np.ndarray, std_floor: float,
         return None
     if kind == "log":
         mean, std, least = np.zeros((3, num_codes))
-        for one, rows in _by_code(code, np.ones(len(code), np.bool_)):
+        for one, rows in by_code(code, np.arange(len(code))):
             least[one] = value[rows].min()
             if least[one] > 0:
                 logs = np.log(value[rows])
                 mean[one], std[one] = logs.mean(), max(float(logs.std()), std_floor)
         return LogScale(mean, std, least)
     values, scores = ([np.zeros(0)] * num_codes for _ in range(2))
-    for one, rows in _by_code(code, np.ones(len(code), np.bool_)):
+    for one, rows in by_code(code, np.arange(len(code))):
         values[one], scores[one] = _knots(value[rows])
     return RankScale(tuple(values), tuple(scores))
 
@@ -148,9 +148,12 @@ def _knots(value: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return knots, torch.special.ndtri(middle).numpy()
 
 
-def _by_code(code: np.ndarray, chosen: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
-    """Every code and the places of its chosen events."""
-    places = np.flatnonzero(chosen)
+def by_code(code: np.ndarray, places: np.ndarray) -> Iterator[tuple[int, np.ndarray]]:
+    """Every code of the events at some places, in order, and its places among them.
+
+    Args:
+        code: (num_events,) int64; places: (num,) int64.
+    """
     order = places[np.argsort(code[places], kind="stable")]
     codes, starts = np.unique(code[order], return_index=True)
     yield from zip(codes.tolist(), np.split(order, starts[1:]) if len(codes) else (), strict=True)

@@ -215,16 +215,12 @@ def _choose(
         if column is not None:
             names[name] = column
             if present.count(column) > 1:
-                raise SourceError(
-                    f'E_DUPKEY the column "{column}" occurs twice', where=shown, fix="keep one of the two"
-                )
+                what = f'E_DUPKEY the column "{column}" occurs twice'
+                raise SourceError(what, where=shown, fix="keep one of the two")
         elif name not in optional:
             sought = " or ".join(f'"{candidate}"' for candidate in candidates)
-            raise SourceError(
-                f"E_MISSING no column {sought}; {there_is(present)}",
-                where=shown,
-                fix=f"name yours with `{fields.get(name, name)}:` in {key}; {_near(name, candidates[0], present)}",
-            )
+            fix = f"name yours with `{fields.get(name, name)}:` in {key}; {_near(name, candidates[0], present)}"
+            raise SourceError(f"E_MISSING no column {sought}; {there_is(present)}", where=shown, fix=fix)
     return names
 
 
@@ -265,9 +261,8 @@ def _type_differs(parts: list[pa.Table], files: Sequence[TableFile]) -> SourceEr
                 kinds = f"{field.type}, that of {files[0].shown} {first.field(index).type}"
                 what = f'E_TYPE the column "{field.name}" holds {kinds}'
                 return SourceError(what, where=file.shown, fix="write both files with one type")
-    return SourceError(
-        "E_TYPE files differ in the types of their columns", where=files[0].shown, fix="write them alike"
-    )
+    what = "E_TYPE files differ in the types of their columns"
+    return SourceError(what, where=files[0].shown, fix="write them alike")
 
 
 # --------------------------------------------------------------------------- parquet

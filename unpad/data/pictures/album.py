@@ -52,10 +52,8 @@ def grids_of(examples: list[ImageExample], patch: int, settings: ImageSettings) 
         if settings.size == "adaptive":
             contents = pool.map(lambda example: detail(pixels_of(example, grey_bits=settings.grey_bits)), examples)
             details = counted(contents, "measuring images", len(examples), "images")
-        grids = [
-            grid_of(example.width, example.height, patch, settings, content)
-            for example, content in zip(examples, details, strict=True)
-        ]
+        pairs = zip(examples, details, strict=True)
+        grids = [grid_of(one.width, one.height, patch, settings, content) for one, content in pairs]
     return np.array(grids, np.int64).reshape(-1, 2)
 
 
@@ -198,8 +196,7 @@ class Album:
     def unlike_training(self) -> tuple[list[str], dict[str, object]]:
         """Lines and values by name on images of a mode or size that training did not have; none if the run did not
         record its modes and sizes."""
-        unlike = compare_pictures(self.seen, [(image.mode, (image.width, image.height)) for image in self.images])
-        return ([], {}) if unlike is None else ([*unlike.lines], {"unlike_training": unlike.to_json()})
+        return compare_pictures(self.seen, [(image.mode, (image.width, image.height)) for image in self.images])
 
     def _pixels(self, image: int) -> np.ndarray:
         return pixels_of(self.images[image], self.channels == WITH_OPACITY, self.settings.grey_bits)
@@ -219,9 +216,7 @@ class Album:
     def _scaled(self, images: Sequence[int], factors: Sequence[float]) -> np.ndarray:
         """Rows and columns of images at `factors` times their size, (num_chosen, 2) int64."""
         pairs = [(self.images[image], factor) for image, factor in zip(images, factors, strict=True)]
-        grids = [
-            scaled_grid(picture.width, picture.height, factor, self.patch, self.settings) for picture, factor in pairs
-        ]
+        grids = [scaled_grid(one.width, one.height, factor, self.patch, self.settings) for one, factor in pairs]
         return np.array(grids, np.int64).reshape(-1, 2)
 
     def _changed(self, patches: np.ndarray, grid: Grid, key: tuple[int, ...] | None) -> np.ndarray:
@@ -296,8 +291,7 @@ def with_images(text: RaggedBatch, media: RaggedBatch, places: np.ndarray, count
 
 
 # Larger shares of pictures are warnings.
-MOST_MODES = 0.05
-MOST_SIZES = 0.05
+MOST_UNLIKE = 0.05
 NUM_NAMED = 5
 
 Size = tuple[int, int]  # width and height in pixels
@@ -339,10 +333,8 @@ def summarise(examples: Sequence[ImageExample], factor: float = 1.0) -> SeenPict
         factor: by which training makes some of them larger and others smaller.
     """
     modes = dict(sorted(Counter(example.mode for example in examples).items()))
-    widths, heights = [example.width for example in examples], [example.height for example in examples]
-    width, height = (
-        (max(1, math.floor(min(each) / factor)), math.ceil(max(each) * factor)) for each in (widths, heights)
-    )
+    sides = [example.width for example in examples], [example.height for example in examples]
+    width, height = ((max(1, math.floor(min(each) / factor)), math.ceil(max(each) * factor)) for each in sides)
     return SeenPictures(modes, width, height)
 
 
@@ -358,49 +350,33 @@ def seen_pictures(kept: dict[str, bytes] | None) -> SeenPictures | None:
     return SeenPictures(values["modes"], (*values["width"],), (*values["height"],))
 
 
-@dataclass(frozen=True)
-class Unlike:
-    """Pictures that are unlike those of training.
-
-    Args:
-        num: pictures that were looked at.
-        modes: mode that training had not -> number of pictures; num_sizes: pictures of sizes that training had not.
-        lines: the same as text, with a warning where the share is large.
-    """
-
-    num: int
-    modes: dict[str, int]
-    num_sizes: int
-    lines: tuple[str, ...]
-
-    def to_json(self) -> dict[str, object]:
-        """Fields by name."""
-        return {"pictures": self.num, "unknown_modes": self.modes, "unknown_sizes": self.num_sizes}
-
-
-def compare_pictures(seen: SeenPictures | None, pictures: Sequence[tuple[str, Size]]) -> Unlike | None:
-    """Count the pictures of a mode or size that training did not have.
+def compare_pictures(
+    seen: SeenPictures | None, pictures: Sequence[tuple[str, Size]]
+) -> tuple[list[str], dict[str, object]]:
+    """Count the pictures of a mode or size that training did not have: lines, with a warning where their share is
+    large, and values by name.
 
     Args:
         seen: None if the run does not record it; then nothing is said.
         pictures: mode and size of each.
     """
     if seen is None or not pictures:
-        return None
+        return [], {}
     modes = Counter(mode for mode, _ in pictures if mode not in seen.modes)
     sizes = sum(not seen.has_size(size) for _, size in pictures)
     named = ", ".join(f"{mode} {count:,}" for mode, count in modes.most_common(NUM_NAMED))
     known = ", ".join(f"{mode} {count:,}" for mode, count in Counter(seen.modes).most_common(NUM_NAMED))
     (narrow, wide), (low, high) = seen.width, seen.height
     total = sum(modes.values())
-    lines = (
-        _share(total, len(pictures), f"have a mode that training had not{f': {named}' if named else ''}", MOST_MODES)
+    lines = [
+        _share(total, len(pictures), f"have a mode that training had not{f': {named}' if named else ''}", MOST_UNLIKE)
         + f"; training had {known}",
-        _share(sizes, len(pictures), "have a size that training had not", MOST_SIZES)
+        _share(sizes, len(pictures), "have a size that training had not", MOST_UNLIKE)
         + f"; it had widths of {narrow:,} to {wide:,} and heights of {low:,} to {high:,} pixels"
         + ("; resize the others to these, as the size of a picture changes what is said of it" if sizes else ""),
-    )
-    return Unlike(len(pictures), dict(modes.most_common()), sizes, lines)
+    ]
+    unlike = {"pictures": len(pictures), "unknown_modes": dict(modes.most_common()), "unknown_sizes": sizes}
+    return lines, {"unlike_training": unlike}
 
 
 def _share(number: int, total: int, what: str, most: float) -> str:

@@ -128,9 +128,8 @@ class Pictures:
         num_joined = len(tied) - len(np.unique(tied))
         if num_joined <= MOST_JOINED * len(tied):
             return advice(part)
-        return (
-            f"compare these pictures; data.near_duplicates=together would tie {num_joined:,} of {len(tied):,} to others"
-        )
+        tied_to = f"would tie {num_joined:,} of {len(tied):,} to others"
+        return f"compare these pictures; data.near_duplicates=together {tied_to}"
 
 
 def tie_alike(examples: Sequence[ImageExample], grey_bits: int = 16) -> NDArray[np.int64]:

@@ -65,10 +65,8 @@ class Stripped:
     @property
     def has_other_profile(self) -> bool:
         """True for a colour profile that does not call itself sRGB, or c2, which is a short one of it."""
-        names = ("sRGB", "c2\0")
-        return bool(self.profile) and not any(
-            name.encode(coding) in self.profile for name in names for coding in ("ascii", "utf-16-be")
-        )
+        names = [name.encode(coding) for name in ("sRGB", "c2\0") for coding in ("ascii", "utf-16-be")]
+        return bool(self.profile) and not any(name in self.profile for name in names)
 
 
 _BMP_HEADERS = (12, 40, 52, 56, 64, 108, 124)

@@ -34,10 +34,8 @@ def grid_of(width: int, height: int, patch: int, settings: ImageSettings, detail
     if settings.size in ("square", "letterbox"):
         side, rest = divmod(settings.square, patch)
         if rest:
-            raise RecipeError(
-                f"square={settings.square} is not a multiple of the patch, {patch} pixels",
-                fix=f"set it to {max(side, 1) * patch} or {(side + 1) * patch}",
-            )
+            fix = f"set it to {max(side, 1) * patch} or {(side + 1) * patch}"
+            raise RecipeError(f"square={settings.square} is not a multiple of the patch, {patch} pixels", fix=fix)
         return side, side
     rows, columns = _fit(width, height, patch, settings.max_tokens)
     if settings.size == "native" and rows * columns < settings.min_tokens:

@@ -192,8 +192,9 @@ class Measured:
 def findings(measured: Measured) -> tuple[BatchClaim, ...]:
     """Judge the measurements."""
     update, errors, bounds = measured.update, measured.errors, measured.bounds
-    labels = read_labels(update)
-    cut, num_cut = count_cut(update)
+    whole = update.whole or update
+    labels = read_labels(whole)
+    cut, num_cut = count_cut(whole)
     found: list[BatchClaim] = []
 
     def add(kind: Kind, value: float, bound: float, advice: str, gap: str = "") -> None:
@@ -207,7 +208,7 @@ def findings(measured: Measured) -> tuple[BatchClaim, ...]:
     padding = f"targets predicted from padding: {num}, and that are padding: {num_predicted}; {PADDING}"
     add("padding", num + num_predicted, 0, padding)
     num_wrong = labels.missing + labels.added + labels.wrong
-    add("targets", num_wrong, 0, _targets(update, labels), measured.doubt)
+    add("targets", num_wrong, 0, _targets(whole, labels), measured.doubt)
     moved = measured.moves
     add("isolation", moved.others, bounds.logits, _isolation(update), ALONE if moved.itself is None else "")
     if moved.filler is not None:

@@ -23,13 +23,16 @@ from unpad.proof.foreign.measure import (
     relative,
 )
 from unpad.proof.foreign.model import untouched_generators
-from unpad.proof.foreign.update import Update
+from unpad.proof.foreign.update import Update, refuse_missing
+from unpad.terminal.progress import LINE_SECONDS, progress
 
 Precision = Literal["auto", "fp64", "fp32"]
 MOST_EXACT = 100_000_000  # weights of a model that "auto" proves in fp64
 RANDOM = 1e-4  # difference of two runs of the same batches that no order of sums makes
 FP32_LIKE = 1e-4  # errors below may be of a part that computes in fp32
+FIRST_LINE = 5.0  # seconds before progress is told where it is told in lines
 MOST_REFUSED = 300  # characters of an exception's message
+PART = "{} of {} sequences of the first update were computed, some of each micro-batch; labels were read of all"
 NO_ROUTER_LOSS = "the router's auxiliary loss is left out: a mean per batch, it depends on batching by definition"
 
 
@@ -54,26 +57,36 @@ class ComparedUpdate:
     own: str = ""
     doubts: tuple[str, ...] = ()
 
-    def measured(self, bounds: Errors | None = None, model: nn.Module | None = None) -> Measured:
+    def measured(self, model: nn.Module, bounds: Errors | None = None) -> Measured:
         """Both sides.
 
         Args:
-            bounds: of errors; by default those of one rounding of all weights of `model` to fp32.
+            bounds: of errors; by default those of one rounding of all weights to fp32.
 
         Raises:
             RefusedError: the model raises on a batch.
+            ProofError: nothing can be compared.
         """
-        alone = self.alone()
-        truth = UpdateResults(alone.logits, self.truth.loss, self.truth.gradient) if self.truth else alone
-        try:
-            found, moved = self.together(), moves(self.forward, self.update)
-        except ProofError:
-            raise
-        except Exception as error:
-            raise refused(error) from error
-        if bounds is None:
-            assert model is not None
-            bounds = by_rounding(model, EPS, self.alone).errors(alone).bounds()
+        refuse_missing(self.update)
+        # The sequences, again where weights are rounded; the batches in logits, the step, and three times in `moves`.
+        total = (1 if bounds else 2) * sum(piece.length for piece in self.update.pieces)
+        total += 5 * sum(batch.ids.numel() for batch in self.update.batches)
+        with (
+            progress(f"proving in {'fp64' if bounds else 'fp32'}", total, "tokens", LINE_SECONDS - FIRST_LINE) as bar,
+            model.register_forward_hook(
+                lambda _, args, inputs, made: bar.advance(inputs["input_ids"].numel() if "input_ids" in inputs else 0),
+                with_kwargs=True,
+            ),
+        ):
+            alone = self.alone()
+            truth = UpdateResults(alone.logits, self.truth.loss, self.truth.gradient) if self.truth else alone
+            try:
+                found, moved = self.together(), moves(self.forward, self.update)
+            except ProofError:
+                raise
+            except Exception as error:
+                raise refused(error) from error
+            bounds = bounds or by_rounding(model, EPS, self.alone).errors(alone).bounds()
         return Measured(self.update, truth, found, moved, bounds, self.own, "; ".join(self.doubts))
 
 
@@ -97,20 +110,20 @@ def judge(
     with in_fp64(model) if wants_exact else nullcontext():
         try:
             comparison = compare(True) if wants_exact else None
-            measured = comparison.measured(Errors(EXACT, EXACT, EXACT)) if comparison else None
+            measured = comparison.measured(model, Errors(EXACT, EXACT, EXACT)) if comparison else None
         except Exception as error:
             raise_memory(error)
             comparison = None
         if comparison and measured:
-            certificate = _certificate(comparison, measured, "fp64", notes)
+            certificate = _certificate(measured, "fp64", notes)
             if not _has_small_errors(certificate):
-                return certificate
+                return _not_random(certificate, comparison.together)
     if precision == "fp64":
         raise ProofError("the model does not compute in fp64, or a part of it in less", fix='use precision="auto"')
     with not_below_fp32(model):
         try:
             comparison = compare(False)
-            measured = comparison.measured(model=model)
+            measured = comparison.measured(model)
         except RefusedError as error:
             return ForeignCertificate((), "fp32", str(error), tuple(notes))
         except ProofError:
@@ -120,14 +133,14 @@ def judge(
             raise ProofError(
                 f"the model cannot compute a sequence alone: {describe(error)}", fix="prove a model of causal language"
             ) from error
-        return _certificate(comparison, measured, "fp32", notes)
+        return _not_random(_certificate(measured, "fp32", notes), comparison.together)
 
 
-def _certificate(comparison: ComparedUpdate, measured: Measured, name: str, notes: Sequence[str]) -> ForeignCertificate:
+def _certificate(measured: Measured, name: str, notes: Sequence[str]) -> ForeignCertificate:
     """Judge one measurement.
 
     Raises:
-        ProofError: it cannot be judged, or results are random.
+        ProofError: it cannot be judged.
     """
     update = measured.update
     if not math.isfinite(measured.truth.loss):
@@ -136,10 +149,9 @@ def _certificate(comparison: ComparedUpdate, measured: Measured, name: str, note
         raise ProofError("the logits do not depend on the tokens", fix="prove a model with weights other than zero")
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
-    remarks = (*notes, *_remarks(update))
-    certificate = ForeignCertificate(findings(measured), name, None, remarks, *size)
-    _refuse_random(certificate, comparison.together)
-    return certificate
+    part = [PART.format(len(sequences), len(update.whole.sequences))] if update.whole else []
+    remarks = (*notes, *_remarks(update), *part)
+    return ForeignCertificate(findings(measured), name, None, remarks, *size)
 
 
 def _remarks(update: Update) -> list[str]:
@@ -149,14 +161,14 @@ def _remarks(update: Update) -> list[str]:
     return [alike] if len(counts) > 1 and len(set(counts)) == 1 else []
 
 
-def _refuse_random(certificate: ForeignCertificate, together: Callable[[], UpdateResults]) -> None:
-    """Refuse a model or step with results that are not those of its batches alone, where that shows.
+def _not_random(certificate: ForeignCertificate, together: Callable[[], UpdateResults]) -> ForeignCertificate:
+    """A certificate, unless the model or step has results that are not those of its batches alone, where that shows.
 
     Raises:
         ProofError: errors failed, and the same batches twice differ by more than a rounding.
     """
     if all(finding.kind in COUNTED for finding in certificate.failed):
-        return
+        return certificate
 
     def results(seed: int) -> UpdateResults:
         with untouched_generators(seed):
@@ -167,6 +179,7 @@ def _refuse_random(certificate: ForeignCertificate, together: Callable[[], Updat
             "the same batches give other results each time: the model or the step draws random numbers or keeps state",
             fix="set its noise to 0, and leave running means, counters and schedules out for the proof",
         )
+    return certificate
 
 
 def _has_small_errors(certificate: ForeignCertificate) -> bool:

@@ -23,7 +23,6 @@ from unpad.proof.foreign.update import (
     listed,
     read_batch,
     read_update,
-    refuse_missing,
 )
 
 Collate = Callable[..., Collated]
@@ -75,7 +74,6 @@ def prove_callable(
         if loss_masks is None:
             given = _with_padding_token([_alone(collate, one) for one in given], batches)
         update = read_update(batches, given)
-        refuse_missing(update)
         model.eval()
         return judge(model, precision, partial(_compare, model, update), notes)
 

@@ -66,13 +66,11 @@ def load_metrics(folder: Path) -> list[dict[str, Any]]:
     Raises:
         RunFileError: the file is missing or damaged.
     """
-    return [
-        {
-            key: float(value) if value in ("inf", "-inf", "nan") and key != "stage" else value
-            for key, value in row.items()
-        }
-        for row in read_rows(folder / METRICS, metric_fault)
-    ]
+    rows = []
+    for row in read_rows(folder / METRICS, metric_fault):
+        named = {key: float(value) for key, value in row.items() if value in ("inf", "-inf", "nan") and key != "stage"}
+        rows.append(row | named)
+    return rows
 
 
 # Numbers of a step's row, and of its time.
@@ -294,9 +292,8 @@ def read_history(folder: Path) -> RunHistory:
         elif row["kind"] != "epoch":
             readings.setdefault(row["kind"], []).append(row)
     if not last:
-        raise RunFileError(
-            "this run has not taken a step yet", where=str(folder), fix="train first, then look at the report"
-        )
+        fix = "train first, then look at the report"
+        raise RunFileError("this run has not taken a step yet", where=str(folder), fix=fix)
     timing: dict[str, list[float]] = {name: [] for name in (*TIME_NUMBERS, "peak_bytes")}
     for row in map(upgrade.time_row, read_rows(folder / TIMING, timing_fault)):
         for name, values in timing.items():

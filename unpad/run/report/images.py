@@ -22,13 +22,9 @@ def section(evaluation: dict[str, Any]) -> list[PageSection]:
         Curve("raw", [(even, even)], "as sure as right"),
         Curve("main", [(confidence, accuracy)], "measured", dots=True),
     ]
+    names, confusion = evaluation["classes"], np.array(evaluation["confusion"])
     figures = [
-        matrix(
-            "Confusion",
-            evaluation["classes"],
-            np.array(evaluation["confusion"]),
-            "rows: the true class, held-out images",
-        ),
+        matrix("Confusion", names, confusion, "rows: the true class, held-out images"),
         plot("Calibration", lines, Axes("accuracy, % by confidence, %", zero=True, over="confidence")),
     ]
     return [PageSection("Held-out images", figures=figures)]

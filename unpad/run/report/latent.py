@@ -95,11 +95,9 @@ def _spread(title: str, steps: Array, values: Array, unit: str, limit: float | N
 
 def _threshold(steps: Array, limit: float | None, scale: float = 1.0) -> list[Curve]:
     """Curve of a threshold, so that the axis always includes it; none without a threshold."""
-    return (
-        []
-        if limit is None
-        else [Curve("limit", [(np.array([0.0, steps[-1]]), np.full(2, scale * limit))], "threshold")]
-    )
+    if limit is None:
+        return []
+    return [Curve("limit", [(np.array([0.0, steps[-1]]), np.full(2, scale * limit))], "threshold")]
 
 
 def _dimensions(step: int, kl: Array, variance: Array) -> str:

@@ -20,19 +20,9 @@ from unpad.errors import UnpadError
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
 from unpad.run import upgrade
-from unpad.run.report import attention, samples, shown
+from unpad.run.report import attention, samples, section, shown
 from unpad.run.report.history import ENDINGS, Array, RunHistory, chance, read_history, run_state
-from unpad.run.report.section import (
-    IN_USE,
-    NO_SECTION,
-    FamilySection,
-    PageSection,
-    document,
-    family_section,
-    part_note,
-    readings_section,
-    table,
-)
+from unpad.run.report.section import IN_USE, FamilySection, PageSection
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean
 from unpad.run.timers import covered_steps
 from unpad.storage.reading import read_shaped
@@ -91,13 +81,11 @@ def _judgement(run: RunHistory, used: dict[str, Any] | None) -> str:
     recent = [losses[at <= row["step"]][-width:] for row in (best, last)]
     before, after = (float(values.mean()) if values.size else math.nan for values in recent)
     if first["loss"] - best["loss"] <= least:
-        return (
-            f"The held-out loss did not fall in {number_of(len(checks), 'checks')}: unpad doctor looks for the cause."
-        )
+        num_checks = number_of(len(checks), "checks")
+        return f"The held-out loss did not fall in {num_checks}: unpad doctor looks for the cause."
     if last["loss"] - best["loss"] > least and before - after > least:
-        weights = (
-            "the best ones" if used is best else f"those of step {used['step']:,}, of loss {_number(used['loss'])}"
-        )
+        others = f"those of step {used['step']:,}, of loss {_number(used['loss'])}"
+        weights = "the best ones" if used is best else others
         return (
             f"The held-out loss stopped falling at step {best['step']:,} of {last['step']:,}, while the training loss "
             f"fell from {_number(before)} to {_number(after)}: from there on the model learnt by heart. "
@@ -123,22 +111,16 @@ def _tiles(
     if used and best and best["step"] != used["step"]:
         note += f", in use; best {_number(best['loss'])}, step {best['step']:,}"
     busy, skipped = timing["seconds"].sum(), int(train["skipped"].sum())
+    epoch = f"epoch {run.last['epoch']:,}"
+    speed = short(float(np.median(timing["tokens_per_second"]))) if busy else "–"
     exp = ("Held-out perplexity", _number(used["perplexity"]) if used else "–", "exp of this loss")
     tiles = [
         *_performance(family, used, evaluated),
         ("Held-out loss", _number(used["loss"]) if used else "–", note),
         *([exp] if family.perplexity else []),
-        (
-            "Steps",
-            f"{run.last['step']:,}",
-            f"epoch {run.last['epoch']:,}" + (f", {skipped} skipped" if skipped else ""),
-        ),
+        ("Steps", f"{run.last['step']:,}", epoch + (f", {skipped} skipped" if skipped else "")),
         (f"Real {family.length_unit} trained", short(tokens), f"{short(train['targets'].sum())} targets"),
-        (
-            "Speed",
-            f"{short(float(np.median(timing['tokens_per_second'])))}" if busy else "–",
-            f"real {family.length_unit} per second, median",
-        ),
+        ("Speed", speed, f"real {family.length_unit} per second, median"),
         ("Padding", run.pad_share or "–", "share of computed cells"),
         ("Peak memory", f"{timing['peak_bytes'].max() / 1e9:.2f} GB" if busy else "–", "at any time of training"),
         ("Waiting for data", f"{timing['waited'].sum() / busy:.1%}" if busy else "–", f"of {span(busy)} in steps"),
@@ -199,7 +181,7 @@ def _table(
 ) -> list[PageSection]:
     """A table with text in the first `text` columns; with too many rows it keeps the newest and says so."""
     note = f"the newest {MAX_ROWS} of {len(rows):,}" if len(rows) > MAX_ROWS else ""
-    shown = table(heads, rows[-MAX_ROWS:], range(text))
+    shown = section.table(heads, rows[-MAX_ROWS:], range(text))
     return [PageSection(title, note, table=shown, folded=folded)] if rows else []
 
 
@@ -233,7 +215,7 @@ def _evaluation(folder: Path, family: FamilySection) -> list[PageSection]:
     try:
         evaluation = upgrade.evaluation(read_shaped(folder / EVALUATION, dict[str, Any]))
         *sections, last = family.draw(evaluation)
-        return [*sections, replace(last, text=f"{last.text} {part_note(evaluation)}".strip())]
+        return [*sections, replace(last, text=f"{last.text} {section.part_note(evaluation)}".strip())]
     except (UnpadError, OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError):
         # It is missing, damaged, or lacks what is drawn today, which the next evaluation writes.
         hint = f"unpad eval {folder.resolve().name} adds {family.adds}."
@@ -285,8 +267,8 @@ def _details(entry: dict[str, Any]) -> str:
 def _family(recipe: Recipe | None) -> FamilySection:
     """Section of the run's data family; none for a model of another version."""
     if recipe is None or recipe.model["kind"] not in model_kinds():
-        return NO_SECTION
-    return family_section(family_name(recipe))
+        return section.NO_SECTION
+    return section.family_section(family_name(recipe))
 
 
 def write_report(folder: Path) -> Path:
@@ -301,7 +283,7 @@ def write_report(folder: Path) -> Path:
     limit = None if run.recipe is None else run.recipe.train.grad_norm_warning
     used = run.check_of(samples.weights_step(folder))
     sections = [
-        *(section for kind, rows in run.readings.items() for section in readings_section(kind, rows, run.recipe)),
+        *(one for kind, rows in run.readings.items() for one in section.readings_section(kind, rows, run.recipe)),
         *_evaluations(run, used, family.perplexity),
         *_evaluation(folder, family),
         *samples.draw(folder),
@@ -321,9 +303,9 @@ def write_report(folder: Path) -> Path:
 {f"<p class=judgement>{judgement}</p>" if judgement else ""}
 <div class=tiles>{_tiles(run, family, used, samples.newest_evaluation(folder))}</div>
 {_plots(run, limit, family)}
-{"".join(section.html() for section in sections)}
+{"".join(one.html() for one in sections)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 """
     path, style = folder / "report.html", attention.STYLE + shown.STYLE + family.style
-    storage.write_atomic(path, document(name, style, body), private=family.private)
+    storage.write_atomic(path, section.document(name, style, body), private=family.private)
     return path

@@ -81,17 +81,11 @@ def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts:
     whole = np.array([0.0, 100.0])
     share = 100 * counts["with_outcome"] / (counts["with_outcome"] + counts["without_outcome"])
     chance = [Curve("stage", [(whole, whole)], "chance"), Curve("stage", [(whole, np.full(2, share))], "chance")]
+    by_alarms = Axes("sensitivity, % by false alarms, %", (520, 360), zero=True, over="false alarms")
+    by_recall = Axes("precision, % by recall, %", (520, 360), zero=True, over="recall")
     return [
-        plot(
-            "Receiver operating characteristic",
-            [chance[0], Curve("main", [(false, true)], "model")],
-            Axes("sensitivity, % by false alarms, %", (520, 360), zero=True, over="false alarms"),
-        ),
-        plot(
-            "Precision and recall",
-            [chance[1], Curve("main", [(recall, precision)], "model")],
-            Axes("precision, % by recall, %", (520, 360), zero=True, over="recall"),
-        ),
+        plot("Receiver operating characteristic", [chance[0], Curve("main", [(false, true)], "model")], by_alarms),
+        plot("Precision and recall", [chance[1], Curve("main", [(recall, precision)], "model")], by_recall),
     ]
 
 

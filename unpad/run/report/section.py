@@ -186,10 +186,8 @@ def part_note(evaluation: dict[str, Any]) -> str:
     if evaluation["part"] is None:
         return ""
     note = f"These figures are of the part {evaluation['part']}"
-    if evaluation["best_of"]:
-        note += (
-            f", by which the weights were chosen: they are the best of {evaluation['best_of']} checks of the same rows"
-        )
+    if best_of := evaluation["best_of"]:
+        note += f", by which the weights were chosen: they are the best of {best_of} checks of the same rows"
     return f"{note}."
 
 

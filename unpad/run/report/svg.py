@@ -276,9 +276,8 @@ def _bars(figure: Bars, size: tuple[int, int]) -> str:
     body += f"<text x={frame.left} y=12>{escape(figure.unit)}</text>"
     for row, (css, label) in enumerate(figure.legend):
         x = frame.right - 84 * (len(figure.legend) - row)
-        body += (
-            f'<rect class="{css}" x={x:.1f} y=3 width=10 height=10 /><text x={x + 15:.1f} y=12>{escape(label)}</text>'
-        )
+        body += f'<rect class="{css}" x={x:.1f} y=3 width=10 height=10 />'
+        body += f"<text x={x + 15:.1f} y=12>{escape(label)}</text>"
     body += _levels(frame) + ("" if figure.names else _places(frame))
     for x, name in zip(frame.x(np.array([at for at, _ in figure.names])), figure.names, strict=True):
         body += f"<text class=mid x={x:.1f} y={frame.bottom + 18}>{escape(name[1])}</text>"
@@ -403,10 +402,10 @@ def matrix(title: str, names: list[str], counts: Array, unit: str = "") -> str:
         for column, other in enumerate(names):
             x, share, count = left + column * cell, float(shares[row, column]), int(counts[row, column])
             css = "hit" if row == column else "miss"
-            body += f'<rect class="{css}" x={x:.1f} y={y} width={cell - 2} height={cell - 2} '
             body += (
-                f'fill-opacity="{share:.3f}"><title>{escape(name)} taken for {escape(other)}: {count:,}</title></rect>'
+                f'<rect class="{css}" x={x:.1f} y={y} width={cell - 2} height={cell - 2} fill-opacity="{share:.3f}">'
             )
+            body += f"<title>{escape(name)} taken for {escape(other)}: {count:,}</title></rect>"
             if count:
                 body += f'<text class="mid{" on" if share > 0.5 else ""}" x={x + cell / 2 - 1:.1f} '
                 body += f"y={y + cell / 2 + 3:.1f}>{count:,}</text>"

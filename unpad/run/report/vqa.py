@@ -14,6 +14,7 @@ from PIL import Image
 from rich.cells import cell_len
 
 from unpad import storage
+from unpad.data.show import data_url
 from unpad.errors import RecipeError
 from unpad.run.report.section import FamilySection, PageSection, Performance
 from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, plot
@@ -86,11 +87,8 @@ def refuse_unshowable(modes: Sequence[str], merges: bool, where: str) -> None:
         RecipeError: names the reason.
     """
     if merges:
-        what, fix = (
-            "this model merges patches, so nothing can be shown: no token stands for one patch",
-            "leave --show out",
-        )
-        raise RecipeError(what, where=where, fix=fix)
+        what = "this model merges patches, so nothing can be shown: no token stands for one patch"
+        raise RecipeError(what, where=where, fix="leave --show out")
     if "hard" not in modes:
         fix = "leave --show out, or use a run of `unpad train vqa_prune`"
         raise RecipeError("this model removes no patches, so there is nothing to show", where=where, fix=fix)
@@ -146,13 +144,10 @@ def to_svg(shown: Kept) -> str:
     width, height = shown.size
     body = ""
     for x, title, picture in _placed(shown):
-        out = io.BytesIO()
-        Image.fromarray(picture).save(out, "PNG")
-        data = base64.b64encode(out.getvalue()).decode()
         sides = f'width="{shown.scale * picture.shape[1]}" height="{shown.scale * picture.shape[0]}"'
         body += f'<text x="{x}" y="{GAP + SIZE}" {_style(SOFT, SIZE - 2)}>{escape(title)}</text>'
         body += f'<image x="{x}" y="{GAP + LINE}" {sides} style="image-rendering:pixelated" '
-        body += f'href="data:image/png;base64,{data}"/>'
+        body += f'href="{data_url(picture)}"/>'
     for place, (text, colour) in enumerate(shown.lines):
         y = GAP + height + GAP // 2 + LINE * place + SIZE
         body += f'<text x="{GAP}" y="{y}" {_style(colour, SIZE)}>{escape(text)}</text>'
@@ -215,14 +210,12 @@ def to_json(metrics: Mapping[str, Any], pictures: Sequence[tuple[Kept, str]]) ->
 
 
 def _picture_to_json(picture: Kept, right: str) -> dict[str, Any]:
-    out = io.BytesIO()
-    Image.fromarray(picture.pixels).save(out, "PNG")
     return {
         "question": picture.question,
         "answer": picture.answer,
         "right": right,
         "patch": picture.patch,
-        "image": base64.b64encode(out.getvalue()).decode(),
+        "image": data_url(picture.pixels).partition(",")[2],
         "stays": {str(block): np.flatnonzero(stays).tolist() for block, stays in picture.stays.items()},
     }
 
@@ -243,11 +236,8 @@ def section(evaluation: dict[str, Any]) -> list[PageSection]:
     figures = [_kept(np.array(evaluation["kept"], float), evaluation.get("patches"))] if evaluation["kept"] else []
     figures += [_accuracies(evaluation["accuracy"])] if evaluation["accuracy"] else []
     pictures = [_picture(picture) for picture in evaluation["pictures"]]
-    sections = (
-        PageSection("Held-out questions", "", figures),
-        PageSection("Patches that stayed", "", pictures, "kept"),
-    )
-    return [one for one in sections if one.figures]
+    shown = [PageSection("Patches that stayed", "", pictures, "kept")] if pictures else []
+    return [*([PageSection("Held-out questions", "", figures)] if figures else []), *shown]
 
 
 def _kept(counts: np.ndarray, patches: float | None) -> str:
