@@ -59,7 +59,7 @@ class FileRows:
 
 @dataclass
 class Preparation:
-    """State of `prepare`; `shards` has the originals of each file, None until opened or built."""
+    """State of `open_corpus`; `shards` has the originals of each file, None until opened or built."""
 
     recipe: Recipe
     folder: Path
