@@ -45,9 +45,9 @@ def verdict(tmp_path: Path, *rows: dict[str, Any]) -> Any:
 METADATA = [
     ("id", 7), ("prompt_id", "a1"), ("source", "web"), ("dataset_name", "x"), ("url", "https://a.org/b"),
     ("license", "MIT"), ("lang", "zh"), ("created_at", "2024-01-02"), ("sha256", "ab"), ("category", "math"),
-    ("quality_score", 0.4), ("num_turns", 1), ("tags", ["a", "b"]), ("metadata", {"a": "b"}), ("timestamp", 1.5),
+    ("num_turns", 1), ("tags", ["a", "b"]), ("metadata", {"a": "b"}), ("timestamp", 1.5),
     ("token_count", 1), ("promptIds", [1, 2]), ("weird", "0123456789abcdef0123"), ("seen", "2024-01-02 10:00"),
-    ("stars", 4), ("where", "http://a.org"), ("keywords", ["0"]), ("empty", None), ("blank", " "),
+    ("where", "http://a.org"), ("keywords", ["0"]), ("empty", None), ("blank", " "),
     ("nothing", {"a": None}),
 ]  # fmt: skip
 
@@ -95,7 +95,11 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
     lines = " ".join(" ".join(check(put(tmp_path / "rows.jsonl", rows)).lines()).split())
     assert "not read: toxic in 100 % of rows (a mark or a weight?), level_of_doubt in 100 % (a" in lines
     assert "persona in 100 %" in lines
-    assert verdict(tmp_path, {**ASKED, "doubt": 0.5}, {**ASKED, "doubt": 4}) == {}  # a number above 1
+    assert verdict(tmp_path, {**ASKED, "doubt": 0.5}, {**ASKED, "doubt": 4}) == {"doubt": 1.0}
+    for name, value in (("helpfulness", 4), ("reward", -17.2), ("margin", -1.0), ("kto_tag", False), ("repeat", 120)):
+        assert verdict(tmp_path, {**ASKED, name: value}) == {name: 1.0}
+    short = {"prompt": "Is 7 or 9 prime?", "completion": "9", "right_answer": "7"}
+    assert verdict(tmp_path, short) == {"right_answer": 1.0}, "a short part of a message is no copy of it"
 
 
 # --------------------------------------------------------------------------- fields of messages
@@ -127,7 +131,16 @@ def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any],
 
 @pytest.mark.promise("data.fields")
 @pytest.mark.parametrize(
-    "mark", [{"weight": 0}, {"train": False}, {"trainable": 0}, {"masked": True}, {"skip": True}, {"learn": "false"}]
+    "mark",
+    [
+        {"weight": 0},
+        {"train": False},
+        {"train_on_turn": False},
+        {"trainable": 0},
+        {"masked": True},
+        {"skip": True},
+        {"learn": "false"},
+    ],
 )
 def test_a_reply_that_is_marked_is_context_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: dict[str, Any]

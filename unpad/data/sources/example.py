@@ -111,14 +111,12 @@ class Unread:
     """Fields that rows fill and nobody reads, without metadata.
 
     Attributes:
-        counts: field -> rows that fill it; marks: those of them with truth values and numbers from 0 to 1 alone;
-            numbers: fields that are left out for a number that is none of these.
+        counts: field -> rows that fill it; marks: those of them with truth values and numbers from 0 to 1 alone.
     """
 
     num_rows: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     marks: set[str] = field(default_factory=set)
-    numbers: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, parts: "Sequence[Unread]") -> "Unread":
@@ -130,7 +128,7 @@ class Unread:
     def clear(self) -> None:
         """Forget all rows."""
         self.num_rows = 0
-        for names in (self.counts, self.marks, self.numbers):
+        for names in (self.counts, self.marks):
             names.clear()
 
     @property

@@ -21,9 +21,9 @@ _METADATA = _words(
     "id uuid idx index hash sha url uri link source origin dataset corpus subset version licence license language "
     "lang copyright locale country region date time timestamp year created updated modified category genre topic "
     "tag type kind task domain subject difficulty level split fold meta metadata model engine author annotator "
-    "worker file filename path line page position order rank count length len size quality perplexity seed"
+    "worker file filename path line page position count length len size seed"
 )
-_SCORES = _words("score rating")
+_SCORES = _words("score rating reward margin")  # are named, and refuse no row
 _FILLERS = _words("at by code no name number value")
 _COUNTS = _words("num n number count meta metadata")  # first words that make a count of what follows
 _PLACES = _words("id idx index turn number position order time timestamp")  # numbers of a message
@@ -39,7 +39,7 @@ _COMPLETING = _words(
 )
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+")
 _IDENTIFYING = re.compile(r"[0-9a-fA-F-]{16,}|\w+://\S+|www\.\S+")
-LONGEST_METADATA, LONGEST_NUMBER = 200, 40  # characters of a text
+LONGEST_METADATA, LONGEST_NUMBER, LONG_PART = 200, 40, 40  # characters of a text
 
 
 @lru_cache(maxsize=1024)
@@ -56,7 +56,9 @@ def _last(name: str) -> str:
 
 
 def is_metadata(name: str, value: Any) -> bool:
-    """True for an id, a source, a url, a licence, a date, a hash, a category or a score, by its name or its value."""
+    """True for an id, a source, a url, a licence, a date, a hash or a category, by its name or its value."""
+    if type(value) is bool:
+        return False
     if type(value) is list:
         return _named_metadata(name) or all(is_metadata("", item) for item in value)
     if type(value) is str:
@@ -69,7 +71,7 @@ def is_metadata(name: str, value: Any) -> bool:
 @lru_cache(maxsize=1024)
 def _named_metadata(name: str) -> bool:
     words = words_of(name)
-    return _last(name) in _METADATA or not _SCORES.isdisjoint(words) or (len(words) > 1 and words[0] in _COUNTS)
+    return _last(name) in _METADATA or (len(words) > 1 and words[0] in _COUNTS)
 
 
 def number_of(value: Any) -> float | None:
@@ -104,10 +106,8 @@ def read_marks(message: dict[str, Any], known: Collection[str], place: str, is_r
     """
     learned, unread = True, []
     for name, value in message.items():
-        if name in known or is_blank(value) or _last(name) in _PLACES:
-            continue
         number, wanted = number_of(value), _says_wanted(name, _TRAINED, _MASKED)
-        if wanted is not None and not is_reply:
+        if name in known or is_blank(value) or (_last(name) in _PLACES if wanted is None else not is_reply):
             continue
         if wanted is not None and number in (0, 1) and (wanted or type(value) is bool):
             learned = learned and wanted == bool(number)
@@ -150,7 +150,7 @@ def refuse_unread(row: Row, turns: Sequence[Turn]) -> None:
             raise FieldFault(name, f'"{name}" is a list that may weigh or mask messages, and is not read')
         elif _completes(name):
             raise FieldFault(name, f'"{name}" is {shown(value)} that completes the request, and is not read here')
-        elif is_metadata(name, value) or wanted is None or number is None:
+        elif is_metadata(name, value) or None in (wanted, number) or not _SCORES.isdisjoint(words_of(name)):
             continue
         elif bool(number) != wanted or (number != 1 and "weight" in words_of(name)):
             raise FieldFault(name, f'"{name}" is {shown(value)}, so the row is not one to learn as it is')
@@ -169,8 +169,9 @@ def _is_share(value: Any) -> bool:
 
 
 def _repeats(text: str, texts: Sequence[str]) -> bool:
-    """True for a text that is in a message, or has all messages in it."""
-    return any(text in content for content in texts) or all(content in text for content in texts)
+    """True for a text that is a message or a long part of one, or has all messages in it."""
+    is_part = len(text) >= LONG_PART and any(text in content for content in texts)
+    return is_part or text in texts or all(content in text for content in texts)
 
 
 def shown(value: Any) -> str:
@@ -185,14 +186,10 @@ def count_unread(unread: Unread, row: Row) -> None:
     unread.num_rows += 1
     for name in row.unread():
         value = row.get_unread(name)
-        if is_blank(value) or name in unread.numbers or is_metadata(name, value):
+        if is_blank(value) or is_metadata(name, value):
             continue
         number = number_of(value)
-        if number is not None and not 0 <= number <= 1:
-            unread.numbers.add(name)
-            del unread.counts[name]
-            continue
-        if number is None:
+        if number is None or not 0 <= number <= 1:
             unread.marks.discard(name)
         elif name not in unread.counts:
             unread.marks.add(name)
