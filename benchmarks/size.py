@@ -37,17 +37,17 @@ STRING = re.compile(
 )
 # A commit that raises a count lowers the same one elsewhere by as much; ceilings only fall.
 CEILINGS = {
-    "code lines of the package": 48_400,
-    "code lines of tests": 52_300,
-    "code lines of benchmarks": 9_100,
-    "words of pages": 102_000,
+    "code lines of the package": 48_300,
+    "code lines of tests": 51_600,
+    "code lines of benchmarks": 9_060,
+    "words of pages": 101_700,
     "processor seconds of make test": 500,  # on an AMD EPYC with AVX-512 BF16; tests/conftest.py counts them
-    "files": 367,
+    "files": 352,
     "doubled class names": 0,
-    "modules from training/loop.py": 107,
+    "modules from training/loop.py": 101,
     "family names outside of families": 0,
     "imports between test files": 0,
-    "files in the largest folder": 23,
+    "files in the largest folder": 22,
     "short modules with one importer": 1,
 }
 
