@@ -1,4 +1,6 @@
-"""The planted faults are still edits of one place each."""
+"""The planted faults and the mutants are still edits of one place each."""
+
+import json
 
 import pytest
 
@@ -11,3 +13,10 @@ def test_a_planted_fault_changes_one_place(fault):
     assert source.count(fault.old) == 1
     compile(source.replace(fault.old, fault.new), fault.file, "exec")
     assert fault.command in COMMANDS
+
+
+def test_every_mutant_changes_one_place():
+    root = PACKAGE.parent
+    mutants = json.loads((root / "benchmarks" / "mutants.json").read_text(encoding="utf-8"))
+    places = {one["name"]: (root / one["file"]).read_text(encoding="utf-8").count(one["old"]) for one in mutants}
+    assert [name for name, count in places.items() if count != 1] == []
