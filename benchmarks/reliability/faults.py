@@ -62,12 +62,12 @@ def _copy_code(target: FunctionType, source: FunctionType) -> None:
 
 
 REPLACE = """\
-<<            write_file(temporary, payload, private)
-            rename(temporary, path)
+<<            disk.write_file(temporary, payload, private)
+            disk.rename(temporary, path)
 >>        except"""
 RENAME_FIRST = """\
-            write_file(temporary, b"", private)
-            rename(temporary, path)
+            disk.write_file(temporary, b"", private)
+            disk.rename(temporary, path)
             descriptor = os.open(path, os.O_WRONLY)
             os.write(descriptor, payload)
             os.fsync(descriptor)
@@ -98,7 +98,11 @@ BEST_FIRST = """\
 FAULTS = [
     Fault("no flush of a file", "storage.disk", "        <<flush(descriptor, path)>>\n    finally", "pass"),
     Fault("no flush of any name", "storage.disk", "        <<os.fsync(descriptor)>>\n    except", "pass"),
-    Fault("no flush of a new folder's name", "storage.files", "<<            sync_folder(folder.parent)\n>>        if"),
+    Fault(
+        "no flush of a new folder's name",
+        "storage.files",
+        "<<            disk.sync_folder(folder.parent)\n>>        if",
+    ),
     Fault(
         "no flush of the name of a folder that is there",
         "storage.files",
@@ -108,7 +112,7 @@ FAULTS = [
     Fault(
         "no flush of a replaced file's name",
         "storage.files",
-        "            raise\n<<        sync_folder(path.parent)\n>>",
+        "            raise\n<<        disk.sync_folder(path.parent)\n>>",
     ),
     Fault("rename before write", "storage.files", REPLACE, RENAME_FIRST),
     Fault("a file written in place", "storage.files", REPLACE, IN_PLACE),
