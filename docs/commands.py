@@ -91,7 +91,7 @@ def write_rows(path: Path, rows: list[dict[str, object]]) -> None:
 def write_files(folder: Path) -> None:
     """Pictures, tables and other files that pages name, but rows of text."""
     rng = np.random.default_rng(0)
-    for place in ("my_folder", "photos"):
+    for place in ("my_folder", "photos", "my_photos", "new_pictures"):
         for label in ("cat", "dog"):
             (folder / place / label).mkdir(parents=True)
             for number in range(8):
@@ -102,11 +102,13 @@ def write_files(folder: Path) -> None:
     write_rows(folder / "my_questions.jsonl", [dict(row) for row in asked])
     chapters = [f"CHAPTER {number}\n\n{row['text']}\n\n{row['text']}\n" for number, row in enumerate(TEXT)]
     (folder / "book.txt").write_text("\n".join(chapters), encoding="utf-8")
-    for name, columns in (("questions.csv", list(asked[0])), ("reviews.csv", ["comment"])):
+    tickets = [{"Customer message": f"Ticket {n}?", "Our answer": f"Answer {n}."} for n in range(30)]
+    reviews = [{"comment": row["text"]} for row in TEXT]
+    for name, rows in (("questions.csv", asked), ("tickets.csv", tickets), ("reviews.csv", reviews)):
         with (folder / name).open("w", newline="") as file:
-            table = csv.DictWriter(file, columns)
+            table = csv.DictWriter(file, list(rows[0]))
             table.writeheader()
-            table.writerows(asked if name == "questions.csv" else [{"comment": row["text"]} for row in TEXT])
+            table.writerows(rows)
     events, patients = draw_patients(80, rng)
     history, labels = ready_labels(events, patients)
     for name, of in (("my", history), ("my_labels", labels), ("new", history)):
