@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from unpad.data.check import check
 from unpad.data.meaning import claims
 from unpad.data.sources.example import Turn
 from unpad.data.tokens import encode
@@ -98,6 +99,18 @@ def marks_names(patch: pytest.MonkeyPatch) -> None:
         return [[*i, self.eos_id] if "<|" in text else i for i, text in zip(ids, texts, strict=True)], lost
 
     patch.setattr(LibraryTokenizer, "encode_counted", marked)
+
+
+def test_data_check_of_a_recipe_with_a_tokenizer_names_a_claim_that_is_wrong(
+    chats: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = load_recipe("chat", [f"data.chat={chats}"])
+    tokenizer = chats.with_name("tokenizer.json")
+    tokenizer.write_bytes(open_corpus(recipe).tokenizer.to_bytes())
+    given = [f"data.chat={chats}", "tokenizer.kind=file", f"tokenizer.path={tokenizer}"]
+    assert not any("not so" in note for note in check(Path("chat"), overrides=given).notes)
+    lower_case(monkeypatch)
+    assert any(f"not so: {TEXT}; 8 of 32 texts" in note for note in check(Path("chat"), overrides=given).notes)
 
 
 @pytest.mark.parametrize(

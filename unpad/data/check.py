@@ -229,11 +229,14 @@ def _check_recipe(overrides: Sequence[str], seen: _CheckMemory, path: Path) -> C
     near = _near_duplicates(recipe)
     if recipe.tokenizer.path is None or not (data.text or data.converses):
         return replace(report, notes=(*report.notes, *near))
+    from unpad.data.meaning import claims
     from unpad.data.tokens.corpus import open_corpus
 
-    lost = open_corpus(recipe).report.lost  # of characters, by the tokenizer of a file
+    corpus = open_corpus(recipe)
+    lost = corpus.report.lost  # of characters, by the tokenizer of a file
     lost.refuse(recipe.tokenizer.path)
-    return replace(report, notes=(*report.notes, *lost.lines(), *near))
+    wrong = [f"warning: not so: {claim.name}; {claim.wrong[0]}" for claim in claims(corpus, recipe) if claim.wrong]
+    return replace(report, notes=(*report.notes, *lost.lines(), *wrong, *near))
 
 
 def _near_duplicates(recipe: Recipe) -> list[str]:
