@@ -307,7 +307,7 @@ def test_a_reply_may_be_longer_than_the_context_and_half_of_it_is_the_questions(
     settings = GenerateSettings(max_new_tokens=1000, temperature=0.0)
     conversation = Conversation(model, tokenizer, TEMPLATE, settings)
     assert "".join(conversation.reply("你好")) == "你好，我在。"
-    question = "你好" * 10  # about a third of the context of 64
+    question = "你好" * 11  # about a third of the context of 64
     assert "".join(conversation.reply(question))
     assert conversation.num_forgotten == 0
 
