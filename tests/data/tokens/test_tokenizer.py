@@ -90,7 +90,8 @@ def load(library: Library) -> LibraryTokenizer:
 
 ALL = {
     "words": words(), "small words": words(vocab_size=300), "bpe": bpe(), "bert": load(foreign_bert()),
-    "gpt": load(foreign_gpt()), "llama": load(foreign_llama()), "earlier words": WordTokenizer(["今天", "天"], RESERVED),
+    "gpt": load(foreign_gpt()), "llama": load(foreign_llama()),
+    "earlier words": WordTokenizer(["今天", "天"], RESERVED),
 }  # fmt: skip
 OWN = ["words", "small words", "bpe", "gpt", "earlier words"]  # those that can spell every string
 WITH_BYTES = [*OWN, "llama"]  # whose decoder drops a space at the beginning
@@ -176,11 +177,8 @@ def test_vocabulary_keeps_to_its_limit_and_leaves_out_rare_words() -> None:
 )
 def test_a_text_is_the_longest_words_that_begin_at_each_place(text: str, name: str) -> None:
     tokenizer, rest, ids = ALL[name], text.encode(), []
-    known = {
-        piece: id
-        for id, piece in enumerate(tokenizer.pieces)
-        if piece and piece.decode("utf-8", "replace") not in RESERVED
-    }
+    marks = [b"", *(mark.encode() for mark in RESERVED)]
+    known = {piece: id for id, piece in enumerate(tokenizer.pieces) if piece not in marks}
     while rest:
         longest = next(rest[:size] for size in range(len(rest), 0, -1) if rest[:size] in known)
         ids, rest = [*ids, known[longest]], rest[len(longest) :]
