@@ -7,15 +7,13 @@ Unknown words are spelled in characters and unknown characters in UTF-8 bytes; e
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice
 from typing import Any
 
 import rjieba
 
 from unpad.errors import SourceError
-
-Segmenter = Callable[[str], list[str]]
 
 FORMAT = "unpad-words-1"
 SPECIALS = ("<|pad|>", "<|unk|>", "<|bos|>", "<|eos|>")
