@@ -53,7 +53,6 @@ _PLAIN = r"^-?\d*\.?\d*$"
 _CLOCK = r"^\d{1,2}:\d{2}(:\d{2})?$"
 # Years outside are placeholders such as 9999-12-31; shifted dates of published hospital data are inside.
 FIRST_YEAR, LAST_YEAR = 1800, 2299
-_SECONDS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # units of a timestamp per second
 
 _BESIDE = "beside the path of this table"  # in data.events or events.labels
 
@@ -406,17 +405,18 @@ class Column:
         return date_like
 
     def _timestamps(self, layout: str | None) -> np.ndarray:
-        moments, ahead = self.values, np.zeros(len(self.values), np.int64)
+        moments = self.values
         if self.is_text:
-            moments, ahead = (self._in_layout(layout), ahead) if layout is not None else self._in_iso()
+            moments = self._in_iso() if layout is None else self._in_layout(layout)
         elif not _is_calendar(moments.type):
             fix = "set unit: minutes, hours or days for this table"
             raise self.error("E_UNIT", f"holds {moments.type}, expected timestamps", fix)
         if pa.types.is_timestamp(self.values.type):
             self.faults.zones[self.name] = self.values.type.tz is not None
-        if pa.types.is_timestamp(moments.type) and moments.type.tz is not None:
-            moments = moments.cast(pa.timestamp(moments.type.unit))  # the same moment, in UTC
-        far = _out_of_range(moments)
+        # Without a zone these are the same moments, in UTC.
+        seconds = np.asarray(moments.cast(pa.timestamp("s"), safe=False).cast(pa.int64()).fill_null(0))
+        first, end = (np.datetime64(f"{year}-01-01", "s").astype(np.int64) for year in (FIRST_YEAR, LAST_YEAR + 1))
+        far = (seconds < first) | (seconds >= end)
 
         def explain(row: int) -> tuple[str, str]:
             value = _shown(self.values[row].as_py()) if self.is_text else ""
@@ -426,30 +426,31 @@ class Column:
         self.refuse(far, "E_RANGE", explain)
         moments = pc.if_else(pa.array(far), None, moments)
         since = np.asarray(moments.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).fill_null(0))
-        return np.where(np.asarray(pc.is_valid(moments)), (since - ahead * 60_000_000) / MICROSECONDS, np.nan)
+        return np.where(np.asarray(pc.is_valid(moments)), since / MICROSECONDS, np.nan)
 
-    def _in_iso(self) -> tuple[pa.Array, np.ndarray]:
-        """Read texts of ISO 8601 as timestamps, and the minutes by which their zones are ahead of UTC, (num_rows,)."""
+    def _in_iso(self) -> pa.Array:
+        """Read texts of ISO 8601 as timestamps, in UTC where they have zones; null for empty rows."""
         good = self.matches(_DATE)
         zoned = self.matches(_ZONE) & good
+        has_zones = bool(zoned.any())
         if good.any():
-            self.faults.zones[self.name] = bool(zoned.any())
-        if zoned.any():
+            self.faults.zones[self.name] = has_zones
+        if has_zones:
             self.refuse(good & ~zoned, "E_UNIT", "has no zone, unlike other rows", WRITE_ZONES)
-        plain = pc.replace_substring_regex(pc.if_else(pa.array(good), self.values, None), _ZONE, "")
+            good = zoned
+        texts = pc.if_else(pa.array(good), self.values, None)
+        plain = pc.replace_substring_regex(texts, r"^([\d-]{10})Z$", r"\1T00:00Z")  # Arrow reads no zone of a day
+        kind = pa.timestamp("us", "UTC" if has_zones else None)
         try:
-            moments = plain.cast(pa.timestamp("us"))
+            moments = plain.cast(kind)
         except pa.ArrowException:  # the thirtieth of February, or an hour of 25
-            good &= np.array([_is_real(text) for text in plain.to_pylist()], np.bool_)
-            moments = pc.if_else(pa.array(good), plain, None).cast(pa.timestamp("us"))
+            good = good & np.array([_is_real(text) for text in plain.to_pylist()], np.bool_)
+            moments = pc.if_else(pa.array(good), plain, None).cast(kind)
         wrong = ~(good | self.empty)
         advice = layout_advice(self.texts()) if wrong.any() and not good.any() else ""
         fix = f"set {advice}" if advice else "write it as 2024-01-31 or 2024-01-31 12:30:00"
         self.refuse(wrong, "E_UNIT", lambda row: (f"is not a date{_shown(self.values[row].as_py())}", fix))
-        signed = pc.replace_substring_regex(self.values, "Z$", "+0000")
-        digits = pc.replace_substring_regex(signed, r"^.*([+-])(\d{2}):?(\d{2})$", r"\1\2\3")
-        zone = np.asarray(pc.if_else(pa.array(zoned), pc.replace_substring(digits, "+", ""), "0").cast(pa.int64()))
-        return moments, np.sign(zone) * (np.abs(zone) // 100 * 60 + np.abs(zone) % 100)
+        return moments
 
     def _in_layout(self, layout: str) -> pa.Array:
         """Read texts in a layout of strptime as timestamps, in UTC where they have a zone; null for empty rows."""
@@ -524,18 +525,6 @@ def is_utf8(column: pa.Array) -> bool:
 def _shown(text: str) -> str:
     """Show a faulty time in a message; only the length of a text unlike a date, as it may identify a patient."""
     return f': "{text}"' if is_date_like(text) else f", but a text of {len(text)} characters"
-
-
-def _out_of_range(moments: pa.Array) -> np.ndarray:
-    """Find dates outside of the years that are taken for real, (num_rows,) bool, in the column's own unit."""
-    if pa.types.is_date32(moments.type):
-        seconds = np.asarray(moments.cast(pa.int32()).fill_null(0)) * 86_400.0
-    else:
-        per_second = _SECONDS["ms"] if pa.types.is_date64(moments.type) else _SECONDS[moments.type.unit]
-        seconds = np.asarray(moments.cast(pa.int64()).fill_null(0)) / per_second
-    first, last = (np.datetime64(f"{year}-01-01", "s").astype(np.int64) for year in (FIRST_YEAR, LAST_YEAR + 1))
-    far: np.ndarray = (seconds < first) | (seconds >= last)
-    return far
 
 
 def _is_calendar(kind: pa.DataType) -> bool:
