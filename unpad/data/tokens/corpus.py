@@ -341,8 +341,7 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
             (e.keywords for e in rows.examples),
             lost.counts,
         ),
-        bad=shards.pack_bad_rows(rows.bad, path),
-        unread=shards.pack_unread(work.files[index].file.unread),
+        faults=shards.pack_faults(rows.bad, work.files[index].file.unread, path),
     )
 
 
