@@ -34,6 +34,7 @@ TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 NO_TEXT = None
 MOST_CHARACTERS = 1 << 27  # of a run's data that new texts are compared with, for about a minute or two
+MOST_BYTES = 1 << 27  # of text that a check keeps in memory
 MOST_LISTED = 20  # files of one folder or pattern
 SYSTEM_TURNS = "system_turns"  # of the training conversations, in `facts`
 
@@ -211,9 +212,16 @@ def next_command(recipe: Recipe, run: str) -> str:
 
 def near_duplicates(recipe: Recipe) -> list[str]:
     """Lines on held-out documents that are near-duplicates of training ones; see `Family`."""
-
     families.check_near_duplicates(recipe, TextData)
-    return near_texts(recipe)
+    work = corpus_files.Preparation(recipe, cache_folder(), Wanted.LEARNING)
+    work.list_files(TEXT_KINDS)
+    size = sum(file.file.path.stat().st_size for file in work.files)
+    if size > MOST_BYTES:
+        return [f"near-duplicate texts are not looked for: {size / 1e6:,.0f} MB are too many here; `unpad plan` does"]
+    corpus_files.judge_rows(work)
+    corpus_files.split_documents(work)
+    places = [example.where for index in range(len(work.files)) for example in work.rows(index).examples]
+    return [line for leaks in corpus_files.find_leaks(work, places.__getitem__).values() for line in leaks.lines()]
 
 
 def folder_files(folder: Path) -> dict[str, bytes]:
@@ -292,23 +300,3 @@ def _text_data(recipe: Recipe, corpus: Corpus, wanted: Wanted) -> TextData:
         bundle=bundle,
     )
     return TextData(table, tokens, corpus.tokenizer, corpus, recipe, replies)
-
-
-MOST_BYTES = 1 << 27  # of text that a check keeps in memory
-
-
-def near_texts(recipe: Recipe) -> list[str]:
-    """Lines on near-duplicates in each held-out part of a recipe's texts, as training reports them.
-
-    Raises:
-        SourceError: a file cannot be used, or the recipe refuses near-duplicates and there are some.
-    """
-    work = corpus_files.Preparation(recipe, cache_folder(), Wanted.LEARNING)
-    work.list_files(TEXT_KINDS)
-    size = sum(file.file.path.stat().st_size for file in work.files)
-    if size > MOST_BYTES:
-        return [f"near-duplicate texts are not looked for: {size / 1e6:,.0f} MB are too many here; `unpad plan` does"]
-    corpus_files.judge_rows(work)
-    corpus_files.split_documents(work)
-    places = [example.where for index in range(len(work.files)) for example in work.rows(index).examples]
-    return [line for leaks in corpus_files.find_leaks(work, places.__getitem__).values() for line in leaks.lines()]

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -277,9 +278,7 @@ class Column:
             return np.full(len(self.values), Split.UNDECLARED, np.int8)
         if not self.is_text:
             raise self.error("E_SPLIT", f"holds {self.values.type}, expected words", WRITE_SPLIT)
-        names = self.values.dictionary_encode()
-        side_of = np.array([*map(split_number, names.dictionary.to_pylist()), Split.UNDECLARED], np.int8)
-        sides: np.ndarray = side_of[np.asarray(names.indices.fill_null(-1))]
+        sides = _each(self.values, split_number, Split.UNDECLARED).astype(np.int8)
         said = np.asarray(pc.not_equal(pc.utf8_trim_whitespace(self.values), "").fill_null(False))
         self.faults.add((sides == Split.UNDECLARED) & said, "E_SPLIT", "the split has no such part", WRITE_SPLIT)
         return sides
@@ -387,7 +386,8 @@ class Column:
         if _is_calendar(self.values.type):
             raise self.error("E_UNIT", f"holds timestamps, expected {unit}", "set unit: timestamp for this table")
         if self.is_text:
-            dated = self.matches(_DATE) | self.matches(_CLOCK) | self._date_like()
+            others = pc.if_else(pa.array(self.matches(_PLAIN)), None, self.values)
+            dated = self.matches(_DATE) | self.matches(_CLOCK) | _each(others, is_date_like, False)
             advice = layout_advice(self.texts()) if dated.any() else ""
             fix = f"write the {unit} as a number, or set {advice or 'unit: timestamp'} where all are dates"
             self.refuse(dated, "E_UNIT", f"is a date or a time of day, expected {unit}", fix)
@@ -396,13 +396,6 @@ class Column:
         far = np.abs(np.nan_to_num(days)) > MOST_DAYS
         self.refuse(far, "E_UNIT", f"is more than 200 years, counted in {unit}", fix)
         return days
-
-    def _date_like(self) -> np.ndarray:
-        """Texts that are written like dates, (num_rows,) bool."""
-        encoded = pc.if_else(pa.array(self.matches(_PLAIN)), None, self.values).dictionary_encode()
-        dated = np.array([*(text is not None and is_date_like(text) for text in encoded.dictionary.to_pylist()), False])
-        date_like: np.ndarray = dated[np.asarray(encoded.indices.fill_null(-1))]
-        return date_like
 
     def _timestamps(self, layout: str | None) -> np.ndarray:
         moments = self.values
@@ -469,6 +462,14 @@ class Column:
 
 
 _NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+
+
+def _each(texts: pa.Array, function: Callable[[str], Any], missing: object) -> np.ndarray:
+    """A function of every text, (num_rows,), computed once for equal ones; `missing` for null."""
+    encoded = texts.dictionary_encode()
+    values = np.array([*map(function, encoded.dictionary.to_pylist()), missing])
+    of_rows: np.ndarray = values[np.asarray(encoded.indices.fill_null(-1))]
+    return of_rows
 
 
 def _matches(texts: pa.Array, pattern: str) -> np.ndarray:

@@ -330,9 +330,7 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
         target_chars=of_rows([len(text) for text in with_loss]),
         target_bytes=of_rows([len(text.encode()) for text in with_loss]),
         num_chars=of_rows([sum(len(turn.content) for turn in e.turns) for e in examples]),
-        lost_chars=of_rows(lost.chars),
-        lost_target_chars=of_rows(lost.target_chars),
-        lost_target_bytes=of_rows(lost.target_bytes),
+        **dict(zip(("lost_chars", "lost_target_chars", "lost_target_bytes"), map(of_rows, lost.num), strict=True)),
         num_system=np.array([sum(turn.role == "system" for turn in e.turns) for e in rows.examples], np.int32),
         num_chosen=np.diff(offsets)[::2].astype(np.int32) if is_pair else np.zeros(len(rows.examples), np.int32),
         details=shards.pack_details(

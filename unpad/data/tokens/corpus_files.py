@@ -132,6 +132,20 @@ class Preparation:
             )
         return self.read[index]
 
+    def kept(self, path: Path, what: str, make: Callable[[], bytes]) -> bytes:
+        """Bytes of a file of the cache, made where it has none; a damaged one is an event.
+
+        Args:
+            what: name of its content, singular.
+        """
+        data, damage = read_sealed(path)
+        if damage:
+            self.events.append(f"cache: {what} of this corpus {damage}; it is made again")
+        if data is None:
+            data = make()
+            write_sealed(path, data)
+        return data
+
     def copy_settings(self) -> list[object]:
         """Everything but the documents that determines their augmented copies, as JSON."""
         augment = self.recipe.augment.model_dump(mode="json", exclude={"synonyms_file"})
@@ -414,19 +428,16 @@ def _leaks_of(work: Preparation, part: Split) -> LeakReport | None:
         return None
     copied = [work.copy_settings()] if work.recipe.augment.multiplier else []
     path = work.folder / "leaks" / f"{make_key('leaks', code_key(), corpus_key(work), PARTS[part], *copied)}.json"
-    data, damage = read_sealed(path)
-    if damage:
-        work.events.append(f"cache: the leak report of this corpus {damage}; it is made again")
-    if data is not None:
-        values = json.loads(data)
-        return LeakReport(**{**values, "worst": [Leak(**leak) for leak in values["worst"]]})
-    examples = [example for index in range(len(work.files)) for example in work.rows(index).examples]
-    texts = [text_of(example) for example in examples]
-    groups = [example.group for example in examples]
-    with progress(f"looking for texts of {PARTS[part]} in training"):
-        leaks = report(texts, np.concatenate(work.sides), groups, part, _copies(work))
-    write_sealed(path, json.dumps(asdict(leaks)).encode())
-    return leaks
+
+    def made() -> bytes:
+        examples = [example for index in range(len(work.files)) for example in work.rows(index).examples]
+        texts, groups = [text_of(example) for example in examples], [example.group for example in examples]
+        with progress(f"looking for texts of {PARTS[part]} in training"):
+            leaks = report(texts, np.concatenate(work.sides), groups, part, _copies(work))
+        return json.dumps(asdict(leaks)).encode()
+
+    values = json.loads(work.kept(path, "the leak report", made))
+    return LeakReport(**{**values, "worst": [Leak(**leak) for leak in values["worst"]]})
 
 
 def _copies(work: Preparation) -> dict[str, int]:
@@ -444,15 +455,13 @@ def near_documents(work: Preparation) -> NDArray[np.int64]:
     """Sets of near-duplicates among all documents as `near_sets` has them, looked for once per set of files."""
     key = make_key("near sets", code_key(), [file.key for file in work.files])
     path = work.folder / "near" / f"{key}.bin"
-    data, damage = read_sealed(path)
-    if damage:
-        work.events.append(f"cache: the near-duplicates of this corpus {damage}; they are looked for again")
-    if data is None:
+
+    def made() -> bytes:
         texts = [text_of(example) for index in range(len(work.files)) for example in work.rows(index).examples]
         with progress("looking for near-duplicates"):
-            data = near_sets(texts).astype("<i8").tobytes()
-        write_sealed(path, data)
-    return np.frombuffer(data, "<i8").astype(np.int64)
+            return near_sets(texts).astype("<i8").tobytes()
+
+    return np.frombuffer(work.kept(path, "the list of near-duplicates", made), "<i8").astype(np.int64)
 
 
 def compare_new(
