@@ -58,6 +58,7 @@ class TextData(families.Data):
     replies: Replies | None
     compares: ClassVar[bool] = True
     least_content: ClassVar[int] = 8
+    least_updates: ClassVar[int] = 1000
     augmentation: ClassVar[str] = "augment"
     family: ClassVar[str] = "text"
     kinds: ClassVar[tuple[str, ...]] = KINDS
