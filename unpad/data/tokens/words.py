@@ -9,7 +9,7 @@ and what has none is spelled in UTF-8 bytes.
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
@@ -18,8 +18,6 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from unpad.errors import SourceError
-
-Segmenter = Callable[[str], list[str]]
 
 FORMAT = "unpad-words-1"
 SPECIALS = ("<|pad|>", "<|unk|>", "<|bos|>", "<|eos|>")
