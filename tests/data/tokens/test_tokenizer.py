@@ -177,15 +177,15 @@ def test_a_piece_follows_where_a_character_may_go_on_with_its_bytes(
 # --------------------------------------------------------------------------- the vocabulary of words
 
 
-def test_vocabulary_is_bytes_then_characters_then_words_by_count_then_reserved() -> None:
+def test_vocabulary_is_bytes_then_reserved_then_characters_then_words_by_count() -> None:
     tokenizer = words()
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 2, 3)
     assert tokenizer.pieces[4:FIRST_TOKEN] == tuple(bytes([byte]) for byte in range(256))
     tail = [piece.decode() for piece in tokenizer.pieces[FIRST_TOKEN:]]
-    assert tail[-2:] == RESERVED
-    singles = [token for token in tail[:-2] if len(token) == 1]
-    several = [token for token in tail[:-2] if len(token) > 1]
-    assert tail[:-2] == singles + several
+    assert tail[:2] == RESERVED
+    singles = [token for token in tail[2:] if len(token) == 1]
+    several = [token for token in tail[2:] if len(token) > 1]
+    assert tail[2:] == singles + several
     joined = "".join(TEXTS)
     assert set(singles) == {character for character in joined if not character.isascii()}
     counts = [joined.count(token) for token in singles]
