@@ -307,20 +307,13 @@ def folder_files(folder: Path) -> dict[str, bytes]:
     return {TOKENIZER: folder_tokenizer(folder, chat=False)}
 
 
-def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
-    """One question about each of several images, without answers to train on, for `VqaData.prompts`."""
-    return _unanswered(recipe, tokenizer, images, [(question, (i,)) for i in range(len(images))])
-
-
-def question_about_all(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
-    """One question about all of several images, or about none; otherwise as `questions_about`."""
-    return _unanswered(recipe, tokenizer, images, [(question, tuple(range(len(images))))])
-
-
-def _unanswered(
-    recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], asked: list[tuple[str, tuple[int, ...]]]
+def questions_about(
+    recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str, *, together: bool = False
 ) -> VqaData:
-    """Questions about images, each with the places of its own."""
+    """One question about each of several images, or about all of them or none, for `VqaData.prompts`: without answers
+    to train on."""
+    every = tuple(range(len(images)))
+    asked = [(question, every)] if together else [(question, (image,)) for image in every]
     examples = [VqaExample("", shown, question, ("?",), None, False) for question, shown in asked]
     listed = ListedRows(recipe, "vqa", [], examples, [0] * len(examples), [])
     chosen = choose_questions(listed, images, Wanted.NEW)

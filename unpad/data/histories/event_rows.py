@@ -397,19 +397,6 @@ class EventRows:
         return alias(self.patients[person].as_py())
 
 
-def units_of(parts: Sequence[EventTable]) -> set[str]:
-    """Return the units of the clocks of all sources.
-
-    Raises:
-        RecipeError: some sources have timestamps and others a clock of their own.
-    """
-    units = {part.unit for part in parts if part.unit is not None}
-    if "timestamp" in units and len(units) > 1:
-        what = "some tables of events have timestamps and others count from a time of their own"
-        raise RecipeError(what, where="data.events", fix="bring all of them onto one clock")
-    return units
-
-
 def join(parts: Sequence[EventTable], more: Sequence[pa.Array] = ()) -> tuple[EventRows, list[np.ndarray]]:
     """Concatenate the events of all sources and number the patients.
 

@@ -4,10 +4,11 @@ Every file is hashed. Files in the cache are opened; the others are read, judged
 split), and then encoded. No file is encoded twice, and a warm start reads no row.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -394,16 +395,14 @@ def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample 
     drawn, num_documents = _draw(work)
     if len(drawn) == num_documents.sum():
         return None
-    chosen: dict[int, list[int]] = defaultdict(list)
-    for index, row in drawn:
-        chosen[index].append(row)
     learned = tokenizer is None
     if tokenizer is None:
-        texts = [turn.content for place in drawn for turn in _example(work, place).turns]
+        texts = [turn.content for index, row in drawn for turn in work.rows(index).examples[row].turns]
         tokenizer = train_tokenizer(recipe.tokenizer, texts, reserved_texts(recipe.data.template))
     parts = []
-    for index, rows in chosen.items():
-        shard = encode_rows(work, index, work.rows(index).take(np.array(rows)), tokenizer)
+    for index, places in groupby(drawn, itemgetter(0)):
+        rows = np.array([row for _, row in places])
+        shard = encode_rows(work, index, work.rows(index).take(rows), tokenizer)
         parts.append(part_of(work.files[index], shard, "", work.sides[index][rows], work.units[index][rows]))
     work.read.clear()
     tokens = token_set(work, parts)
@@ -425,12 +424,8 @@ def _draw(work: Preparation) -> tuple[list[Place], np.ndarray]:
         ]
         numbers[number] = len(places)
         if places:
-            chars = sum(len(turn.content) for place in places for turn in _example(work, place).turns) / len(places)
+            turns = (turn for index, row in places for turn in work.rows(index).examples[row].turns)
+            chars = sum(len(turn.content) for turn in turns) / len(places)
             most = min(len(places), MOST, max(FEWEST, int(MOST_CHARS / max(chars, 1))))
             drawn += [places[i] for i in np.sort(rng.choice(len(places), most, replace=False)).tolist()]
     return drawn, numbers
-
-
-def _example(work: Preparation, place: Place) -> Example:
-    index, row = place
-    return work.rows(index).examples[row]
