@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -249,23 +249,14 @@ class EventData(families.Data):
         linearly where their scale suits it."""
         own, section = self.recipe.events, config.model_dump(mode="json")
         if "horizon" in config.decided:
-            given, days = section["horizon"], None if section["bins"] is None else self.horizon
-            if given not in (None, days):
-                labelled = "have no horizon" if days is None else f"are of day {days:g}"
-                what = f"the hazards would give the probability up to day {given:g}, and the labels {labelled}"
-                raise RecipeError(what, where="model.horizon", fix="leave it out; events.labels.horizon decides it")
-            section["horizon"] = days
+            days = None if section["bins"] is None else self.horizon
+            _decide(section, "horizon", days, "have no horizon" if days is None else f"are of day {days:g}")
         if "competing" in config.decided and section["bins"] is not None:
-            given, num = section["competing"], len(own.labels.competing) if own.labels else 0
-            if given not in (None, num):
-                what = f"the model has {number_of(given, 'competing events')}, and the labels name {num}"
-                raise RecipeError(what, where="model.competing", fix="leave it out; events.labels.competing decides it")
-            section["competing"] = num
+            num = len(own.labels.competing) if own.labels else 0
+            _decide(section, "competing", num, f"name {number_of(num, 'competing events')}")
         if "classes" in config.decided and own.labels is not None:
             given, num = section["classes"], len(self.classes) or 2
-            if given not in (None, num):
-                what = f"the model has {number_of(given, 'classes')}, and the labels have {num}"
-                raise RecipeError(what, where="model.classes", fix="leave it out; events.labels.classes decides it")
+            _decide(section, "classes", num, f"have {num} classes")
             for field, usual, shown in (("bins", None, "null"), ("positive_weight", 1.0, "1")):
                 if num > 2 and section.get(field, usual) != usual:
                     what = f"the labels have {num} classes, and model.{field} is of one outcome"
@@ -357,6 +348,14 @@ class EventData(families.Data):
         )
         labels = None if cohort.label is None else torch.from_numpy(cohort.label[ids])
         return replace(batch, seq_labels=labels, parts=(sets,))
+
+
+def _decide(section: dict[str, Any], field: str, value: float | None, labels: str) -> None:
+    """Fill in a field of a model by what the labels say; refuse another value there."""
+    if section[field] not in (None, value):
+        what = f"the model says {section[field]:g}, and the labels {labels}"
+        raise RecipeError(what, where=f"model.{field}", fix=f"leave it out; events.labels.{field} decides it")
+    section[field] = value
 
 
 def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
