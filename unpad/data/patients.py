@@ -10,7 +10,6 @@ patient's label, landmark and split, `assemble.py` the sets.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -232,17 +231,12 @@ class EventData(families.Data):
         return families.FoundRow(row.where, parts, f"in the history of {self.where(patients[0])}")
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.known.to_bytes())
         cohort, sets = self.cohort, self.sets
         whole = (self.code, sets.events_of, sets.sets_of, sets.set_starts, cohort.split, cohort.label, cohort.cause)
-        for part in whole:
-            digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<i8").tobytes())
-        for part in (self.values, sets.times, cohort.duration):
-            digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<f8").tobytes())
-        for patient_id in self.ids.tolist():
-            digest.update(f"{patient_id},".encode())
-        digest.update(b"" if self.landmarks is None else repr(self.landmarks.tolist()).encode())
-        return digest.hexdigest()
+        numbers = (self.values, sets.times, cohort.duration)
+        ids = "".join(f"{patient_id}," for patient_id in self.ids.tolist())
+        landmarks = None if self.landmarks is None else repr(self.landmarks.tolist())
+        return families.digest_of(self.known.to_bytes(), *whole, *numbers, ids, landmarks)
 
     def complete(self, config: ModelConfig) -> ModelConfig:
         """Fill in the horizon and the competing events of the hazards, the number of classes, and that last values act

@@ -6,7 +6,6 @@ An image takes one position per patch; the model reads its embedding of the patc
 never cut, and a row may have none.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, NearDuplicates, check_near_duplicates, sequence_table
+from unpad.data.family import Data, NearDuplicates, check_near_duplicates, digest_of, sequence_table
 from unpad.data.images import refuse_image_cuts
 from unpad.data.pictures.album import Album, PixelCache, image_batch, open_album, with_images
 from unpad.data.pictures.alike import Pictures, tie_alike
@@ -180,14 +179,9 @@ class VqaData(RowData[VqaExample]):
         return replace(self, table=table, chosen=chosen, examples=examples, rows=rows)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.album.settings.identity().encode())
-        for part in (self.rows.tokens, self.rows.offsets, self.rows.counts, self.table.split, self.album.grids):
-            digest.update(np.ascontiguousarray(part).astype("<i8").tobytes())
-        for example in self.examples:
-            digest.update(repr(example.images).encode())
-        for image in self.album.images:
-            digest.update(image.sha256.encode())
-        return digest.hexdigest()
+        arrays = (self.rows.tokens, self.rows.offsets, self.rows.counts, self.table.split, self.album.grids)
+        images = [*(repr(one.images) for one in self.examples), *(image.sha256 for image in self.album.images)]
+        return digest_of(self.album.settings.identity(), *arrays, *images)
 
     def lines(self) -> list[str]:
         captions, patches = sum(example.caption for example in self.examples), self.album.grids.prod(1)

@@ -164,6 +164,11 @@ class Shard:
     def num_rows(self) -> int:
         return self.offsets.size - 1
 
+    def row(self, row: int) -> np.ndarray:
+        """Tokens of a row, (length,)."""
+        start, stop = self.offsets[row : row + 2].tolist()
+        return self.tokens[start:stop]
+
     @cached_property
     def _details(self) -> "RowDetails":
         details = _stored(_DETAILS, self.details)

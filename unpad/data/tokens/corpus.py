@@ -65,6 +65,7 @@ def keep_last_reply(examples: Sequence[Example], loss_mask: np.ndarray, offsets:
 __all__ = ["Corpus", "CorpusReport", "TokenSet", "open_corpus"]
 
 
+@dataclass
 class Corpus:
     """An encoded corpus. `compare` looks for other parts' documents in training, which may take longer than all else.
 
@@ -73,8 +74,10 @@ class Corpus:
         work: what is known of the files, without their rows; None where nothing is to be compared.
     """
 
-    def __init__(self, tokens: TokenSet, tokenizer: Tokenizer, report: CorpusReport, work: Preparation | None) -> None:
-        self.tokens, self.tokenizer, self.report, self._work = tokens, tokenizer, report, work
+    tokens: TokenSet
+    tokenizer: Tokenizer
+    report: CorpusReport
+    work: Preparation | None
 
     def compare(self) -> CorpusReport:
         """Compare documents of valid and test with those trained on, once, and return the report of both.
@@ -82,8 +85,8 @@ class Corpus:
         Raises:
             SourceError: near-duplicates are refused, or a file has changed.
         """
-        if self._work is not None:
-            work, self._work = self._work, None
+        if self.work is not None:
+            work, self.work = self.work, None
             with work.stage("leaks"):
                 leaks = corpus_files.find_leaks(work, self.tokens.where)
                 work.read.clear()
@@ -178,13 +181,9 @@ def _count_unchanged(parts: Sequence[CorpusShard]) -> int:
     for part in parts:
         original = originals[part.path, part.kind, part.source]
         if part is not original:
-            rows, texts = np.flatnonzero(original.split == Split.TRAIN), [each.shard for each in (original, part)]
-            for copy in range(part.shard.num_rows):
-                first, second = (
-                    shard.tokens[slice(*shard.offsets[row : row + 2].tolist())]
-                    for shard, row in zip(texts, (rows[copy % len(rows)], copy), strict=True)
-                )
-                num += np.array_equal(first, second)
+            rows = np.resize(np.flatnonzero(original.split == Split.TRAIN), part.shard.num_rows).tolist()
+            pairs = ((original.shard.row(row), part.shard.row(copy)) for copy, row in enumerate(rows))
+            num += sum(np.array_equal(first, second) for first, second in pairs)
     return num
 
 
