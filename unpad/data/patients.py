@@ -347,7 +347,7 @@ class EventData(families.Data):
 def _decide(section: dict[str, Any], field: str, value: float | None, labels: str) -> None:
     """Fill in a field of a model by what the labels say; refuse another value there."""
     if section[field] not in (None, value):
-        what = f"the model says {section[field]:g}, and the labels {labels}"
+        what = f"model.{field} is {section[field]:g}, and the labels {labels}"
         raise RecipeError(what, where=f"model.{field}", fix=f"leave it out; events.labels.{field} decides it")
     section[field] = value
 
