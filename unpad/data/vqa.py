@@ -245,12 +245,8 @@ class VqaData(RowData[VqaExample]):
         if not answered:
             begin = int(np.argmax(counts))  # of the answer
             ids, counts = ids[:begin], counts[:begin]
-        place, size = self.rows.place, int(self.num_patches[seq])
-        placeholders = np.full(size, self.placeholder, np.int64)
-        return (
-            np.concatenate([ids[:place], placeholders, ids[place:]]),
-            np.concatenate([counts[:place], np.zeros(size, np.bool_), counts[place:]]),
-        )
+        places = np.full(int(self.num_patches[seq]), self.rows.place)
+        return np.insert(ids, places, self.placeholder), np.insert(counts, places, False)
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
