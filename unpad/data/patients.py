@@ -115,8 +115,7 @@ class EventData(families.Data):
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of several classes; () for an outcome that comes or does not."""
-        labels = self.recipe.events.labels
-        return () if labels is None else labels.several
+        return self.cohort.classes
 
     @property
     def num_outputs(self) -> int:
@@ -387,13 +386,9 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         RecipeError: settings do not fit the tables, an outcome is among the facts, or the plan would cut a patient.
     """
     key = (kept or {}).get(families.NAMES_KEY) or names_key()  # runs of earlier versions have none
-    with named_by(key):
-        return _read(recipe, kept, key, wanted)
-
-
-def _read(recipe: Recipe, kept: dict[str, bytes] | None, key: bytes, wanted: Wanted) -> EventData:
     refuse_empty(len(recipe.data.events), "events", [])
-    return open_tables(recipe, read_cohort(recipe, wanted), kept, key)
+    with named_by(key):
+        return open_tables(recipe, read_cohort(recipe, wanted), kept, key)
 
 
 def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | None, key: bytes = b"") -> EventData:

@@ -255,9 +255,9 @@ def open_sample(recipe: Recipe) -> families.Sample | None:
     sampled = None if recipe.plan.cross_documents or recipe.data.pairs else sample_corpus(recipe)
     if sampled is None:
         return None
-    note = ", with a vocabulary learned from them alone" if sampled.learned else ""
-    data = _text_data(recipe, sampled.corpus, Wanted.LEARNING)
-    return families.Sample(data, sampled.num_documents, "documents", note)
+    corpus, num_documents, learned = sampled
+    note = ", with a vocabulary learned from them alone" if learned else ""
+    return families.Sample(_text_data(recipe, corpus, Wanted.LEARNING), num_documents, "documents", note)
 
 
 def _check_pairs(recipe: Recipe) -> None:

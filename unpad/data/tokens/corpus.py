@@ -353,27 +353,15 @@ FEWEST = 100  # documents of a kind, however long
 Place = tuple[int, int]  # of a document: index of its file, row in the file
 
 
-@dataclass(frozen=True)
-class CorpusSample:
-    """Training documents of a corpus, drawn at random within their kind, without augmented copies.
-
-    Args:
-        num_documents: (num_kinds,) int64, training documents of each kind of TEXT_KINDS that they were drawn from.
-        learned: whether their vocabulary was learned from them alone.
-    """
-
-    corpus: Corpus
-    num_documents: np.ndarray
-    learned: bool
-
-
-def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample | None:
+def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> tuple[Corpus, np.ndarray, bool] | None:
     """Read a recipe's data and encode a sample of its training documents; nothing is written to the cache.
 
     Near-duplicates are not kept in one part (`data.near_duplicates: together`), since finding them takes long.
 
     Returns:
-        None if the files are small, all documents are encoded already, or the sample would be all of them.
+        The sample, without augmented copies; (num_kinds,) int64, training documents of each kind of TEXT_KINDS that it
+        was drawn from at random; and whether the vocabulary was learned from it alone. None if the files are small, all
+        documents are encoded already, or the sample would be all of them.
 
     Raises:
         SourceError, RecipeError: as `open_corpus`.
@@ -406,7 +394,7 @@ def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample 
     work.read.clear()
     tokens = token_set(work, parts)
     report = report_of(work, tokens, tokenizer, len(drawn), bad)
-    return CorpusSample(Corpus(tokens, tokenizer, report, None), num_documents, learned)
+    return Corpus(tokens, tokenizer, report, None), num_documents, learned
 
 
 def _draw(work: Preparation) -> tuple[list[Place], np.ndarray]:
