@@ -80,6 +80,7 @@ class Usable:
         where: its place.
         question, answer: 64-bit hashes of all before the last reply of a conversation, and of the reply; else None.
         picture: the `ImageExample` of a picture with a class; else None.
+        line_ends: of a text, as `line_ends` of `text.py` has them.
     """
 
     characters: int | None = None
@@ -88,6 +89,7 @@ class Usable:
     question: int | None = None
     answer: int | None = None
     picture: Any = None
+    line_ends: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)
