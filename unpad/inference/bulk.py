@@ -242,7 +242,7 @@ def _prompt(run: LoadedRun, row: Row, strictly: bool) -> Prompt:
             raise RowFault("E_TYPE", "the run was trained on no conversations", 'give it rows with "prompt" alone')
         return run.prompt(row.text(request), row.text("system") if row.get("system") else "")
     is_talk = request in MESSAGES
-    turns = with_system(row, messages_of(row[request], f'"{request}"') if is_talk else chat.asked(row, request))
+    turns = with_system(row, messages_of(row, row[request], f'"{request}"') if is_talk else chat.asked(row, request))
     refuse_order([turn.role for turn in turns])
     if not turns or turns[-1].role != "user":
         raise RowFault("E_ROLE", "the last message is not of the user", "end with the user's message")

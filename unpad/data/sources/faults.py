@@ -1,7 +1,7 @@
 """Faults of rows: their codes, the fix of each, and what messages show of a row."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unpad.data.sources.example import BadRow
@@ -50,11 +50,16 @@ class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadR
 
 
 class FieldFault(RowFault):
-    """A field that changes what a row means, and that is not read; `field` is its name."""
+    """Fields that change what a row means, and that are not read; `fields` are their names."""
 
-    def __init__(self, field: str, what: str) -> None:
-        super().__init__("E_FIELD", what)
-        self.field = field
+    def __init__(self, doubts: Mapping[str, str]) -> None:
+        """Args:
+        doubts: what is wrong with each.
+        """
+        (_, what), *others = doubts.items()
+        named = ", ".join(f'"{name}"' for name, _ in others)
+        super().__init__("E_FIELD", f"{what}; nor {'are' if others[1:] else 'is'} {named}" if others else what)
+        self.fields = tuple(doubts)
 
 
 def excerpt(content: object, encoding: str = "utf-8") -> str:
