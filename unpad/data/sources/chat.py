@@ -83,7 +83,7 @@ def _turns_of_row(row: Row, file: SourceFile) -> tuple[Turn, ...]:
             return in_turns(with_system(row, _request_and_reply(row, request, replies)), f'"{request}"')
         name = next((text for text in texts if text in row), name)
     if name is None:
-        raise missing((*whole, *requests, *texts), row.names)
+        raise missing((*whole, *requests, *texts), row.value)
     return in_turns(with_system(row, parsed(name)), f'"{name}"')
 
 
@@ -106,7 +106,7 @@ def _request_and_reply(row: Row, request: str, replies: Sequence[str]) -> list[T
     """Turn a row such as Alpaca's, or one with lists of messages as prompt and completion, into messages."""
     reply = row.one_of(replies, "a reply")
     if reply is None:
-        raise missing(replies, row.names)
+        raise missing(replies, row.value)
     return [*asked(row, request), *said_in(row, reply)]
 
 

@@ -56,7 +56,7 @@ def _pair_of_row(row: Row, field: str | None) -> tuple[list[Turn], dict[str, Tur
     names = (field,) if field else [name for name in PROMPTS if name not in row or row[name] not in whole]
     named = row.one_of(names, "the prompt")
     if field and named is None:
-        raise missing((field,), row.names)
+        raise missing((field,), row.value)
     spoken = [name for name in REPLIES if type(row.value[name]) is str and row.text(name).lstrip().startswith("Human:")]
     conversations = {
         name: chat.messages_of(row, row[name], f'"{name}"') if name in spoken else chat.said_in(row, name)
@@ -64,7 +64,7 @@ def _pair_of_row(row: Row, field: str | None) -> tuple[list[Turn], dict[str, Tur
     }
     prompt = _common(conversations) if named is None else chat.asked(row, named)
     if not prompt:
-        raise missing(PROMPTS, row.names)
+        raise missing(PROMPTS, row.value)
     replies = {name: _reply(turns, prompt, name) for name, turns in conversations.items()}
     if replies[CHOSEN] == replies[REJECTED]:
         raise RowFault("E_EQUAL", '"chosen" and "rejected" are the same reply', "remove the row")

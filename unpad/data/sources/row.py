@@ -11,6 +11,7 @@ from unpad.data.sources.faults import FieldFault, RowFault, missing, type_name
 _ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff"
 
 
+SEVERAL = "write one text, or a row for each; a picture goes into a row of image, question and answer"
 UNSEEN = object()  # value of a field that was not read from the file
 
 
@@ -116,7 +117,7 @@ class Row:
             raise RowFault("E_NOT_OBJECT", f"the row is {type_name(self.value)}, expected an object")
         for name in names:
             if name not in self.value:
-                raise missing((name,), list(self.value))
+                raise missing((name,), self.value)
         return self
 
     def text(self, name: str) -> str:
@@ -204,7 +205,7 @@ def require_text(value: object, name: str) -> str:
     if type(value) is not str:
         if value is None:
             raise RowFault("E_NULL", f"{name} is null, expected a string")
-        fix = "join the parts into one string" if isinstance(value, list) else ""
+        fix = SEVERAL if type(value) is list else "write the text that it stands for"
         raise RowFault("E_TYPE", f"{name} is {type_name(value)}, expected a string", fix)
     if not value.strip().strip(_ZERO_WIDTH):
         raise RowFault("E_EMPTY", f"{name} is {'blank' if value else 'empty'}")

@@ -77,8 +77,10 @@ def _truth_values(name: str, value: Any) -> list[str]:
     """Paths of the truth values in a value, such as metadata.usable."""
     if type(value) is bool:
         return [name]
-    parts = value.items() if type(value) is dict else (("", item) for item in value) if type(value) is list else ()
-    return [path for key, part in parts for path in _truth_values(f"{name}.{key}", part)]
+    parts = [(name, part) for part in value] if type(value) is list else []
+    if type(value) is dict:
+        parts = [(f"{name}.{key}", part) for key, part in value.items()]
+    return list(dict.fromkeys(path for within, part in parts for path in _truth_values(within, part)))
 
 
 @lru_cache(maxsize=1024)
@@ -197,7 +199,8 @@ def count_unread(unread: Unread, row: Row) -> None:
         value = row.get_unread(name)
         if is_blank(value) or is_metadata(name, value):
             continue
-        number, within = number_of(value), _truth_values(name, value) if type(value) is dict else []
+        number, items = number_of(value), listed(value)
+        within = _truth_values(name, items) if type(items) is dict else []
         for path in within or [name]:
             if not within and (number is None or not 0 <= number <= 1):
                 unread.marks.discard(path)

@@ -125,7 +125,7 @@ def asked(folder: Path, row: Row) -> tuple[tuple[Path, ...], str]:
         return paths, DESCRIBE
     if "question" not in row:
         talks = "conversations about pictures are not read: write question and answer" if "conversations" in row else ""
-        raise missing(("question", "caption"), row.names, fix=talks)
+        raise missing(("question", "caption"), row.value, fix=talks)
     return paths, require_text(row.get("question"), '"question"')
 
 
