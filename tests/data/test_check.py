@@ -26,7 +26,7 @@ def test_a_file_of_unknown_kind_is_a_fault_among_several_and_the_others_are_read
     outcome = unpad("data", "check", good, odd, last)
     assert (outcome.code, outcome.err) == (3, "")
     assert f'{odd}: E_KIND the rows or columns match no kind of data; there is "when"' in outcome.out
-    assert "  do: set --kind" in outcome.out
+    assert "  do: write rows with prompt and completion" in outcome.out
     assert f"{last}:2: E_TYPE" in outcome.out
     shown = " ".join(outcome.out.split())
     for told in (f"{good}: text, 1 of 1 row usable", f"{odd}: not read", f"{last}: text, 1 of 2 rows"):

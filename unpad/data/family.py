@@ -102,47 +102,33 @@ class SequenceTable:
     num_targets: np.ndarray
     kind: np.ndarray
     source: np.ndarray
-    weights: tuple[float, ...]
-    file_hashes: tuple[tuple[str, str], ...]
-    attended: np.ndarray | None
-    num_test: int
     group: np.ndarray
-    bundle: np.ndarray | None
+    weights: tuple[float, ...] = (1.0,)
+    file_hashes: tuple[tuple[str, str], ...] = ()
+    attended: np.ndarray | None = None
+    num_test: int = 0
+    bundle: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.positions)
 
 
-def sequence_table(
-    positions: np.ndarray,
-    split: np.ndarray,
-    *,
-    num_targets: np.ndarray | None = None,
-    kind: np.ndarray | None = None,
-    source: np.ndarray | None = None,
-    weights: Sequence[float] = (1.0,),
-    file_hashes: Sequence[tuple[str, str]] = (),
-    attended: np.ndarray | None = None,
-    num_test: int = 0,
-    group: np.ndarray | None = None,
-    bundle: np.ndarray | None = None,
-) -> SequenceTable:
+def sequence_table(positions: np.ndarray, split: np.ndarray, **others: Any) -> SequenceTable:
     """Build a table; by default every sequence has one target and is a group of its own, and all are of one kind and
-    one source."""
+    one source.
+
+    Args:
+        others: fields of the table; None, or none, stands for the default.
+    """
     num = len(positions)
-    return SequenceTable(
-        positions=positions,
-        split=split,
-        num_targets=np.ones(num, np.int64) if num_targets is None else num_targets,
-        kind=np.zeros(num, np.uint8) if kind is None else kind,
-        source=np.zeros(num, np.int16) if source is None else source,
-        weights=tuple(weights),
-        file_hashes=tuple(file_hashes),
-        attended=attended,
-        num_test=num_test,
-        group=np.arange(num) if group is None else group,
-        bundle=bundle,
-    )
+    default = {
+        "num_targets": np.ones(num, np.int64),
+        "kind": np.zeros(num, np.uint8),
+        "source": np.zeros(num, np.int16),
+        "group": np.arange(num),
+    }
+    given = {name: values for name, values in others.items() if values is not None}
+    return SequenceTable(positions, split, **{**default, **given})
 
 
 @dataclass(frozen=True)

@@ -22,15 +22,7 @@ import torch
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
-from unpad.data.family import (
-    NAMES_KEY,
-    Data,
-    FoundRow,
-    SequenceTable,
-    check_near_duplicates,
-    refuse_cuts,
-    sequence_table,
-)
+from unpad.data import family as families
 from unpad.data.histories import assemble
 from unpad.data.histories.cohort import Cohort, PatientTables, find_row, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.data.histories.columns import are_whole
@@ -59,7 +51,7 @@ NO_TEXT = "this run is one of patients and writes no text", "use `unpad predict 
 
 
 @dataclass(frozen=True, eq=False)
-class EventData(Data):
+class EventData(families.Data):
     """Patients of a run; one of several landmarks is as many sequences, or examples, side by side.
 
     Args:
@@ -79,7 +71,7 @@ class EventData(Data):
         recipe: names the tables.
     """
 
-    table: SequenceTable
+    table: families.SequenceTable
     ids: np.ndarray
     landmarks: np.ndarray | None
     known: assemble.Codes
@@ -137,7 +129,7 @@ class EventData(Data):
 
     @property
     def secrets(self) -> dict[str, bytes]:
-        return {NAMES_KEY: self.names_key}
+        return {families.NAMES_KEY: self.names_key}
 
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
@@ -217,7 +209,7 @@ class EventData(Data):
     def bad_rows(self) -> Sequence[BadRow]:
         return self.report.bad
 
-    def find_otherwise(self, given: str) -> FoundRow | None:
+    def find_otherwise(self, given: str) -> families.FoundRow | None:
         """A patient by id or file, or by the place of an event or a label."""
         with named_by(self.names_key):
             tables = read_cohort(self.recipe)
@@ -229,15 +221,15 @@ class EventData(Data):
             if not parts:
                 reasons = ", ".join(f"{number:,} {reason}" for reason, number in tables.cohort.left_out.items())
                 remark = "it is of no patient of the cohort" + (f", which leaves out {reasons}" if reasons else "")
-                return FoundRow(row.where, [], remark)
+                return families.FoundRow(row.where, [], remark)
             if not len(row.events):
-                return FoundRow(row.where, parts, f"of {self.where(patients[0])}")
-            events, _, _ = assemble.read_histories(tables, self.recipe.events)
+                return families.FoundRow(row.where, parts, f"of {self.where(patients[0])}")
+            events, *_ = assemble.read_histories(tables, self.recipe.events)
             used_rows = assemble.assemble(tables, events, self.recipe.events, self.known).events.row
         if not np.isin(row.events, used_rows).any():
             remark = "no history has it: it is after the landmark, a duplicate, or beyond events.max_events"
-            return FoundRow(row.where, [], remark)
-        return FoundRow(row.where, parts, f"in the history of {self.where(patients[0])}")
+            return families.FoundRow(row.where, [], remark)
+        return families.FoundRow(row.where, parts, f"in the history of {self.where(patients[0])}")
 
     def fingerprint(self) -> str:
         digest = hashlib.sha256(self.known.to_bytes())
@@ -387,7 +379,7 @@ def next_command(recipe: Recipe, run: str) -> str:
 
 def near_duplicates(recipe: Recipe) -> list[str]:
     """No lines, as patients are not compared; see `Family`."""
-    check_near_duplicates(recipe, EventData)
+    families.check_near_duplicates(recipe, EventData)
     return []
 
 
@@ -401,7 +393,7 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         SourceError: a table is missing or unusable, bad rows are refused, or there is no patient to train on.
         RecipeError: settings do not fit the tables, an outcome is among the facts, or the plan would cut a patient.
     """
-    key = (kept or {}).get(NAMES_KEY) or names_key()  # runs of earlier versions have none
+    key = (kept or {}).get(families.NAMES_KEY) or names_key()  # runs of earlier versions have none
     with named_by(key):
         return _read(recipe, kept, key, wanted)
 
@@ -418,7 +410,7 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         key: of the run's names for patients.
     """
     settings = recipe.events
-    events, counts, repeated = assemble.read_histories(tables, settings)
+    events, counts, repeated, num_late = assemble.read_histories(tables, settings)
     bad = [*tables.bad, *repeated]
     apply_policy(bad, tables.num_rows, recipe.data, "RECIPE.yaml")
     if kept is None:
@@ -438,10 +430,10 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         counts={**counts, **histories.counts},
         unknown=histories.unknown,
         without_vector=without,
-        per_source=assemble.per_source(tables, histories.events),
+        per_source=assemble.per_source(tables, histories.events.patient, histories.events.row),
         num_read=histories.num_read,
         num_strange=histories.num_strange,
-        num_late=assemble.count_late(tables),
+        num_late=num_late,
         source_names=tuple(part.name for part in tables.rows.parts),
         has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
         notes=(*tables.notes, *histories.notes),
@@ -469,8 +461,8 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
     )
 
 
-def _table(recipe: Recipe, tables: PatientTables, sets: assemble.Sets) -> SequenceTable:
-    table = sequence_table(
+def _table(recipe: Recipe, tables: PatientTables, sets: assemble.Sets) -> families.SequenceTable:
+    table = families.sequence_table(
         np.diff(sets.events_of),
         tables.cohort.split,
         num_targets=_count_targets(sets, tables.cohort),
@@ -480,7 +472,7 @@ def _table(recipe: Recipe, tables: PatientTables, sets: assemble.Sets) -> Sequen
         group=tables.cohort.patient,
     )
     most, what = int(table.positions.max(initial=0)), "a patient has {} events"
-    refuse_cuts(recipe, most, what, "a plan would cut through a set", "set events.max_events={}")
+    families.refuse_cuts(recipe, most, what, "a plan would cut through a set", "set events.max_events={}")
     return table
 
 

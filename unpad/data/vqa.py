@@ -379,8 +379,8 @@ def _encode(examples: list[VqaExample], tokenizer: Tokenizer, recipe: Recipe) ->
         raise RecipeError("the template's roles are alike", where="data.template", fix="give each a prefix of its own")
     prefix = encode_prompt([], tokenizer, template.model_copy(update={"assistant": template.user}))
     total = sum(len(turn.content) for text in texts for turn in text.turns)
-    lost_characters = LostCharacters(int(lost.chars.sum()), total, commonest(lost.counts))
-    return QuestionRows(tokens, counts, offsets, len(prefix), lost_characters, lost.target_chars)
+    lost_characters = LostCharacters(int(lost.num[0].sum()), total, commonest(lost.counts))
+    return QuestionRows(tokens, counts, offsets, len(prefix), lost_characters, lost.num[1])
 
 
 def choose_questions(

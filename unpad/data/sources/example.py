@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from unpad.terminal.printing import escaped
 
-MOST_NAMED = 8  # fields that a line names
+MOST_NAMED = 16  # fields that a line names
 SplitName = Literal["train", "holdout", "test"]
 # Names that a row, a table or a folder may give a part; `held_out` is MEDS's name of the test part.
 SPLIT_NAMES: dict[str, SplitName] = {
