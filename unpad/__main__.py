@@ -27,8 +27,16 @@ def main() -> None:
     except KeyboardInterrupt:
         _leave()
     from unpad.cli.main import main
+    from unpad.processes.worker import leave, started_by_torchrun
 
-    main()
+    if not started_by_torchrun():
+        main()
+        return
+    try:
+        main()
+    except SystemExit as end:
+        leave(end.code)
+    leave(0)
 
 
 def _misreads_names() -> bool:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -12,7 +13,9 @@ from tests.doctor.examining import codes, examined
 from tests.helpers.families import text
 from tests.helpers.toy import run
 from unpad.doctor.finding import Finding
+from unpad.doctor.images import gap, never_predicted
 from unpad.doctor.settings import overfit, run_flat
+from unpad.evaluation.classes import ClassPredictions
 from unpad.recipes.recipe import stages_of
 from unpad.run.folder import run_recipe
 
@@ -63,3 +66,23 @@ def test_a_course_that_went_wrong_is_named(trained, kind, code):
 
     assert [one.code for one in found([spoilt(kind, row) for row in logged])] == [code]
     assert [one.code for one in found(logged) if one.severity != "note"] == []
+
+
+def predictions(right: float, num: int, lost: int | None = None) -> ClassPredictions:
+    """Of three classes in turn, a share of them right, the class `lost` taken for the next one."""
+    labels = np.arange(num) % 3
+    chosen = np.where(np.arange(num) < right * num, labels, (labels + 1) % 3)
+    if lost is not None:
+        chosen[chosen == lost] = (lost + 1) % 3
+    return ClassPredictions(np.log(np.eye(3)[chosen] + 1e-3), labels)
+
+
+def test_a_class_that_a_run_never_predicts_and_what_it_knows_by_heart_are_named():
+    classes, good = ("a", "b", "c"), predictions(0.9, 60)
+    (lost,) = never_predicted(predictions(0.9, 60, lost=1), classes)
+    assert lost.sentences("en")[0] == "The class 'b' is never predicted, though 20 of 60 held-out pictures are of it."
+    assert "'c'" in lost.sentences("en")[1]
+    assert never_predicted(good, classes) == never_predicted(predictions(1.0, 12, lost=1), classes) == []
+    (by_heart,) = gap(good, predictions(0.5, 60))
+    assert "90% of the pictures that it trained on and in 50% of the held-out ones" in by_heart.sentences("en")[0]
+    assert gap(good, predictions(0.8, 60)) == gap(good, predictions(0.5, 6)) == []

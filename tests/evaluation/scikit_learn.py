@@ -1,4 +1,5 @@
-"""Writes `scikit_learn.json`: what scikit-learn makes of some samples, for tests that run without it.
+"""Writes `scikit_learn.json`: what scikit-learn, lifelines and scikit-survival make of some samples, for tests that run
+without them.
 
     python -m tests.evaluation.scikit_learn
 
@@ -35,6 +36,31 @@ def sample_classes(num: int, absent: int | None, seed: int = 0) -> tuple[np.ndar
     p = np.round(p * 20 + 0.5) / np.round(p * 20 + 0.5).sum(1, keepdims=True)
     labels = np.array([rng.choice(5, p=row) for row in p])
     return np.where(labels == absent, 0, labels) if absent is not None else labels, p
+
+
+def sample_censored(num: int = 200, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Probabilities of the outcome by day 1, days to the end of observation, and its cause: 0 censoring, 1 the
+    outcome, 2 a competing event; half are censored before the horizon."""
+    rng = np.random.default_rng(seed)
+    rate = np.exp(rng.normal(-0.5, 1, num))
+    days = rng.exponential(1, (3, num)) / np.stack([np.ones(num), rate, np.full(num, 0.3)])
+    return 1 - np.exp(-rate), days.min(0), days.argmin(0)
+
+
+def measures_of_censored() -> dict[str, float]:
+    """At day 1: the incidence of the outcome beside the competing event; with that as censoring, Brier and AUROC."""
+    from lifelines import AalenJohansenFitter
+    from sksurv.metrics import brier_score, cumulative_dynamic_auc
+    from sksurv.util import Surv
+
+    p, days, cause = sample_censored()
+    curve = AalenJohansenFitter(calculate_variance=False).fit(days, cause, 1).cumulative_density_
+    ends = Surv.from_arrays(cause == 1, days)
+    return {
+        "incidence": float(curve[curve.index <= 1].iloc[-1, 0]),
+        "brier": float(brier_score(ends, ends, (1 - p)[:, None], [1.0])[1][0]),
+        "auroc": float(cumulative_dynamic_auc(ends, ends, p, [1.0])[0][0]),
+    }
 
 
 def measures_of_classes(absent: int | None) -> dict[str, Any]:
@@ -104,6 +130,10 @@ if __name__ == "__main__":
     import sklearn
 
     found = {"version": sklearn.__version__, "plain": measures(False), "ties": measures(True)}
-    found |= {"classes": measures_of_classes(None), "absent": measures_of_classes(2)}
-    found["simple"] = simple_classes()
+    found |= {
+        "classes": measures_of_classes(None),
+        "absent": measures_of_classes(2),
+        "censored": measures_of_censored(),
+        "simple": simple_classes(),
+    }
     FILE.write_text(json.dumps(found), encoding="utf-8")

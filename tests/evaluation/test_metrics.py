@@ -133,7 +133,7 @@ def test_a_metric_of_one_group_or_of_equal_ones_has_no_interval_and_says_so():
 
 
 def test_metrics_are_json_with_every_field():
-    of = {"num": 12, "num_groups": 4, "part": "test", "best_of": None}
+    of = {"num": 12, "num_groups": 4, "num_censored": None, "part": "test", "best_of": None}
     metric = Metric(2.5, 2.0, 3.0, 12, num_groups=4, part="test")
     assert metric.to_json() == {"value": 2.5, "low": 2.0, "high": 3.0, **of}
     nothing = {"value": None, "low": None, "high": None}

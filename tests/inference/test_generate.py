@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
 from tests.helpers.models import learn_by_heart, random_model
+from tests.helpers.tokenizers import words
 from unpad.batching.batch import from_sequences
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples
 from unpad.data.tokens.tokenizer import Tokenizer
-from unpad.data.tokens.words import train_words
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.inference.engine import advance, control_ids, prefill, sample
 from unpad.inference.generate import complete, generate, stream
@@ -58,7 +58,7 @@ def full_logits(model: Decoder, sequence: list[int]) -> Tensor:
 @pytest.fixture(scope="module")
 def parrot() -> tuple[Decoder, Tokenizer]:
     """A model that says SENTENCE and nothing else, with a tokenizer that has to spell it in bytes."""
-    tokenizer = train_words(["a"], 300, 1, [])
+    tokenizer = words(["a"])
     ids = encode_examples([Example("x", (Turn("text", SENTENCE),))], tokenizer, Template())[0]
     sizes = {"width": 32, "blocks": 2, "heads": 4, "hidden": 32, "context": 40}
     model = random_model(sizes, tokenizer.vocab_size, 0)

@@ -378,7 +378,8 @@ VIT = {"kind": "vit", "width": 32, "blocks": 2, "heads": 2, "hidden": 64, "patch
 @pytest.mark.promise("images.classes")
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "section", [VIT, {**VIT, "pool": "attention"}, {**VIT, "stem": (8, 16)}, {"kind": "cnn", "patch": 16}],
+    "section",
+    [VIT, VIT | {"pool": "attention"}, VIT | {"stem": (8, 16), "stem_residual": 1}, {"kind": "cnn", "patch": 16}],
     ids=["vit", "vit, attention", "vit, convolutions", "cnn"],
 )  # fmt: skip
 def test_it_learns_which_half_of_an_image_is_bright(section):

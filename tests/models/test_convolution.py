@@ -29,17 +29,19 @@ def pictures(*sizes: tuple[int, int]) -> list[Tensor]:
     return [torch.randn(3, r * PATCH, c * PATCH, generator=generator, dtype=torch.float64) for r, c in sizes]
 
 
-def stem(channels: tuple[int, ...] = (4, 5)) -> ConvolutionalStem:
-    return moved(ConvolutionalStem(PATCH, 3, channels, WIDTH, 1e-6))
+def stem(channels: tuple[int, ...] = (4, 5), residual: int = 0) -> ConvolutionalStem:
+    return moved(ConvolutionalStem(PATCH, 3, channels, WIDTH, 1e-6, residual))
 
 
 def on_whole_image(module: ConvolutionalStem, image: Tensor) -> Tensor:
     """What torch's convolutions make of one image (3, height, width), (rows * columns, WIDTH)."""
     x, side = image[None], PATCH
     for convolution, norm in zip(module.convolutions, module.norms, strict=True):
-        x = F.max_pool2d(F.conv2d(x, convolution.weight, padding=1), 2)
-        x = F.gelu(F.layer_norm(x.permute(0, 2, 3, 1), norm.weight.shape, norm.weight, norm.bias, norm.eps))
-        x, side = x.permute(0, 3, 1, 2), side // 2
+        y, residual = F.conv2d(x, convolution.weight, padding=1), convolution.in_channels == convolution.out_channels
+        y = y if residual else F.max_pool2d(y, 2)
+        y = F.gelu(F.layer_norm(y.permute(0, 2, 3, 1), norm.weight.shape, norm.weight, norm.bias, norm.eps))
+        y = y.permute(0, 3, 1, 2)
+        x, side = (x + y, side) if residual else (y, side // 2)
     rows, columns = image.shape[1] // PATCH, image.shape[2] // PATCH
     cells = x[0].unflatten(1, (rows, side)).unflatten(3, (columns, side)).permute(1, 3, 2, 4, 0)
     return module.project(cells.reshape(rows * columns, -1))
@@ -65,9 +67,9 @@ def test_a_dropped_patch_is_nobodys_neighbour():
     assert below.tolist() == [2, 6, 6, 6, 6, 6]
 
 
-@pytest.mark.parametrize("channels", [(4,), (4, 5)])
-def test_the_stem_is_the_convolution_of_every_whole_image_outputs_and_gradients(channels):
-    module, images = stem(channels), pictures(*SIZES)
+@pytest.mark.parametrize(("channels", "residual"), [((4, 5), 1), ((4, 5), 0), ((4,), 2)])
+def test_the_stem_is_the_convolution_of_every_whole_image_outputs_and_gradients(channels, residual):
+    module, images = stem(channels, residual), pictures(*SIZES)
     expected = torch.cat([on_whole_image(module, image) for image in images if image.numel()])
     weight = torch.randn_like(expected)
     truth = torch.autograd.grad((expected * weight).sum(), list(module.parameters()))

@@ -53,6 +53,30 @@ def test_a_kept_log_has_all_that_the_process_printed_and_later_processes_add_to_
     assert [path.name for path in tmp_path.iterdir()] == ["processes"]
 
 
+@pytest.mark.promise("processes.endings")
+def test_a_process_is_not_ended_by_a_thread_that_outlives_its_modules(tmp_path):
+    source = """
+import atexit, os, sys
+from unpad.__main__ import main
+class Late:
+    def __del__(self, abort=os.abort):
+        abort()
+late = Late()
+atexit.register(print, "at the exit")
+sys.argv = ["unpad", "--version"]
+main()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", source],
+        env={**os.environ, "RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert (done.returncode, done.stdout.splitlines()[1:]) == (0, ["at the exit"])
+
+
 def test_the_first_process_keeps_the_terminal(tmp_path):
     done = run(tmp_path, 0, "worker.keep_log(folder, private=False)")
     assert (done.stdout, done.stderr) == ("early\n", "also early\n")

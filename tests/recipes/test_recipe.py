@@ -11,6 +11,7 @@ import yaml
 
 from tests.helpers.work import counted
 from unpad.errors import RecipeError
+from unpad.interchange.origin import open_recipe
 from unpad.models import model_kinds, model_module
 from unpad.recipes.file import load_recipe, parse_recipe, recipe_names
 from unpad.recipes.lines import LineLoader, to_yaml
@@ -297,6 +298,23 @@ def test_a_recipe_of_very_many_keys_is_refused_before_it_is_read_to_its_end(writ
 
 
 # --------------------------------------------------------------------------- what a run saves and may change
+
+
+@pytest.mark.promise("llm.by-size")
+@pytest.mark.parametrize(
+    ("num_kb", "given", "tokens", "width"),
+    [(2, [], 512, 128), (299, ["model.width=160"], 512, 160), (300, [], 1024, 128), (1500, [], 2048, 320),
+     (3000, [], 4096, 320), (2, ["by_size={}"], 4096, 320), (2, ["train.init_from=base"], 4096, 320)],
+)  # fmt: skip
+def test_less_text_has_more_updates_and_a_smaller_model(tmp_path, num_kb, given, tokens, width):
+    (tmp_path / "text.txt").write_bytes(b"x" * (1000 * num_kb))
+    chosen = open_recipe("small", [f"data.text={tmp_path / 'text.txt'}", *given])
+    assert (chosen.plan.tokens_per_step, chosen.model["width"]) == (tokens, width)
+    assert f"plan.tokens_per_step={tokens}" in chosen.fitted() or not chosen.by_size
+    assert ("model.width=128" in chosen.fitted()) == (width == 128)  # not what an override took the place of
+    again = tmp_path / "recipe.yaml"
+    again.write_text(chosen.to_yaml(), encoding="utf-8")
+    assert open_recipe(str(again), given) == chosen
 
 
 def test_a_saved_recipe_is_the_same_recipe(write):

@@ -56,9 +56,15 @@ def test_larger_data_keeps_its_bits_and_small_data_has_those_of_more_epochs(tmp_
           "warning: train has few steps: fewer than train.min_steps=12; raise train.max_steps, or lower "
           "plan.tokens_per_step"]),
         ({"max_steps": 11}, ["train: 11 steps, then train.max_steps=11 ends it"]),
+        ({},
+         ["train: about 12 steps in 2 epochs",
+          "note: 12 updates in all are few; 1,000 and more learn better: lower plan.tokens_per_step=200, or raise "
+          "train.max_epochs"]),
     ],
 )  # fmt: skip
 def test_a_run_tells_its_steps_and_where_they_are_few(settings, expected, tmp_path):
     out = StringIO()
     train(str(one_stage(tmp_path, **settings)), tmp_path / "run", [], console=Console(file=out, width=300))
-    assert [line for line in out.getvalue().splitlines() if line.startswith(("train: ", "warning: "))] == expected
+    assert [
+        line for line in out.getvalue().splitlines() if line.startswith(("train: ", "warning: ", "note: "))
+    ] == expected

@@ -41,6 +41,8 @@ def test_warm_up_reaches_its_peak_at_the_stated_step():
     assert found[:3] == pytest.approx([0.5e-4, 1e-4, 1.5e-4])
     assert found.index(1e-3) == 19  # the last of the 20 steps that are a tenth of 200
     assert set(found[19:]) == {1e-3}
+    for total, peak in ((200, 49), (60, 29), (2000, 99)):  # half of a short stage, and a share of a long one
+        assert rates(total, warmup=0.05, min_warmup=50).index(1e-3) == peak
     assert rates(7, schedule="constant") == [1e-3] * 7
     assert rates(7, schedule="constant", lr_scale=0.5) == [5e-4] * 7
 

@@ -230,7 +230,7 @@ def infer(
         from unpad.inference.bulk import answer_questions
 
         written = answer_questions(load(run), file, out)
-        print_lines([written.summary])
+        print_lines([*written.unread, written.summary])
         raise typer.Exit(3 if written.faults else 0)
     assert image is not None, "options were checked"
     from unpad.inference.images import ask, classify, ledger, list_images, to_csv
@@ -312,7 +312,8 @@ def generate(
     if file is not None and out is not None:
         from unpad.inference.bulk import answer_prompts
 
-        print_lines([answer_prompts(loaded, file, out, same_seed=gives_seed(fields)).summary])
+        written = answer_prompts(loaded, file, out, same_seed=gives_seed(fields))
+        print_lines([*written.unread, written.summary])
         return
     if heldout:
         from unpad.evaluation.text import heldout_openings

@@ -33,6 +33,7 @@ class Metric:
         note: why one of these is missing; EXTREMES where the bounds are the least and the most value of a row.
         num_groups: independent units of these, such as document groups or pictures, over which the interval is taken;
             None where each is one.
+        num_censored: how many more were censored too early to be measured, for whom the others stand; None: nobody.
         part: part of the data that was measured: train, valid, test, or the file of new data; None if unknown.
         best_of: number of evaluations on this part from which the best weights were selected; None otherwise.
     """
@@ -43,6 +44,7 @@ class Metric:
     num: int
     note: str = ""
     num_groups: int | None = field(default=None, kw_only=True)
+    num_censored: int | None = field(default=None, kw_only=True)
     part: str | None = field(default=None, kw_only=True)
     best_of: int | None = field(default=None, kw_only=True)
 
@@ -174,7 +176,8 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
 def _units(metric: Metric, part: str | None) -> str:
     """Number of rows that a metric is of, their part, and the number of groups."""
     groups = f", {metric.num_groups} groups" if metric.num_groups not in (None, 1) else ""
-    return f"of {metric.num} {part or ''}".rstrip() + (", 1 group" if metric.num_groups == 1 else groups)
+    more = f", {metric.num_censored} more censored" if metric.num_censored else ""
+    return f"of {metric.num} {part or ''}".rstrip() + (", 1 group" if metric.num_groups == 1 else groups) + more
 
 
 def _rows(metrics: dict[str, Metric], units: dict[str, str], width: int) -> list[tuple[str, str]]:

@@ -57,13 +57,14 @@ class Ranked(NamedTuple):
     """A metric of all rows together that have a column, groups of which are independent of each other.
 
     Args:
+        needs: columns of which a row has any; those that have the first are counted.
         of: takes the columns, and weights as those of `metrics.ratio`.
         finish: takes the metric and the columns, and returns it with the reason where it does not exist, or with exact
             limits; None leaves it as it is.
         biased, share: as those of `metrics.measured`.
     """
 
-    needs: str
+    needs: tuple[str, ...]
     of: Callable[[Columns, np.ndarray | None], np.ndarray]
     finish: Callable[[Metric, Columns], Metric] | None = None
     biased: bool = False
@@ -71,12 +72,14 @@ class Ranked(NamedTuple):
 
     def has(self, rows: Columns) -> np.ndarray:
         """Rows that count, (num_rows,) bool."""
-        return np.array([value is not None for value in rows[self.needs]], np.bool_)
+        has: np.ndarray = np.any([having(rows, name) for name in self.needs if name in rows], 0)
+        return has
 
     def metric(self, rows: Columns) -> Metric:
         """The metric of rows that count."""
         of_rows, groups = partial(self.of, rows), rows[GROUP]
-        metric = measured(of_rows, len(groups), groups, biased=self.biased, share=self.share)
+        counted = having(rows, self.needs[0])
+        metric = measured(of_rows, len(groups), groups, counted=counted, biased=self.biased, share=self.share)
         return metric if self.finish is None else self.finish(metric, rows)
 
 
@@ -144,6 +147,11 @@ class Evaluation:
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Values of the metrics, by name."""
         return {name: metric.to_json() | self.simple.get(name, {}) for name, metric in self.metrics.items()}
+
+
+def having(rows: Columns, name: str) -> np.ndarray:
+    """Rows with a value in a column of objects, (num_rows,) bool."""
+    return np.array([value is not None for value in rows[name]], np.bool_)
 
 
 def objects(values: Sequence[object]) -> np.ndarray:

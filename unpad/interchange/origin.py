@@ -3,7 +3,9 @@
 Training imports this file, and it imports the readers of folders only for a folder.
 """
 
+import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import Tensor
 
 from unpad import storage
 from unpad.data.family import NAMES_KEY, family_name, folder_files
+from unpad.data.sources.files import expand, resolve_path
 from unpad.errors import CheckpointError, RecipeError
 from unpad.interchange.hub import download_model, is_hub_name, kept_folder
 from unpad.recipes.data import ImageSettings, TokenizerSettings
@@ -37,8 +40,32 @@ def open_recipe(
     keep_packaged: bool = False,
     known: Recipe | None = None,
 ) -> Recipe:
-    """Load a recipe as `load_recipe` does, and complete it as `with_origin` does; arguments and errors as theirs."""
-    return with_origin(load_recipe(recipe, overrides, began=began, keep_packaged=keep_packaged), known)
+    """Load a recipe as `load_recipe` does, with its settings for the size of its text, and complete it as `with_origin`
+    does; arguments and errors as theirs.
+
+    Of `by_size`, the recipe keeps the settings that hold.
+    """
+    load = partial(load_recipe, recipe, overrides, keep_packaged=keep_packaged)
+    loaded = load(began=began)
+    goes_on = loaded.train.init_from is not None or FROM in loaded.model  # from a model that has its size
+    fitting = {} if goes_on else dict(sorted(loaded.by_size.items(), reverse=True))
+    if fitting:
+        size = text_bytes(loaded)
+        fitting = {most: settings for most, settings in fitting.items() if size < 1000 * most}
+    if fitting:
+        given = [f"{key}={json.dumps(value)}" for settings in fitting.values() for key, value in settings.items()]
+        loaded = load(began=[*given, *began])
+    return with_origin(loaded.model_copy(update={"by_size": fitting}), known)
+
+
+def text_bytes(recipe: Recipe) -> int:
+    """Bytes of the files of a recipe's texts and conversations.
+
+    Raises:
+        SourceError: a source has no file.
+    """
+    files = expand([*recipe.data.text, *recipe.data.chat], partial(resolve_path, recipe.data))
+    return sum(file.path.stat().st_size for file in files)
 
 
 def open_named(name: str, overrides: Sequence[str], data_fix: str) -> tuple[Recipe, Path | None]:

@@ -84,24 +84,29 @@ def _take(cells: Tensor, tokens: Tensor) -> Tensor:
 
 class ConvolutionalStem(nn.Module):
     """Patches of pixels to vectors by convolutions of 3 x 3, each followed by a max-pool of 2 x 2
-    (Xiao et al. 2021, arXiv 2106.14881, use convolutions with stride 2 instead).
+    (Xiao et al. 2021, arXiv 2106.14881, use convolutions with stride 2 instead), and then by residual ones of the same
+    size (He et al. 2016, arXiv 1512.03385).
 
     Norms run over the channels of a cell, so that an image's result does not depend on the rest of the batch. A linear
     map turns the remaining cells of a patch into its vector.
 
     Args:
-        patch: side in pixels, divisible by 2 once per convolution.
+        patch: side in pixels, divisible by 2 once per max-pool.
         colours: channels of a pixel.
-        channels: of each convolution.
+        channels: of the cells after each max-pool.
         width: of a patch's vector.
         eps: of the norms.
+        residual: number of residual convolutions after each max-pool.
     """
 
-    def __init__(self, patch: int, colours: int, channels: tuple[int, ...], width: int, eps: float) -> None:
+    def __init__(
+        self, patch: int, colours: int, channels: tuple[int, ...], width: int, eps: float, residual: int = 0
+    ) -> None:
         super().__init__()
-        self.patch, self.colours = patch, colours
-        self.convolutions = nn.ModuleList(nn.Conv2d(a, b, 3, bias=False) for a, b in pairwise((colours, *channels)))
-        self.norms = nn.ModuleList(Norm("layernorm", count, eps) for count in channels)
+        self.patch, self.colours, self.residual = patch, colours, residual
+        sizes = [pair for a, b in pairwise((colours, *channels)) for pair in ((a, b), *[(b, b)] * residual)]
+        self.convolutions = nn.ModuleList(nn.Conv2d(*pair, 3, bias=False) for pair in sizes)
+        self.norms = nn.ModuleList(Norm("layernorm", count, eps) for _, count in sizes)
         left = patch >> len(channels)
         self.project = Linear(channels[-1] * left**2, width)
 
@@ -123,11 +128,12 @@ class ConvolutionalStem(nn.Module):
         """
         cells = pixels.unflatten(1, (self.colours, self.patch, self.patch))
         x = cells.permute(0, 2, 3, 1)  # (total_tokens, side, side, channels)
-        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
-            cells = convolution(with_borders(x, beside).permute(0, 3, 1, 2))
-            x = F.max_pool2d(cells, 2).permute(0, 2, 3, 1)
-            flat = x.reshape(-1, x.shape[-1])
-            x = activate("gelu", norm(widened(flat))[1]).view(x.shape)
+        for place, (convolution, norm) in enumerate(zip(self.convolutions, self.norms, strict=True)):
+            cells, halves = convolution(with_borders(x, beside).permute(0, 3, 1, 2)), not place % (1 + self.residual)
+            cells = (F.max_pool2d(cells, 2) if halves else cells).permute(0, 2, 3, 1)
+            flat = cells.reshape(-1, cells.shape[-1])
+            changed = activate("gelu", norm(widened(flat))[1]).view(cells.shape)
+            x = changed if halves else x + changed
         out: Tensor = self.project(x.flatten(1))
         return out
 
@@ -152,6 +158,8 @@ class Config(ModelConfig, BlockConfig):
     stem: tuple[Annotated[int, Field(ge=1)], ...] = ()
     """Channels of the convolutions over an image's pixels that make the vectors of its patches, each halving the sides;
     none: one linear map of a patch."""
+    stem_residual: int = Field(0, ge=0)
+    """Residual convolutions of the stem after each of these."""
     pool: Literal["mean", "attention"] = "mean"
     """How the patches of an image become one vector."""
     token_drop: float = Field(0.0, ge=0, lt=1)
@@ -186,7 +194,9 @@ class Vit(Classifier):
         self.config, self.num_classes = config, num_classes
         self.causal, self.head_dim = config.causal, config.head_dim
         self.patch_embed = (
-            ConvolutionalStem(config.patch, config.channels, config.stem, config.width, config.eps)
+            ConvolutionalStem(
+                config.patch, config.channels, config.stem, config.width, config.eps, config.stem_residual
+            )
             if config.stem
             else Linear(config.channels * config.patch**2, config.width)
         )

@@ -6,6 +6,7 @@ fails before that, the file is printed on its original standard error: by the pr
 knows the file.
 """
 
+import atexit
 import ctypes
 import io
 import os
@@ -18,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 from unpad import storage
 from unpad.errors import PLEASE_REPORT, SIGNALS, UNFORESEEN, LostProcessError, RecipeError, UnpadError
@@ -76,6 +78,16 @@ def run_as_worker(work: Callable[[], None]) -> None:
         if log is not None:
             log.show()
         sys.exit(UNFORESEEN)
+
+
+def leave(code: int | str | None) -> NoReturn:
+    """End this process after its last output: while an interpreter takes its modules apart, a thread of torch's that
+    still runs would end it by SIGABRT."""
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code if isinstance(code, int) else UNFORESEEN if code else 0)
 
 
 def leave_to_launcher(error: UnpadError) -> bool:

@@ -102,6 +102,9 @@ class Recipe(DataSections):
     generate: training.GenerateSettings = training.GenerateSettings()
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of matrix products; auto: the faster of bf16 and fp32, by a measurement on processors."""
+    by_size: dict[Annotated[int, Field(ge=1)], dict[str, Any]] = Field({})
+    """Settings for less text, by the kB of its files below which they hold: {1500: {model.width: 128}}. They take the
+    place of the recipe's, those of smaller sizes last; overrides of the command come after them."""
     profile: Literal["standard", "low_power"] = "standard"
     """low_power, for small machines: one thread, fp32, 512 tokens at a time or one longer sequence."""
 
@@ -157,6 +160,12 @@ class Recipe(DataSections):
                 "stages": [],
             }
         )
+
+    def fitted(self) -> list[str]:
+        """The settings that the size of the text chose, by `by_size`, where no override took their place."""
+        chosen: dict[str, Any] = {key: value for settings in self.by_size.values() for key, value in settings.items()}
+        values = _flatten(self.model_dump(mode="json"))
+        return [f"{key}={value}" for key, value in chosen.items() if values.get(key) == value]
 
     def to_yaml(self) -> str:
         return to_yaml(self.model_dump(mode="json"))

@@ -212,6 +212,8 @@ class OptimSettings(Section):
     """Interval at which the learning rate changes: every step (update) or every epoch."""
     warmup: float = Field(0.05, ge=0, lt=1)
     """Share of the stage in which the learning rate warms up."""
+    min_warmup: int = Field(0, ge=0)
+    """Steps that the learning rate warms up for at least, but for no more than half of the stage."""
     floor: float = Field(0.01, ge=0, le=1)
     """Lowest learning rate, as a share of the peak."""
     restarts: int = Field(2, ge=0)

@@ -8,7 +8,6 @@ Events of a stream are `data:` lines of JSON; equal answers have equal bytes, bu
 from __future__ import annotations
 
 import json
-import math
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,9 +18,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainVal
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from unpad.data.sources.chat import ROLES, Role, out_of_turn
+from unpad.data.sources.faults import RowFault
+from unpad.data.sources.json_rows import StrictDecoder
 from unpad.errors import UnpadError, nearest
 
-DEEPEST = 64  # objects and lists inside one another
 MOST_ANSWERS = 16  # of one prompt, and stop texts
 MOST_STOPPED = 1000  # characters of all stop texts
 MOST_PROMPTS = 256  # of one request
@@ -90,67 +90,24 @@ def unavailable(message: str, *, code: str, seconds: int = 5) -> RequestError:
 # --------------------------------------------------------------------------- JSON
 
 
-class _Unusable(str):
-    """What is wrong with a number or object that JSON spells and no field can take, until its field is known."""
-
-
 def parse_body(body: bytes) -> dict[str, Any]:
-    """Parse a body of JSON whose values are safe to read: finite numbers of 64 bits, texts that are valid Unicode,
-    bounded depth, no name twice.
+    """Parse a body of JSON as strictly as files of data.
 
     Raises:
-        RequestError: with the field.
+        RequestError: says what is wrong, and where.
     """
     try:
-        parsed = json.loads(
-            body.decode("utf-8"),
-            parse_constant=lambda name: _Unusable(f"{name} is not a number that can be used"),
-            parse_int=_whole_number,
-            parse_float=_fraction,
-            object_pairs_hook=_object,
-        )
+        parsed = StrictDecoder().whole(body.decode("utf-8"))
     except UnicodeDecodeError:
         raise RequestError("the body is not UTF-8: send JSON in UTF-8") from None
-    except RecursionError:
-        raise RequestError(f"the body nests deeper than {DEEPEST} lists and objects: flatten it") from None
+    except RowFault as fault:
+        raise RequestError(f"the body cannot be used: {fault.what}") from None
     except ValueError as error:
         place = f" (line {error.lineno}, column {error.colno})" if isinstance(error, json.JSONDecodeError) else ""
         raise RequestError(f"the body is not JSON{place}: send one JSON object") from None
     if type(parsed) is not dict:
-        _check_values(parsed, None)
         raise RequestError(f"the body is {_KINDS[type(parsed)]}, expected an object with the fields of the request")
-    for name, value in parsed.items():
-        _check_values(name, None)
-        _check_values(value, name[:SHOWN])
     return parsed
-
-
-def _whole_number(digits: str) -> int | _Unusable:
-    if len(digits) > 20 or not -(2**63) <= (number := int(digits)) < 2**63:
-        return _Unusable("a whole number needs more than 64 bits: give a smaller one")
-    return number
-
-
-def _fraction(digits: str) -> float | _Unusable:
-    number = float(digits)
-    return number if math.isfinite(number) else _Unusable("a number is too large: give a smaller one")
-
-
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Unusable:
-    fields = dict(pairs)
-    return fields if len(fields) == len(pairs) else _Unusable("an object has one name twice: give each field once")
-
-
-def _check_values(value: Any, param: str | None, depth: int = 1) -> None:
-    """Refuse what no field takes, anywhere inside a value."""
-    if depth > DEEPEST:
-        raise RequestError(f"the value nests deeper than {DEEPEST} lists and objects: flatten it", param)
-    if isinstance(value, _Unusable):
-        raise RequestError(value, param)
-    if type(value) is str and value.encode(errors="replace").decode() != value:
-        raise RequestError("a text has half of a surrogate pair, which is no character: remove it", param)
-    for inside in [*value, *value.values()] if type(value) is dict else value if type(value) is list else ():
-        _check_values(inside, param, depth + 1)
 
 
 _KINDS = {bool: "a truth value", int: "a whole number", float: "a number", str: "a text", list: "a list",
@@ -505,7 +462,7 @@ def _identity(value: Any) -> Any:
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
     for name, cell in row.items():
-        if cell is not None and type(cell) not in (str, int, float):
+        if cell is not None and (type(cell) not in (str, int, float) or (type(cell) is int and abs(cell) >= 2**63)):
             raise refusal(f"has {_shown(cell)} as {_shown(name)}, expected a text, a number or null")
     return row
 

@@ -222,7 +222,8 @@ class Schedule:
         if settings.schedule == "exponential":
             epochs = epoch if by_epoch else self.epochs.epochs_before(step)
             return float(peak * settings.decay ** (epochs / settings.decay_epochs))
-        warmup = math.ceil(settings.warmup * total)
+        least = 0 if by_epoch else min(settings.min_warmup, total // 2)
+        warmup = max(math.ceil(settings.warmup * total), least)
         if settings.schedule != "restarts" and now < warmup:
             return peak * (now + 1) / warmup
         if settings.schedule == "warmup":

@@ -293,7 +293,7 @@ def describe(setup: Setup, *, verbose: bool = False) -> list[str]:
     environment, threads = setup.environment, setup.environment["threads"]
     processes = f"{setup.group.size} processes of " if setup.group.size > 1 else ""
     parameters = sum(p.numel() for p in setup.model.parameters())
-    weights, adapters = "weights and optimizer in fp32", []
+    weights, adapters, fitted = "weights and optimizer in fp32", [], setup.recipe.fitted()
     if setup.base is not None:
         num = sum(setup.model.get_parameter(name).numel() for name in adapter_names(setup.model))
         share = f"{num:,} parameters, {num / parameters:.1%}"
@@ -305,6 +305,7 @@ def describe(setup: Setup, *, verbose: bool = False) -> list[str]:
         *notes(setup.recipe, setup.data),
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "
         f"{setup.data.describe_outputs()}, context {setup.model.config.longest}",
+        *([f"for text below {min(setup.recipe.by_size):,} kB: {' '.join(fitted)}"] if fitted else []),
         *adapters,
         *setup.parallelism.describe(),
         *length_lines(setup.stages, setup.recipe.field_of),

@@ -371,8 +371,8 @@ def length_lines(stages: Sequence[StageSetup], field_of: Callable[[str, str], st
     Args:
         field_of: name of a field in an override for a stage, as `Recipe.field_of`.
     """
-    lines = list[str]()
-    for name, steps in course(stages).items():
+    lines, steps_of = list[str](), course(stages)
+    for name, steps in steps_of.items():
         lines.append(f"{name}: {_counted(steps)}")
         if steps.is_short:
             train = steps.stage.recipe.train
@@ -380,6 +380,14 @@ def length_lines(stages: Sequence[StageSetup], field_of: Callable[[str, str], st
             why = f"fewer than {least}" if train.min_steps else "there is not much to learn in so few"
             size = field_of(name, "plan.tokens_per_step")
             lines.append(f"warning: {name} has few steps: {why}; raise {field_of(name, steps.longer)}, or lower {size}")
+    ending = next(reversed(steps_of.values()), None)
+    if ending is None or ending.is_short or ending.longer == "train.max_steps":
+        return lines
+    recipe, needed = ending.stage.recipe, ending.stage.data.least_updates
+    if ending.last < needed and recipe.train.init_from is None:
+        size, longer = (field_of(ending.stage.name, key) for key in ("plan.tokens_per_step", ending.longer))
+        few = f"note: {ending.last:,} updates in all are few; {needed:,} and more learn better"
+        lines.append(f"{few}: lower {size}={recipe.plan.tokens_per_step}, or raise {longer}")
     return lines
 
 

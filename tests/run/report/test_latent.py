@@ -18,7 +18,7 @@ from unpad.run.report.page import write_report
 
 FIGURES = (
     "KL per dimension", "Active units", "Variance of posterior means", "Dead dimensions", "Probe gap",
-    "Reconstruction", "Dimensions at step 600", "KL by dimension",
+    "Reconstruction",
 )  # fmt: skip
 
 
@@ -83,16 +83,6 @@ def test_what_is_drawn_is_what_the_log_holds(tmp_path):
         (step, pytest.approx(100 * row["probe_gap"], rel=1e-3))
         for step, row in zip(range(50, 601, 50), logged, strict=True)
     ]
-    kl = np.sort(logged[-1]["kl"])[::-1]
-    needed = int(np.searchsorted(kl.cumsum(), 0.9 * kl.sum())) + 1
-    assert f"{needed} of 32 carry 90 % of the KL" in shown
-    figure = shown.split("<b>Dimensions at step 600</b>")[1].split("</figure>")[0]
-    order = np.argsort(-np.array(logged[-1]["kl"]), kind="stable")
-    for css, name in (("main", "kl"), ("held", "variance")):
-        dots = re.findall(rf'<circle class="{css}"[^>]*><title>dimension (\d+): ([-\d.e+]+)<', figure)
-        assert [int(place) for place, _ in dots] == list(range(1, 33))
-        drawn = np.maximum(np.array(logged[-1][name])[order], report.FLOOR)
-        assert [float(value) for _, value in dots] == pytest.approx(drawn, rel=1e-3)
 
 
 @pytest.mark.promise("patients.report")
@@ -114,9 +104,8 @@ def test_thresholds_that_are_not_known_are_not_drawn():
 def test_latents_and_runs_of_any_size_are_drawn(latent, readings):
     rows = [{"step": 10 * i, "values": values(10 * i, latent)} for i in range(1, readings + 1)]
     shown = report.section(rows, None).html()
-    assert shown.count("<svg") == shown.count("</svg>") == 9  # the wide one twice
+    assert shown.count("<svg") == shown.count("</svg>") == 7  # the wide one twice
     assert len(shown) < 400_000
-    assert ("64 of 200 dimensions" in shown) == (latent == 200)
 
 
 def test_a_latent_of_zeros_or_not_numbers_is_drawn():

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from unpad.terminal.printing import escaped
 
-MOST_NAMED = 8  # fields that a line names
+MOST_NAMED = 16  # fields that a line names
 SplitName = Literal["train", "holdout", "test"]
 # Names that a row, a table or a folder may give a part; `held_out` is MEDS's name of the test part.
 SPLIT_NAMES: dict[str, SplitName] = {
@@ -80,6 +80,7 @@ class Usable:
         where: its place.
         question, answer: 64-bit hashes of all before the last reply of a conversation, and of the reply; else None.
         picture: the `ImageExample` of a picture with a class; else None.
+        line_ends: of a text, as `line_ends` of `text.py` has them.
     """
 
     characters: int | None = None
@@ -88,6 +89,7 @@ class Usable:
     question: int | None = None
     answer: int | None = None
     picture: Any = None
+    line_ends: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)

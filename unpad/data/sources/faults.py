@@ -1,13 +1,14 @@
 """Faults of rows: their codes, the fix of each, and what messages show of a row."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import SpellingError, looks_like_data
 from unpad.data.sources.sniff import encoding_of
 
+Names = Sequence[str] | Mapping[str, object]  # of fields, perhaps with their values
 MAX_DEPTH = 500
 MAX_EXCERPT = 80
 FIXES = {
@@ -50,11 +51,16 @@ class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadR
 
 
 class FieldFault(RowFault):
-    """A field that changes what a row means, and that is not read; `field` is its name."""
+    """Fields that change what a row means, and that are not read; `fields` are their names."""
 
-    def __init__(self, field: str, what: str) -> None:
-        super().__init__("E_FIELD", what)
-        self.field = field
+    def __init__(self, doubts: Mapping[str, str]) -> None:
+        """Args:
+        doubts: what is wrong with each.
+        """
+        (_, what), *others = doubts.items()
+        named = ", ".join(f'"{name}"' for name, _ in others)
+        super().__init__("E_FIELD", f"{what}; nor {'are' if others[1:] else 'is'} {named}" if others else what)
+        self.fields = tuple(doubts)
 
 
 def excerpt(content: object, encoding: str = "utf-8") -> str:
@@ -95,17 +101,21 @@ def type_name(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def missing(fields: Sequence[str], present: Sequence[str], kind: str = "field", fix: str = "") -> RowFault:
+def missing(fields: Sequence[str], present: Names, kind: str = "field", fix: str = "") -> RowFault:
     """Return the fault of a row without any of `fields`."""
     wanted = " or ".join(f'"{name}"' for name in fields)
     return RowFault("E_MISSING", f"no {kind} {wanted}; {there_is(present)}", fix)
 
 
-def there_is(present: Sequence[str]) -> str:
-    """Name the fields that there are; not what seems to be a row of data in the place of a header."""
-    if looks_like_data(present):
+def there_is(present: Names) -> str:
+    """Name the fields that there are, with the types of values that are no texts; not what seems to be a row of data in
+    the place of a header."""
+    values = present if isinstance(present, Mapping) else {}
+    if looks_like_data(list(present)):
         return "the first row looks like data, not like names of columns"
-    return "there is " + (", ".join(f'"{excerpt(name[:40])}"' for name in present[:20]) or "none")
+    types = {name: f" ({type_name(value)})" for name, value in values.items() if type(value) not in (str, type(None))}
+    names = [f'"{excerpt(name[:40])}"{types.get(name, "")}' for name in list(present)[:20]]
+    return f"there is {', '.join(names) or 'none'}"
 
 
 def twice(error: SpellingError) -> RowFault:

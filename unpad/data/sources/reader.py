@@ -50,7 +50,7 @@ def read(
         OSError: the file cannot be opened or read.
     """
     if file.format == "text":
-        yield from read_documents(file.path, data.separator, by_ending=file.by_ending)
+        yield from read_documents(file.path, data.separator, join=data.join, by_ending=file.by_ending)
     elif file.format == "csv":
         yield from read_delimited(file.path, fields, optional, advise)
     elif file.format == "parquet":
@@ -130,24 +130,25 @@ def refuse_given(kind: str, file: SourceFile, examples: Sequence[Example]) -> li
     return bad
 
 
-def _leave(kind: str, file: SourceFile, field: str) -> str:
-    """What to do about a field that changes the meaning of a row."""
-    leave = setting(kind, file.named or file.path, **file.fields, ignore=(*file.ignore, field))
-    return f"mend the row, or leave the field out if it means nothing: {leave}"
+def _leave(kind: str, file: SourceFile, *fields: str) -> str:
+    """What to do about fields that change the meaning of a row."""
+    leave = setting(kind, file.named or file.path, **file.fields, ignore=(*file.ignore, *fields))
+    means = "the field out if it means" if len(fields) == 1 else "the fields out if they mean"
+    return f"mend the row, or leave {means} nothing: {leave}"
 
 
 def converted(
     rows: Iterable[Row | BadRow],
     convert: Callable[[Row], T],
     advise: Advise | None = None,
-    leave: Callable[[str], str] | None = None,
+    leave: Callable[..., str] | None = None,
     unread: Unread | None = None,
 ) -> Iterator[T | BadRow]:
     """Yield `convert(row)` of every row, or the bad row where `convert` raises RowFault.
 
     Args:
         advise: what to do about rows without a field, by the first of them, so that all have one fix.
-        leave: what to do about a field that changes the meaning of a row, by its name.
+        leave: what to do about fields that change the meaning of a row, by their names.
         unread: counts the fields that nobody read of the rows that are converted.
     """
     advised: str | None = None
@@ -157,12 +158,13 @@ def converted(
             continue
         try:
             made = convert(row)
+            row.refuse_doubts()
         except RowFault as fault:
             if advise and fault.code == "E_MISSING" and fault.fix == FIXES["E_MISSING"] and type(row.value) is dict:
                 advised = advise([row.value]) if advised is None else advised
                 fault.fix = advised or fault.fix
             elif leave and isinstance(fault, FieldFault):
-                fault.fix = leave(fault.field)
+                fault.fix = leave(*fault.fields)
             yield fault.at(row.where, row.value)
             continue
         if unread is not None:

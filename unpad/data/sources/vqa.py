@@ -14,7 +14,7 @@ from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, ImageRow, checked_path, examine
 from unpad.data.sources.reader import OPTIONAL, converted, examples, reading
 from unpad.data.sources.row import Row, require_text
-from unpad.data.sources.unread import refuse_unread
+from unpad.data.sources.unread import doubt_unread
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
 
@@ -105,7 +105,7 @@ def _row(folder: Path, row: Row) -> _Question:
     paths, question = asked(folder, row)
     caption = "question" not in row
     made = VqaExample(row.where, (), question, _answers(row, caption), row.split(), caption, row.group())
-    refuse_unread(row, [Turn("user", question), *(Turn("assistant", answer) for answer in made.answers)])
+    doubt_unread(row, [Turn("user", question), *(Turn("assistant", answer) for answer in made.answers)])
     return paths, made
 
 
@@ -125,7 +125,7 @@ def asked(folder: Path, row: Row) -> tuple[tuple[Path, ...], str]:
         return paths, DESCRIBE
     if "question" not in row:
         talks = "conversations about pictures are not read: write question and answer" if "conversations" in row else ""
-        raise missing(("question", "caption"), row.names, fix=talks)
+        raise missing(("question", "caption"), row.value, fix=talks)
     return paths, require_text(row.get("question"), '"question"')
 
 

@@ -10,13 +10,10 @@ from typing_extensions import TypedDict
 from unpad.recipes.recipe import Recipe
 from unpad.run.report.history import Array
 from unpad.run.report.section import PageSection
-from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, plot
+from unpad.run.report.svg import WIDE, Axes, Curve, plot
 from unpad.storage.reading import Count, Number
 
 FLOOR = 1e-6  # smaller values are drawn at this level on a logarithmic axis
-MAX_ROWS, MAX_COLUMNS = 64, 60  # dimensions and readings of the map
-# Lowest nats and opacity of each shade of the map.
-SHADES = ((0.0, 0.06), (0.001, 0.16), (0.01, 0.4), (0.1, 0.7), (1.0, 1.0))
 
 
 class _LatentValues(TypedDict):
@@ -67,8 +64,6 @@ def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> PageSection:
         _over(steps, "Dead dimensions", column("dead_share", 100), "% of dimensions", levels.get("dead_share"), 100),
         _over(steps, "Probe gap", column("probe_gap", 100), "% a wrong latent costs", levels.get("probe_gap"), 100),
         plot("Reconstruction", loss, Axes("mean over sets")),
-        _dimensions(newest["step"], kl[-1], variance[-1]),
-        _map(steps, kl),
     ]
     values = newest["values"]
     note = f"{values['light']} at step {newest['step']:,}, read on {values['num_sets']:,} sets"
@@ -98,33 +93,3 @@ def _threshold(steps: Array, limit: float | None, scale: float = 1.0) -> list[Cu
     if limit is None:
         return []
     return [Curve("limit", [(np.array([0.0, steps[-1]]), np.full(2, scale * limit))], "threshold")]
-
-
-def _dimensions(step: int, kl: Array, variance: Array) -> str:
-    """The newest reading, the dimension with the most KL first, and how many of them carry nearly all of it."""
-    order = np.argsort(-kl, kind="stable")
-    place = np.arange(1.0, len(kl) + 1)
-    total = kl[order].cumsum()
-    carried = [int(np.searchsorted(total, share * total[-1])) + 1 for share in (0.9, 0.95)]
-    unit = f"{carried[0]} of {len(kl)} carry 90 % of the KL, {carried[1]} carry 95 %" if total[-1] > 0 else "no KL"
-    lines = [
-        Curve("main", [(place, np.maximum(kl[order], FLOOR))], "KL", dots=True),
-        Curve("held", [(place, np.maximum(variance[order], FLOOR))], "variance", dots=True),
-    ]
-    return plot(f"Dimensions at step {step:,}", lines, Axes(unit, log=True, over="dimension"))
-
-
-def _map(steps: Array, kl: Array) -> str:
-    """KL of every dimension (rows) at every reading (columns); the rows with the most at the end come first."""
-    rows = np.argsort(-kl[-1], kind="stable")[:MAX_ROWS]
-    columns = np.unique(np.linspace(0, len(steps) - 1, min(len(steps), MAX_COLUMNS)).round().astype(int))
-    shade = np.searchsorted([level for level, _ in SHADES], kl[np.ix_(columns, rows)], side="right") - 1
-    body = f'<g transform="translate(8 4) scale({504 / len(columns):.4f} {190 / len(rows):.4f})">'
-    for index, (_, opacity) in enumerate(SHADES):
-        cells = zip(*np.nonzero(shade == index), strict=True)
-        path = "".join(f"M{column} {row}h1v1h-1z" for column, row in cells)
-        body += f'<path style="fill:var(--main);fill-opacity:{opacity}" d="{path}"/>' if path else ""
-    body += f"</g><text x=8 y=210>step {steps[0]:,.0f}</text><text class=end x=512 y=210>{steps[-1]:,.0f}</text>"
-    shown = f"{len(rows)} of {kl.shape[1]} dimensions" if len(rows) < kl.shape[1] else "a row per dimension"
-    unit = f"{shown}; darker from 0.001, 0.01, 0.1 and 1 nats on"
-    return framed("KL by dimension", unit, drawn("KL by dimension", body, (520, 220)))

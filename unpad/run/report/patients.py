@@ -1,39 +1,13 @@
 """Report section of patients: calibration and curves, or the confusion of classes, and a few patients over time."""
 
-from collections import Counter
-from html import escape
 from typing import Any
 
 import numpy as np
 
-from unpad.run.report.history import Array
-from unpad.run.report.section import FamilySection, PageSection, Performance
-from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, matrix, plot, tick_labels, ticks
+from unpad.run.report.section import FamilySection, PageSection, Performance, table
+from unpad.run.report.svg import WIDE, Axes, Curve, matrix, plot
 
-WIDTH, RIGHT = 1060, 1042
-CHART, ROW = 110, 20  # height of the probability's chart, and of the row of one code
-MAX_CODES = 14  # codes of one patient; the caption counts the rest
-MAX_LETTERS = 24
-LEGEND = (
-    ("main", "probability"),
-    ("weight", "attention"),
-    ("high", "above its mean"),
-    ("low", "below"),
-    ("bare", "no value"),
-)
-STYLE = """
-.courses{display:grid;gap:14px;grid-template-columns:minmax(0,1fr)}
-@media(max-width:760px){figure.course{overflow-x:auto}figure.course svg{min-width:720px}}
-figure.course text.end{dominant-baseline:middle}
-circle.high{fill:var(--main);stroke:var(--main)}
-circle.low{fill:var(--held);stroke:var(--held)}
-circle.bare{fill:var(--card);stroke:var(--soft);stroke-width:1.4}
-path.weight{stroke:var(--held);stroke-width:4;opacity:.45}
-i.low{color:var(--held)}
-i.high{color:var(--main)}
-i.weight{color:var(--held);opacity:.45}
-i.bare{color:var(--soft)}
-"""
+MAX_EVENTS = 12  # of a set that are named; the row counts the rest
 
 
 def section(evaluation: dict[str, Any]) -> list[PageSection]:
@@ -54,8 +28,8 @@ def section(evaluation: dict[str, Any]) -> list[PageSection]:
     patients = [course(f"patient {place}", one) for place, one in enumerate(evaluation.get("courses", []), 1)]
     kind = "class, by its probability," if "classes" in evaluation else "outcome"
     chosen = f"of each {kind} the one of highest and the one of lowest probability; others lie between"
-    over_time = [PageSection("Held-out patients over time", chosen, patients, "courses")] if patients else []
-    return [PageSection("Held-out patients", counts, figures), *over_time]
+    over_time = [PageSection("Held-out patients over time", chosen)] if patients else []
+    return [PageSection("Held-out patients", counts, figures), *over_time, *patients]
 
 
 def _calibration(bins: list[dict[str, float]]) -> str:
@@ -89,100 +63,49 @@ def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts:
     ]
 
 
-def course(title: str, patient: dict[str, Any]) -> str:
-    """Draw one patient over time: the probability after every set, the weight of every set, and every event.
+def course(title: str, patient: dict[str, Any]) -> PageSection:
+    """One patient over time: the probability after every set, the attention to it, and its events.
 
     Args:
         patient: a course of `evaluation/patients.py`.
     """
-    days = _places(patient["days"])
-    codes = [code for code, _ in Counter(code for _, code, _ in patient["events"]).most_common()]
-    rows = {code: place for place, code in enumerate(codes[:MAX_CODES])}
-    names = [code if len(code) <= MAX_LETTERS else code[: MAX_LETTERS - 1] + "…" for code in rows]
-    left = max(52, 20 + 7 * max(map(len, names), default=0))
-    top, below = 10, 10 + CHART + 18
-    height = below + ROW * len(rows) + 30
-    marks = ticks(min(days.min(), -1.0), max(days.max(), 0.0), 8)
-    low, high = marks[0], marks[-1]
-    levels = ticks(0.0, max([*patient["probability"], 0.01]), 3)  # all are small for a rare outcome
-
-    def across(day: float) -> float:
-        return left + (day - low) / (high - low) * (RIGHT - left)
-
-    body = _frame(marks, levels, across, left, top, below, names)
-    body += _probability(patient, days, levels[-1], across, top)
-    body += _dots(patient, days, rows, across, below)
-    rarer = len(codes) - len(rows)
-    more = f" · not shown: {rarer} rarer code{'s' if rarer > 1 else ''}" if rarer else ""
+    days, shares = patient["days"], (patient["probability"], patient["attention"])
+    first = next((day for day in days if day is not None), 0.0)  # facts without a time share the first day
+    places = np.array([first if day is None else day for day in days])
+    lines = [
+        Curve(css, [(places, 100 * np.array(values))], name, dots=True)
+        for css, name, values in zip(("main", "held"), ("probability", "attention"), shares, strict=True)
+    ]
+    figure = plot(title, lines, Axes("% after every set", WIDE, zero=True, over="day", begin=float(places.min())))
+    events = [
+        [_told(code, value) for at, code, value in patient["events"] if at == place] for place in range(len(days))
+    ]
+    rows = [
+        [_when(day), *(f"{share:.1%}" for share in given), ", ".join(told[:MAX_EVENTS]) + _more(told)]
+        for day, told, *given in zip(days, events, *shares, strict=True)
+    ]
     if "class" in patient:
-        unit = f"{patient['p']:.1%} for {patient['class']} in the end, which it was{more}"
+        note = f"{patient['p']:.1%} for {patient['class']} in the end, which it was"
     else:
-        outcome = "the outcome came" if patient["outcome"] else "the outcome did not come"
-        unit = f"{patient['p']:.1%} in the end; {outcome}{more}"
-    return framed(title, unit, drawn(title, body, (WIDTH, height)), LEGEND, "course")
-
-
-def _places(days: list[float | None]) -> Array:
-    """Day at which each set is drawn, (num_sets,); facts without a time share the day of the first timed set."""
-    first = next((day for day in days if day is not None), 0.0)
-    return np.array([first if day is None else day for day in days])
+        note = f"{patient['p']:.1%} in the end; the outcome {'came' if patient['outcome'] else 'did not come'}"
+    heads = ("Day", "Probability", "Attention", "Events, values in standard deviations from their mean")
+    return PageSection(title, note, [figure], table=table(heads, rows, (0, 3)), folded=True)
 
 
 def _when(day: float | None) -> str:
-    return "facts" if day is None else f"day {day:,.3g}" if abs(day) < 100 else f"day {day:,.0f}"
+    return "facts" if day is None else f"{day:,.3g}" if abs(day) < 100 else f"{day:,.0f}"
 
 
-def _frame(
-    marks: list[float], levels: list[float], across: Any, left: int, top: int, below: int, names: list[str]
-) -> str:
-    """Axes, the names of the codes and the days under them."""
-    body = ""
-    for level in levels:
-        y = top + CHART * (1 - level / levels[-1])
-        body += f'<path class=grid d="M{left} {y:.1f}H{RIGHT}"/>'
-        body += f"<text class=end x={left - 8} y={y:.1f}>{100 * level:.3g}%</text>"
-    for place, name in enumerate(names):
-        y = below + ROW * (place + 0.5)
-        body += f'<path class=grid d="M{left} {y:.1f}H{RIGHT}"/>'
-        body += f"<text class=end x={left - 8} y={y:.1f}>{escape(name)}</text>"
-    bottom = below + ROW * len(names)
-    for mark, label in zip(marks, tick_labels(marks), strict=True):
-        body += f'<path class=grid d="M{across(mark):.1f} {top}V{bottom}"/>'
-        body += f"<text class=mid x={across(mark):.1f} y={bottom + 18}>{label}</text>"
-    return body + f"<text class=end x={left - 30} y={bottom + 14}>day</text>"
+def _told(code: str, value: float | None) -> str:
+    return code if value is None else f"{code} {value:+.2f}"
 
 
-def _probability(patient: dict[str, Any], places: Array, highest: float, across: Any, top: int) -> str:
-    """A step after every set, and the final weight of each set, the largest over the whole height."""
-    values, weights = patient["probability"], patient["attention"]
-    heaviest = max([*weights, 1e-12])
-    body, path = "", ""
-    for day, place, value, weight in zip(patient["days"], places, values, weights, strict=True):
-        x, y = across(place), top + CHART * (1 - value / highest)
-        body += f'<path class=weight d="M{x:.1f} {top + CHART}V{top + CHART * (1 - weight / heaviest):.1f}">'
-        body += f"<title>{_when(day)}: attention {weight:.1%}, probability {value:.1%}</title></path>"
-        path += f"H{x:.1f}V{y:.1f}" if path else f"M{x:.1f} {y:.1f}"
-    return body + f'<path class=main d="{path}H{across(max(places[-1], 0.0)):.1f}"/>'
-
-
-def _dots(patient: dict[str, Any], places: Array, rows: dict[str, int], across: Any, below: int) -> str:
-    """Every event on the row of its code, with stronger colour for values further from the mean."""
-    body = ""
-    for at, code, value in patient["events"]:
-        if code not in rows:
-            continue
-        x, y = across(places[at]), below + ROW * (rows[code] + 0.5)
-        css = "bare" if value is None else "high" if value > 0 else "low"
-        strength = 1.0 if value is None else min(1.0, 0.15 + abs(value) / 2)
-        words = "no value" if value is None else f"{value:+.2f} standard deviations"
-        body += f'<circle class={css} cx={x:.1f} cy={y:.1f} r=4 fill-opacity="{strength:.2f}">'
-        body += f"<title>{escape(code)}, {_when(patient['days'][at])}: {words}</title></circle>"
-    return body
+def _more(events: list[str]) -> str:
+    return f" and {len(events) - MAX_EVENTS} more" if len(events) > MAX_EVENTS else ""
 
 
 SECTION = FamilySection(
     section,
-    STYLE,
     perplexity=False,
     title="Held-out patients",
     adds="calibration, curves and the course of some patients",

@@ -1,4 +1,4 @@
-"""Report section of models with fewer visual tokens: kept numbers, accuracy by mode, and pictures of kept patches."""
+"""Report section of models with fewer visual tokens: kept numbers, and pictures of kept patches."""
 
 import base64
 import io
@@ -17,7 +17,7 @@ from unpad import storage
 from unpad.data.show import data_url
 from unpad.errors import RecipeError
 from unpad.run.report.section import FamilySection, PageSection, Performance
-from unpad.run.report.svg import WIDE, Axes, Curve, drawn, framed, plot
+from unpad.run.report.svg import WIDE, Axes, Curve, plot
 from unpad.terminal.table import wrapped
 
 PANEL = 240  # pixels of the longer side of an image, about
@@ -179,19 +179,15 @@ STYLE = """
 .kept{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(460px,100%),1fr))}
 .kept svg{max-height:420px}
 .kept p{margin:0;padding:0 4px 6px;color:var(--soft);font-size:13px}
-path.bar{stroke:var(--main);stroke-width:14}
-path.interval{stroke:var(--ink);stroke-width:1.4}
 """
-PREFIX, PATCHES, BLOCK = "accuracy_", "visual_tokens", "kept_block_"
-MODES = {"origin": "all patches", "merge_only": "merged", "soft": "hidden by degrees", "hard": "removed"}
-LEFT, WIDTH, ROW = 180, 520, 34  # of the bars, in pixels
+PATCHES, BLOCK = "visual_tokens", "kept_block_"
 
 
 def to_json(metrics: Mapping[str, Any], pictures: Sequence[tuple[Kept, str]]) -> dict[str, Any]:
     """Contents of `evaluation.json`, which the page draws.
 
     Args:
-        metrics: those of `unpad eval`, `accuracy_MODE`, `visual_tokens` and `kept_block_N` among them.
+        metrics: those of `unpad eval`, `visual_tokens` and `kept_block_N` among them.
         pictures: questions about one image, each with the right answer.
     """
 
@@ -202,7 +198,6 @@ def to_json(metrics: Mapping[str, Any], pictures: Sequence[tuple[Kept, str]]) ->
     blocks = sum(name.startswith(BLOCK) for name in metrics)
     return {
         "family": "vqa",
-        "accuracy": {mode: three(PREFIX + mode) for mode in MODES if PREFIX + mode in metrics},
         "patches": metrics[PATCHES].value if blocks else 0.0,
         "kept": [three(f"{BLOCK}{block}") for block in range(blocks)],
         "pictures": [_picture_to_json(picture, right) for picture, right in pictures],
@@ -228,13 +223,12 @@ def picture_from_json(values: dict[str, Any]) -> Kept:
 
 
 def section(evaluation: dict[str, Any]) -> list[PageSection]:
-    """Draw how many visual tokens are left, and the accuracy by mode.
+    """Draw how many visual tokens are left, and the patches that stayed.
 
     Args:
         evaluation: `evaluation.json`, as `to_json` returns it.
     """
     figures = [_kept(np.array(evaluation["kept"], float), evaluation.get("patches"))] if evaluation["kept"] else []
-    figures += [_accuracies(evaluation["accuracy"])] if evaluation["accuracy"] else []
     pictures = [_picture(picture) for picture in evaluation["pictures"]]
     shown = [PageSection("Patches that stayed", "", pictures, "kept")] if pictures else []
     return [*([PageSection("Held-out questions", "", figures)] if figures else []), *shown]
@@ -255,26 +249,6 @@ def _kept(counts: np.ndarray, patches: float | None) -> str:
     ]
     axes = Axes("of a question, by block they enter", (WIDE[0], 260), zero=True, over="block")
     return plot("Visual tokens", lines, axes)
-
-
-def _accuracies(accuracy: dict[str, list[float | None]]) -> str:
-    """A bar per mode with its 95 % interval, if it has one."""
-    body = "".join(
-        f'<path class=grid d="M{LEFT + share * (WIDTH - LEFT - 60):.0f} 4V{ROW * len(accuracy) + 4}"/>'
-        f"<text class=mid x={LEFT + share * (WIDTH - LEFT - 60):.0f} y={ROW * len(accuracy) + 22}>{share:.0%}</text>"
-        for share in (0.0, 0.25, 0.5, 0.75, 1.0)
-    )
-    for row, (mode, (value, *bounds)) in enumerate(accuracy.items()):
-        assert value is not None, "a share of one row at least"
-        low, high = (value if bound is None else bound for bound in bounds)
-        y, (at, left, right) = ROW * (row + 0.5) + 4, (LEFT + x * (WIDTH - LEFT - 60) for x in (value, low, high))
-        title = f"{low:.1%} to {high:.1%}" if None not in bounds else "no interval"
-        body += f"<text class=end x={LEFT - 10} y={y + 4:.1f}>{escape(MODES[mode])} ({escape(mode)})</text>"
-        body += f'<path class=bar d="M{LEFT} {y:.1f}H{at:.1f}"><title>{title}</title></path>'
-        body += f'<path class=interval d="M{left:.1f} {y:.1f}H{right:.1f}"/>'
-        body += f"<text x={max(at, right) + 8:.1f} y={y + 4:.1f}>{value:.1%}</text>"
-    unit = "by what happens to visual tokens, with 95 % intervals"
-    return framed("Accuracy", unit, drawn("Accuracy", body, (WIDTH, ROW * len(accuracy) + 30)))
 
 
 def _picture(values: dict[str, Any]) -> str:

@@ -49,7 +49,7 @@ IMAGES = {
     "calibration": [{"confidence": 0.5, "accuracy": 0.6, "images": 3}],
 }  # fmt: skip
 VQA = {
-    "family": "vqa", "accuracy": {"origin": [0.5, 0.4, 0.6], "hard": [0.4, 0.3, 0.5]}, "patches": 9.0,
+    "family": "vqa", "patches": 9.0,
     "kept": [[9, 8, 10], [4, 3, 5]],
     "pictures": [
         {"question": "q", "answer": "a", "right": "b", "patch": 3, "stays": {"0": [0, 1], "1": [1]},
