@@ -187,7 +187,7 @@ def test_a_run_from_data_to_answers(unpad, tmp_path):
     assert {"loss", "perplexity", "bits_per_char", "bits_per_byte"} <= set(metrics)
     for name, metric in metrics.items():
         beside = {"method", "difference", "better", "sentence"} if name.startswith("simple_") else set()
-        assert set(metric) == {"value", "low", "high", "num", "num_groups", "part", "best_of"} | beside
+        assert set(metric) == {"value", "low", "high", "num", "num_groups", "num_censored", "part", "best_of"} | beside
         assert metric["low"] <= metric["value"] <= metric["high"]
         assert f"{name} " in plain.out
         assert f"{metric['value']:.4f}" in plain.out
