@@ -16,6 +16,7 @@ from tests.helpers.families import Finished
 from tests.helpers.toy import quiet, write_toy
 from unpad.errors import SourceError
 from unpad.evaluation import binary
+from unpad.evaluation.metrics import draws, student
 from unpad.evaluation.paired import paired
 from unpad.evaluation.patients import ALONE, OF_OUTCOME, _of_classes
 from unpad.evaluation.rows import ExampleRows, Ratio, objects
@@ -188,7 +189,9 @@ def test_rows_are_paired_by_place_and_drawn_by_group():
     loss = found.differences["loss"]
     assert loss.value == pytest.approx((2 + 2 + 9 + 4 - 4 - 6 - 9 - 8) / 11)
     # Two groups: a resample is one of them twice, or both.
-    assert (loss.low, loss.high) == pytest.approx(((2 + 2 - 4 - 6) / 4, (9 + 4 - 9 - 8) / 7))
+    drawn = {(2, 0): (2 + 2 - 4 - 6) / 4, (1, 1): loss.value, (0, 2): (9 + 4 - 9 - 8) / 7}
+    reach = student(1) * np.std([drawn[tuple(times.tolist())] for times in draws(2)]) * math.sqrt(2)
+    assert (loss.low, loss.high) == pytest.approx((loss.value - reach, loss.value + reach))
     assert (loss.num, loss.num_groups, loss.part) == (4, 2, "valid")
     scaled = (replace(one, measures={"bits": Ratio("loss", "num_targets", scale=2.0)}) for one in (a, b))
     bits = paired("a", "b", *scaled).differences["bits"]

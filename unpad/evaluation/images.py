@@ -15,7 +15,7 @@ from unpad.data.rows import read_classes
 from unpad.data.sources.images import read_bytes
 from unpad.data.sources.split import Split
 from unpad.evaluation.attention_maps import maps_of_image
-from unpad.evaluation.binary import NUM_BINS, binned_error
+from unpad.evaluation.binary import NUM_BINS, beside_perfect, binned_error
 from unpad.evaluation.classes import ClassPredictions, predict, rows
 from unpad.evaluation.classes import held_out as held_out
 from unpad.evaluation.family import HeldOutInputs, Numbers, TrainedModel, evenly
@@ -104,9 +104,15 @@ def summarise(
         mean: np.ndarray = np.nanmean(recalls, 0)  # a resample may lack a class
         return mean
 
-    metrics["balanced_accuracy"] = exact_share(measured(balanced, num, groups), min(num_groups))  # of the rarest class
+    metrics["balanced_accuracy"] = exact_share(
+        measured(balanced, num, groups, share=True), min(num_groups)
+    )  # of the rarest class
     metrics["loss"] = mean_of(predictions.nll, groups)
-    metrics["calibration_error"] = measured(partial(binned_error, right, confidence, _bins(confidence)), num, groups)
+    bins = _bins(confidence)
+    error = measured(partial(binned_error, right, confidence, bins), num, groups)
+    metrics["calibration_error"] = beside_perfect(
+        error, lambda drawn: binned_error(drawn, confidence, bins), confidence, groups
+    )
     for place, mine in zip(present, members, strict=True):
         of_class = partial(ratio, right * mine, mine)
         metrics[f"accuracy_{classes[place]}"] = measured(of_class, num, groups, counted=mine, share=True)

@@ -50,7 +50,8 @@ class Ratio(NamedTuple):
 
     def metric(self, rows: Columns) -> Metric:
         """The metric of rows that count."""
-        return measured(partial(self.of, rows), len(rows[GROUP]), rows[GROUP], share=self.share)
+        positive, of_rows = bool(np.all(rows[self.total] >= 0)), partial(self.of, rows)
+        return measured(of_rows, len(rows[GROUP]), rows[GROUP], positive=positive, share=self.share)
 
 
 class Ranked(NamedTuple):
@@ -61,13 +62,13 @@ class Ranked(NamedTuple):
         of: takes the columns, and weights as those of `metrics.ratio`.
         finish: takes the metric and the columns, and returns it with the reason where it does not exist, or with exact
             limits; None leaves it as it is.
-        biased, share: as those of `metrics.measured`.
+        positive, share: as those of `metrics.measured`.
     """
 
     needs: tuple[str, ...]
     of: Callable[[Columns, np.ndarray | None], np.ndarray]
     finish: Callable[[Metric, Columns], Metric] | None = None
-    biased: bool = False
+    positive: bool = False
     share: bool = False
 
     def has(self, rows: Columns) -> np.ndarray:
@@ -79,7 +80,8 @@ class Ranked(NamedTuple):
         """The metric of rows that count."""
         of_rows, groups = partial(self.of, rows), rows[GROUP]
         counted = having(rows, self.needs[0])
-        metric = measured(of_rows, len(groups), groups, counted=counted, biased=self.biased, share=self.share)
+        how = {"positive": self.positive, "share": self.share}
+        metric = measured(of_rows, len(groups), groups, counted=counted, **how)
         return metric if self.finish is None else self.finish(metric, rows)
 
 
