@@ -27,8 +27,7 @@ Work = Callable[[RaggedBatch], dict[str, np.ndarray]]
 
 def once_each(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """Count one target for every whole sequence, labelled or not, (n,) int64."""
-    targets: np.ndarray = (np.asarray(starts) == 0).astype(np.int64)
-    return targets
+    return np.asarray((np.asarray(starts) == 0).astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)

@@ -120,8 +120,7 @@ def _count(
 
 def _outside(days: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Days beyond the least and the most of training, which are rounded to float32, (num,) bool."""
-    outside: np.ndarray = (days < known[0] - 1e-5 * abs(known[0])) | (days > known[-1] + 1e-5 * abs(known[-1]))
-    return outside
+    return np.asarray((days < known[0] - 1e-5 * abs(known[0])) | (days > known[-1] + 1e-5 * abs(known[-1])))
 
 
 def beyond(data: EventData, margin: int) -> np.ndarray | None:
@@ -136,8 +135,7 @@ def beyond(data: EventData, margin: int) -> np.ndarray | None:
     # Values are fp32: an extreme of training may round outwards.
     below = value < low[code] - 1e-5 * np.maximum(1, np.abs(low[code]))
     above = value > high[code] + 1e-5 * np.maximum(1, np.abs(high[code]))
-    found: np.ndarray = (below | above) & (known.std[code] > 0)
-    return found
+    return np.asarray((below | above) & (known.std[code] > 0))
 
 
 def refuse_unknown(data: EventData) -> None:

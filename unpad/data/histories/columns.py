@@ -168,8 +168,7 @@ class Column:
     @cached_property
     def empty(self) -> np.ndarray:
         """Texts that stand for no value, and null, (num_rows,) bool."""
-        empty: np.ndarray = np.asarray(pc.is_in(self.values, pa.array(NOTHING))) | ~self.valid
-        return empty
+        return np.asarray(np.asarray(pc.is_in(self.values, pa.array(NOTHING))) | ~self.valid)
 
     def texts(self) -> list[str]:
         """The different texts, as they come."""
@@ -466,8 +465,7 @@ def _each(texts: pa.Array, function: Callable[[str], Any], missing: object) -> n
     """A function of every text, (num_rows,), computed once for equal ones; `missing` for null."""
     encoded = texts.dictionary_encode()
     values = np.array([*map(function, encoded.dictionary.to_pylist()), missing])
-    of_rows: np.ndarray = values[np.asarray(encoded.indices.fill_null(-1))]
-    return of_rows
+    return np.asarray(values[np.asarray(encoded.indices.fill_null(-1))])
 
 
 def _matches(texts: pa.Array, pattern: str) -> np.ndarray:
