@@ -121,12 +121,8 @@ class Measuring(Generic[DataType]):
 
     def _plan(self) -> Plan:
         """Plan micro-batches with every sequence that has a target, once each."""
-        fields = {
-            "overflow": self.overflow,
-            "drop_last": False,
-            "strategy": "pack",
-            "tokens_per_step": self.settings.tokens_per_micro,
-        }
+        fields = {"overflow": self.overflow, "drop_last": False, "strategy": "pack"}
+        fields["tokens_per_step"] = self.settings.tokens_per_micro
         return plan(
             self.data.table.positions,
             self.settings.model_copy(update=fields),

@@ -294,8 +294,6 @@ class Column:
             SourceError: the column holds no numbers.
         """
         kind = self.values.type
-        if pa.types.is_null(kind):
-            return np.full(len(self.values), np.nan)
         if self.is_text:
             numbers = self._numbers_in_texts(expected, truths, words)
         elif any(is_kind(kind) for is_kind in (pa.types.is_boolean, *_NUMERIC)):
@@ -458,7 +456,7 @@ class Column:
         return times
 
 
-_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
 
 
 def _each(texts: pa.Array, function: Callable[[str], Any], missing: object) -> np.ndarray:
