@@ -146,7 +146,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
                 seen.keys.add(row.key)
             if row.picture is not None:
                 pictures.add(row.picture)
-            seen.asked.add(file.path, row)
+            seen.asked.add(row)
     file_check = FileCheck(
         path=file.path,
         kind=kind,

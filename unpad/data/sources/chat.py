@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from unpad.data.sources.example import BadRow, Example, Turn
-from unpad.data.sources.faults import RowFault, excerpt, missing, type_name
+from unpad.data.sources.faults import RowFault, excerpt, missing, spelled, type_name
 from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.reader import examples, spelled
+from unpad.data.sources.reader import examples
 from unpad.data.sources.row import Row, are_messages, is_blank, listed, require_text
 from unpad.data.sources.unread import doubt_unread, read_marks
 from unpad.recipes.data import DataSettings

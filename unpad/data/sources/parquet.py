@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from unpad.data.sources.delimited import SAMPLE_ROWS
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.faults import RowFault, missing, twice
-from unpad.data.sources.fields import Advise, SpellingError, spelling
+from unpad.data.sources.faults import RowFault, columns_of
+from unpad.data.sources.fields import Advise
 from unpad.data.sources.row import Row
 
 if TYPE_CHECKING:
@@ -220,22 +220,10 @@ def _columns(
     Raises:
         RowFault: none of them is wanted, or two could be the same.
     """
-    present = table.schema_arrow.names
-    known = (*wanted, *optional)
-    try:
-        near = spelling(tuple(present), known)
-    except SpellingError as error:
-        raise twice(error) from None
-    meant = {near.get(name, name): name for name in present}
-    if not set(wanted) & set(meant):
-        raise missing(wanted, present, "column")
-    columns = {meant[name]: name for name in known if name in meant}
-    again = next((name for name in columns if present.count(name) > 1), None)
-    if again is not None:
-        raise RowFault("E_DUPKEY", f'the column "{again}" occurs twice')
-    of_bytes = {column.name for column in table.schema_arrow if "binary" in str(column.type)}
-    rest = [name for name in present if every and name not in of_bytes and present.count(name) == 1]
-    return {name: name for name in rest} | columns
+    columns = columns_of(table.schema_arrow.names, wanted, optional)
+    known, of_bytes = (*wanted, *optional), {one.name for one in table.schema_arrow if "binary" in str(one.type)}
+    rest = [column for name, column in columns.items() if every and name not in known and column not in of_bytes]
+    return {column: column for column in rest} | {columns[name]: name for name in known if name in columns}
 
 
 def column_named(table: pq.ParquetFile, name: str) -> str:
