@@ -9,7 +9,7 @@ from pathlib import Path
 from unpad.data.sources.fields import COLUMNS, folded
 
 HEAD_BYTES = 1 << 16  # enough of a file to guess its encoding
-SAMPLE_BYTES = 1 << 18  # of the beginning, middle and end of a file, to guess its encoding
+SAMPLE_BYTES = 1 << 24  # of a file, to guess its encoding
 BOM = codecs.BOM_UTF8
 MAX_SNIFFED = 20  # lines of a file that show what it is
 MAGIC = {
@@ -156,7 +156,7 @@ def _is_chinese(raw: bytes) -> bool:
 def encoding_of(path: Path) -> str | None:
     """Guess the encoding of a file of text that is not UTF-8, as iconv and Python name it; None without a guess.
 
-    Its beginning, middle and end are looked at, or all of a small file.
+    The beginning of a long one is looked at.
 
     Raises:
         OSError: it cannot be read.
@@ -166,16 +166,9 @@ def encoding_of(path: Path) -> str | None:
 
 
 @lru_cache(maxsize=16)
-def _encoding_of(path: Path, size: int, _: int) -> str | None:
+def _encoding_of(path: Path, *_: int) -> str | None:
     with path.open("rb") as handle:
-        if size <= 3 * SAMPLE_BYTES:
-            return _encoding(handle.read())
-        pieces = []
-        for start in (0, (size - SAMPLE_BYTES) // 2, size - SAMPLE_BYTES):
-            handle.seek(start)
-            piece = handle.read(SAMPLE_BYTES)
-            pieces.append(piece[piece.find(b"\n") + 1 if start else 0 : piece.rfind(b"\n") + 1])  # whole lines
-    return _encoding(b"".join(pieces))
+        return _encoding(handle.read(SAMPLE_BYTES))
 
 
 def _encoding(raw: bytes) -> str | None:

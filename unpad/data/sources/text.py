@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 
 from unpad.data.sources.example import BadRow, Example, Turn
-from unpad.data.sources.faults import RowFault, type_name
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.reader import examples
 from unpad.data.sources.row import Row, require_text
@@ -19,12 +18,8 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
     name = file.field or "text"
 
     def convert(row: Row) -> Example:
-        if type(row.value) is str:
-            return Example(row.where, (Turn("text", require_text(row.value, "the text").strip("\r\n")),))
         if type(row.value) is not dict:
-            code = "E_NULL" if row.value is None else "E_TYPE"
-            raise RowFault(code, f"the text is {type_name(row.value)}, expected a string")
-        turns = (Turn("text", row.text(name).strip("\r\n")),)
-        return Example(row.where, turns) if len(row.value) == 1 else Example(row.where, turns, *row.declared())
+            return Example(row.where, (Turn("text", require_text(row.value, "the text").strip("\r\n")),))
+        return Example(row.where, (Turn("text", row.text(name).strip("\r\n")),), *row.declared())
 
     return examples(file, data, (name,), convert, "text")
