@@ -24,12 +24,16 @@ class Row:
         doubts: what is wrong with each field that changes what the row means and that is not read.
     """
 
-    __slots__ = ("_others", "_read", "doubts", "value", "where")
+    __slots__ = ("_others", "_read", "doubts", "place", "value", "where")
 
-    def __init__(self, where: str, value: Any, others: Sequence[str] = ()) -> None:
+    def __init__(
+        self, where: str, value: Any, others: Sequence[str] = (), place: tuple[int, int] | None = None
+    ) -> None:
         """Args:
         others: fields that the file has beside those of `value`, which the reader left out.
+        place: row group of a parquet file, and the row in it from 0.
         """
+        self.place = place
         self.where = where
         self.value = value
         self._others = list(others)

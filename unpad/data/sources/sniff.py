@@ -153,6 +153,7 @@ def _is_chinese(raw: bytes) -> bool:
     return chinese >= 2 and chinese * 2 > len(wide)
 
 
+@lru_cache(maxsize=16)
 def encoding_of(path: Path) -> str | None:
     """Guess the encoding of a file of text that is not UTF-8, as iconv and Python name it; None without a guess.
 
@@ -161,12 +162,6 @@ def encoding_of(path: Path) -> str | None:
     Raises:
         OSError: it cannot be read.
     """
-    status = path.stat()
-    return _encoding_of(path, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=16)
-def _encoding_of(path: Path, *_: int) -> str | None:
     with path.open("rb") as handle:
         return _encoding(handle.read(SAMPLE_BYTES))
 
