@@ -121,7 +121,7 @@ def there_is(present: Names) -> str:
 
 def twice(error: SpellingError) -> RowFault:
     """Return the fault of two fields that could be the same known one."""
-    one, other, meant = (excerpt(name[:40]) for name in error.names)
+    one, other, meant = (excerpt(name[:40]) for name in error.args)
     what = f'"{one}" and "{other}" could both be "{meant}"'
     return RowFault("E_DUPKEY", what, f'call the one that is meant "{meant}", and the other something else')
 
