@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from unpad.data.sources.bad_rows import faults_with_fixes
-from unpad.data.sources.example import BadRow, Unread, Usable, count_bad
+from unpad.data.sources.example import BadRow, Example, Unread, count_bad
 from unpad.data.sources.images import ImageExample
+from unpad.data.sources.split import turns_key
 from unpad.terminal.printing import escaped
 from unpad.terminal.table import cells, columns, number_of, wrapped
 
@@ -31,17 +32,18 @@ class Asked:
     _several: set[int] = field(default_factory=set)  # questions with different answers
     _first: dict[int, tuple[int, str]] = field(default_factory=dict)  # question -> its first answer, and the place
 
-    def add(self, row: Usable) -> None:
-        """Take in a row of a file; rows without a question are passed over."""
-        if row.question is None or row.answer is None:
+    def add(self, row: Example) -> None:
+        """Take in a row of a file; only conversations have questions."""
+        if row.turns[-1].role != "assistant" or row.rejected is not None:
             return
-        answer, where = self._first.setdefault(row.question, (row.answer, row.where))
-        if answer == row.answer:
+        question, mine = turns_key(row.turns[:-1]), turns_key(row.turns[-1:])
+        answer, where = self._first.setdefault(question, (mine, row.where))
+        if answer == mine:
             return
         self.num_rows += 1
-        self._several.add(row.question)
-        if len(self.different) < MOST_SHOWN or row.question in self.different:
-            places = self.different.setdefault(row.question, [where])
+        self._several.add(question)
+        if len(self.different) < MOST_SHOWN or question in self.different:
+            places = self.different.setdefault(question, [where])
             if len(places) < MOST_SHOWN:
                 places.append(row.where)
 

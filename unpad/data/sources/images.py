@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from unpad.data.pixels.decode import ImageInfo, probe
 from unpad.data.pixels.formats import MAX_BYTES, ImageError, sniff
 from unpad.data.sources import files
-from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName, Usable
+from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName
 from unpad.data.sources.faults import RowFault, excerpt, type_name
 from unpad.data.sources.fields import PICTURES
 from unpad.data.sources.files import SourceFile, natural_key, refuse_names
@@ -111,12 +111,6 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow
     with ThreadPoolExecutor() as pool:
         while window := list(islice(rows_to_examine, WINDOW)):
             yield from pool.map(examine, window)
-
-
-def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
-    """Yield each image of a source as usable, or its bad row."""
-    for item in read(file, data):
-        yield item if isinstance(item, BadRow) else Usable(key=content_key(item), where=item.where, picture=item)
 
 
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[ImageExample], list[BadRow]]:

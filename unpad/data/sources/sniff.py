@@ -16,8 +16,8 @@ MAGIC = {
     b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\x00": "xz",
     b"BZh91AY&SY": "bzip2", b"7z\xbc\xaf\x27\x1c": "7z", b"PAR1": "parquet", b"%PDF-": "PDF", b"{\\rtf": "RTF",
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "a document of old Word or Excel",
-    b"SQLite format 3\0": "a database of SQLite", codecs.BOM_UTF32_LE: "UTF-32", codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
+    b"SQLite format 3\0": "a database of SQLite", codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16",
 }  # fmt: skip
 FILM = "HEIC, AVIF or a film"
 _ATOMS = (b"ftyp", b"moov", b"mdat")  # at byte 4
