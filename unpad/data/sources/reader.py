@@ -145,7 +145,8 @@ def converted(
             continue
         try:
             made = convert(row)
-            row.refuse_doubts()
+            if row.doubts:
+                raise FieldFault(row.doubts)
         except RowFault as fault:
             if advise and fault.code == "E_MISSING" and fault.fix == FIXES["E_MISSING"] and type(row.value) is dict:
                 advised = advise([row.value]) if advised is None else advised
