@@ -25,13 +25,14 @@ from unpad.data.sources.files import FORMATS, SourceFile, expand, files_below, s
 from unpad.data.sources.json_rows import count_blank_lines
 from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading, refuse_given
 from unpad.data.sources.split import content_key
+from unpad.data.sources.text import line_ends, wrapped_width
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, ImageSettings, Source
 from unpad.recipes.file import SUFFIXES, load_recipe, load_settings, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.terminal.progress import counted
 
-PEEK_ROWS = 20
+PEEK_ROWS, MOST_LINE_ENDS, MOST_READ = 20, 10_000, 100_000
 
 
 def check(
@@ -130,7 +131,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
     """
     kind = _kind_of(file, data, kind)
     bad: list[BadRow] = []
-    characters, pictures = list[int](), PictureCounts()
+    characters, ends, pictures = list[int](), list[tuple[int, int]](), PictureCounts()
     num_used = num_keys = num_repeated = 0
     with reading(file.path):
         for row in counted(_checked(kind, file, data, seen.has_template), f"reading {file.path.name}", unit="rows"):
@@ -143,6 +144,8 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
                 characters.append(sum(len(turn.content) + len(turn.thoughts) for turn in row.every_turn))
                 key = content_key(row)
                 seen.asked.add(row)
+                if len(ends) < MOST_LINE_ENDS and row.turns[-1].role == "text":
+                    ends += line_ends(row.turns[-1].content[:MOST_READ])
             elif isinstance(row, images.ImageExample):
                 pictures.add(row)
                 key = images.content_key(row)
@@ -161,7 +164,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
         num_repeated=num_repeated if num_keys else None,
         characters=np.array(characters, np.int64) if characters else None,
         pictures=pictures if pictures.classes else None,
-        note="; ".join(_remarks(kind, file, data, characters)),
+        note="; ".join(_remarks(kind, file, data, characters, ends)),
         unread=file.unread,
     )
     return CheckReport((file_check,), tuple(bad))
@@ -180,13 +183,19 @@ def _checked(kind: str, file: SourceFile, data: DataSettings, has_template: bool
         yield from import_module(f"unpad.data.sources.{kind}").read(file, data)
 
 
-def _remarks(kind: str, file: SourceFile, data: DataSettings, characters: Sequence[int]) -> Iterator[str]:
-    """Remarks on a file with their remedies: a plain text that is one document or one book, or of an unknown ending."""
+def _remarks(
+    kind: str, file: SourceFile, data: DataSettings, characters: Sequence[int], ends: Sequence[tuple[int, int]]
+) -> Iterator[str]:
+    """Remarks on a file with their remedies: hard-wrapped lines, and a plain text that is one document or one book, or
+    of an unknown ending."""
+    if width := wrapped_width(ends):
+        why = "a word at the start of a line is another token than elsewhere"
+        yield f"lines are wrapped at {width} characters, and {why}; data.unwrap=true joins them"
     if kind != "text" or file.format != "text" or not characters:
         return
     for shape in (
         single_document(file, data.separator, len(characters)),
-        describe_book(file, data.separator, characters),
+        describe_book(file, data, characters),
     ):
         if shape:
             yield f"{shape.what}; {shape.fix}"

@@ -34,7 +34,7 @@ from unpad.data.sources.unread import count_unread
 from unpad.data.sources.vqa import FIELDS as QUESTION_FIELDS
 from unpad.data.sources.vqa import asked
 from unpad.data.tokens.encode import encode_prompt
-from unpad.data.vqa import question_about_all
+from unpad.data.vqa import questions_about
 from unpad.errors import Interrupted, RecipeError, RunInUseError, SourceError
 from unpad.inference.engine import Collected, Engine, Request, check, token_lists
 from unpad.inference.generate import PIECE, ROWS, Continuing
@@ -323,7 +323,7 @@ def ask_question(
             raise RowFault(image.code, image.what, image.fix)
         images.append(image)
     with held():  # the work on one row is no progress of its own
-        batch = question_about_all(run.recipe, run.tokenizer, images, question).prompts([0])
+        batch = questions_about(run.recipe, run.tokenizer, images, question, together=True).prompts([0])
     try:
         check(run.generator, token_lists(batch), greedy(run))
     except RecipeError as error:

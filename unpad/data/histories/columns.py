@@ -147,12 +147,10 @@ class Column:
 
     def _drop_bad_bytes(self) -> None:
         """Replace texts that are not UTF-8, which parquet does not check, by null."""
-        texts = self.values.cast(pa.binary()).to_pylist()
-        read = [None if text is None else text.decode(errors="ignore") for text in texts]
-        good = [text if text is None or text.encode() == raw else None for text, raw in zip(read, texts, strict=True)]
-        broken = np.array([text is None and raw is not None for text, raw in zip(good, texts, strict=True)], np.bool_)
-        self.faults.add(broken, "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
-        self.values = pa.array(good, pa.string())
+        texts = self.values.cast(pa.binary())
+        wrong = [text is not None and text.decode(errors="ignore").encode() != text for text in texts.to_pylist()]
+        self.faults.add(np.array(wrong, np.bool_), "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
+        self.values = pc.if_else(pa.array(wrong, pa.bool_()), None, texts).cast(pa.string())
 
     def matches(self, pattern: str) -> np.ndarray:
         """Texts that match a pattern of RE2, (num_rows,) bool."""

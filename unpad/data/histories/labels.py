@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from unpad.data.histories.columns import NOTHING, PER_DAY, Column, Faults
 from unpad.data.histories.event_files import ID_NAMES, number
-from unpad.data.histories.event_rows import EventTable, units_of
+from unpad.data.histories.event_rows import EventTable
 from unpad.data.histories.tables import Table, TableFile, open_table
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import in_yaml
@@ -48,9 +48,13 @@ def clock_of(parts: list[EventTable], settings: EventSettings) -> TimeUnit:
     """Return the clock of a recipe.
 
     Raises:
-        RecipeError: a number has no unit, or events have timestamps and the landmark is a number.
+        RecipeError: a number has no unit, or events have timestamps and the landmark is a number, or some tables have
+            timestamps and others a clock of their own.
     """
-    units = units_of(parts)
+    units = {part.unit for part in parts if part.unit is not None}
+    if "timestamp" in units and len(units) > 1:
+        what = "some tables of events have timestamps and others count from a time of their own"
+        raise RecipeError(what, where="data.events", fix="bring all of them onto one clock")
     if units == {"timestamp"}:
         if settings.landmarks:
             fix = "name a column of the table of labels that holds timestamps"

@@ -50,7 +50,7 @@ def read(
         OSError: the file cannot be opened or read.
     """
     if file.format == "text":
-        yield from read_documents(file.path, data.separator, by_ending=file.by_ending)
+        yield from read_documents(file.path, data.separator, join=data.join, by_ending=file.by_ending)
     elif file.format == "csv":
         yield from read_delimited(file.path, fields, optional, advise)
     elif file.format == "parquet":

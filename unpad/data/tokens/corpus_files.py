@@ -172,9 +172,11 @@ def list_files(recipe: Recipe, kinds: Sequence[str]) -> list[CorpusFile]:
         for file in expand(getattr(data, kind), partial(resolve_path, data)):
             digest = hash_file(file.path)
             separator = data.separator if file.format == "text" else None
+            settings = ["join", data.join] if data.join and separator else []
+            settings += ["unwrap"] if data.unwrap and kind == "text" else []
             # Without the fields of later versions that are not set: a run goes on if its data has the key that it had.
             further = [named] if any(named := (file.prompt, file.reply, file.ignore)) else []
-            key = make_key(digest, kind, file.format, file.field, separator, *further)
+            key = make_key(digest, kind, file.format, file.field, separator, *further, *settings)
             files.append(CorpusFile(kind, file, first + file.source, digest, key))
     if not files:
         fix = f"set {' or '.join(f'data.{kind}' for kind in kinds)}"
@@ -336,8 +338,10 @@ def _divide_kinds(
     work: Preparation, keys: np.ndarray, declared: np.ndarray, kinds: np.ndarray, unit: np.ndarray
 ) -> np.ndarray:
     """Part of every document, (num_documents,) uint8 of `Split`. Each kind is divided by itself; what is near
-    documents of other kinds follows these. Of a book the end is held out."""
+    documents of other kinds follows these. Of a book, or a text that is joined, the end is held out."""
     follows = work.recipe.data.split_version > 1 and work.wanted is not Wanted.NEW
+    texts = [file.file.format for file in work.files if file.kind == "text"]
+    in_order = work.book or (work.recipe.data.join and texts == ["text"] and work.wanted is not Wanted.NEW)
     known = np.full(int(unit.max(initial=-1)) + 1, Split.UNDECLARED, np.int8)  # (num_units,)
     for value in (Split.TEST, Split.HOLDOUT, Split.TRAIN):
         known[unit[declared == value]] = value
@@ -348,7 +352,7 @@ def _divide_kinds(
         if follows:
             declared_split = np.where(declared_split == Split.UNDECLARED, known[unit[mine]], declared_split)
         ties = [(np.arange(len(mine)), unit[mine])]
-        if work.book and TEXT_KINDS[kind] == "text" and (declared_split == Split.UNDECLARED).all():
+        if in_order and TEXT_KINDS[kind] == "text" and (declared_split == Split.UNDECLARED).all():
             split[mine] = splits.assign_end(unit[mine], work.recipe.data.holdout)
         else:
             split[mine] = splits.divide(
@@ -367,7 +371,7 @@ def _book(work: Preparation) -> Shape | None:
     (index,) = texts
     shard = work.shards[index]
     characters = shard.num_chars.tolist() if shard else [len(one.turns[0].content) for one in work.rows(index).examples]
-    return describe_book(work.files[index].file, work.recipe.data.separator, characters)
+    return describe_book(work.files[index].file, work.recipe.data, characters)
 
 
 def _groups(work: Preparation) -> np.ndarray:
@@ -466,15 +470,12 @@ def near_documents(work: Preparation) -> NDArray[np.int64]:
 
 def compare_new(
     recipe: Recipe, tokens: TokenSet, new_recipe: Recipe, new: TokenSet, seq_ids: np.ndarray
-) -> tuple[LeakReport, list[tuple[str, str]]]:
+) -> PlacedLeaks:
     """Compare new documents with the training originals of a run, read from its files as a stream.
 
     Args:
         recipe, tokens: recipe and tokens of the run; new_recipe, new: those of the new documents.
         seq_ids: (n,) sequences of `new` with the documents to compare.
-
-    Returns:
-        The report, and the places of its worst leaks and their training documents.
 
     Raises:
         SourceError: a file of the run cannot be read, or changed.
@@ -492,7 +493,7 @@ def compare_new(
 
     texts, groups = [text_of(example) for example in documents], [example.group for example in documents]
     leaks = compare(texts, groups, corpus, NEW, numbers=numbers)
-    return leaks, [(new.place(leak.document), tokens.place(leak.source)) for leak in leaks.worst]
+    return PlacedLeaks(leaks, [(new.place(leak.document), tokens.place(leak.source)) for leak in leaks.worst])
 
 
 def _stream(recipe: Recipe, tokens: TokenSet) -> Iterator[Example]:
