@@ -16,6 +16,7 @@ from tests.helpers.families import Finished
 from tests.helpers.toy import quiet, write_toy
 from unpad.errors import SourceError
 from unpad.evaluation import binary
+from unpad.evaluation.metrics import draws, student
 from unpad.evaluation.paired import paired
 from unpad.evaluation.patients import ALONE, OF_OUTCOME, _of_classes
 from unpad.evaluation.rows import ExampleRows, Ratio, objects
@@ -124,6 +125,7 @@ def test_metrics_are_those_of_the_rows(family, unpad, finished, tmp_path, monkey
     found = RECOMPUTED[family]({name: column[scored] for name, column in rows.items()})
     for name in [name for name in printed if name.startswith("keywords_")]:
         found[name] = np.nanmean(rows[name].astype(float))
+    printed = {name: one for name, one in printed.items() if not name.startswith("simple_")}  # tested in test_simple.py
     values = {name: math.nan if one["value"] is None else one["value"] for name, one in printed.items()}
     assert found == pytest.approx(values, nan_ok=True)
     groups = {one["num_groups"] or one["num"] for name, one in printed.items() if name.endswith("loss")}
@@ -149,7 +151,7 @@ def test_rows_of_new_data_are_json_lines_if_the_file_is_named_so(finished, tmp_p
 def test_a_file_that_cannot_be_written_is_refused_before_the_evaluation(
     name, code, told, unpad, finished, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: pytest.fail("it was evaluated"))
+    monkeypatch.setattr("unpad.evaluation.run.evaluate_own", lambda *_: pytest.fail("it was evaluated"))
     refused = unpad("eval", finished("images").run, "--rows", tmp_path / name, code=code)
     assert told in refused.err
     assert "Traceback" not in refused.err
@@ -187,7 +189,9 @@ def test_rows_are_paired_by_place_and_drawn_by_group():
     loss = found.differences["loss"]
     assert loss.value == pytest.approx((2 + 2 + 9 + 4 - 4 - 6 - 9 - 8) / 11)
     # Two groups: a resample is one of them twice, or both.
-    assert (loss.low, loss.high) == pytest.approx(((2 + 2 - 4 - 6) / 4, (9 + 4 - 9 - 8) / 7))
+    drawn = {(2, 0): (2 + 2 - 4 - 6) / 4, (1, 1): loss.value, (0, 2): (9 + 4 - 9 - 8) / 7}
+    reach = student(1) * np.std([drawn[tuple(times.tolist())] for times in draws(2)]) * math.sqrt(2)
+    assert (loss.low, loss.high) == pytest.approx((loss.value - reach, loss.value + reach))
     assert (loss.num, loss.num_groups, loss.part) == (4, 2, "valid")
     scaled = (replace(one, measures={"bits": Ratio("loss", "num_targets", scale=2.0)}) for one in (a, b))
     bits = paired("a", "b", *scaled).differences["bits"]
