@@ -508,8 +508,7 @@ def find_row(tables: PatientTables, place: Place, given: str) -> PatientRow | No
             events = np.flatnonzero((rows.source == number) & (rows.origin == row))
             return PatientRow(part.table.where(row), int(rows.person[events[0]]) if len(events) else -1, events)
     labels = tables.labels
-    row = None if labels is None else _table_row(labels.table, place)
-    if labels is None or row is None:
+    if labels is None or (row := _table_row(labels.table, place)) is None:
         return None
     person = tables.cohort.person[np.isin(tables.cohort.label_row, np.flatnonzero(labels.origin == row))]
     return PatientRow(labels.table.where(row), int(person[0]) if len(person) else -1, nothing)
