@@ -216,6 +216,14 @@ def test_a_text_is_the_longest_words_that_begin_at_each_place(text: str, name: s
     assert text in RESERVED or tokenizer.encode_batch([text]) == [ids]
 
 
+@pytest.mark.parametrize(
+    ("texts", "kind"), [(TEXTS, "words"), (["Most of it is English: 好的。"], "bpe"), (["これはペンです。"], "bpe")]
+)
+def test_the_script_of_the_texts_chooses_the_kind(texts: list[str], kind: Any) -> None:
+    chosen = train_tokenizer(recipe_data.TokenizerSettings(kind="auto"), iter(texts), RESERVED)
+    assert chosen.to_bytes() == train_tokenizer(recipe_data.TokenizerSettings(kind=kind), texts, RESERVED).to_bytes()
+
+
 @pytest.mark.parametrize("mark", ["用户：", "User", "<|user|>", "é：", "问"])
 def test_a_role_marker_is_one_id_that_no_content_contains(mark: str) -> None:
     tokenizer = train_tokenizer(recipe_data.TokenizerSettings(), [f"他说{mark}你好"], [mark, "\n"])
