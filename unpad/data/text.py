@@ -189,12 +189,8 @@ class TextData(families.Data):
 
     def facts(self) -> dict[str, Any]:
         report = self.report
-        return {
-            "characters": report.lost.total,
-            "lost_characters": report.lost.lost,
-            SYSTEM_TURNS: report.num_system,
-            **report.unread.facts,
-        }
+        counts = {"characters": report.lost.total, "lost_characters": report.lost.lost, SYSTEM_TURNS: report.num_system}
+        return {**counts, **report.unread.facts}
 
     def describe_outputs(self) -> str:
         return f"vocabulary {self.num_outputs:,}"
