@@ -167,18 +167,23 @@ def test_the_calibration_intercept_is_the_shift_that_expects_as_many_events_as_c
     assert found == pytest.approx(-shift, abs=0.5)
 
 
-def test_the_interval_of_the_calibration_error_holds_it_though_its_resamples_are_larger():
-    labels, p = sample(60, ties=False)
-    # As well calibrated as bins can be: each holds as many outcomes as it expects, within one.
-    labels = np.zeros(60)
-    for b in range(binary.NUM_BINS):
-        mine = np.flatnonzero(binary.calibration_bins(p) == b)
-        labels[mine[: round(p[mine].sum())]] = 1
-    resampled = bootstrap(lambda w: binary.calibration_error(labels, p, w), 60)
-    assert np.percentile(resampled, 2.5) > binary.calibration_error(labels, p)  # what the plain percentiles would say
-    metric = measured(lambda w: binary.calibration_error(labels, p, w), 60, biased=True)
-    assert 0 <= metric.low < metric.value < metric.high
-    assert metric.high - metric.value == pytest.approx(np.percentile(resampled, 97.5) - resampled.mean())
+def test_a_calibration_error_stands_beside_those_of_perfect_probabilities():
+    def shown(labels, p):
+        groups = np.arange(len(p)) // 2  # labels of a patient are alike, as its probabilities are
+        metric = measured(lambda w: binary.calibration_error(labels, p, w), len(p), groups)
+        return binary.beside_perfect(metric, lambda drawn: binary.calibration_error(drawn, p), p, groups)
+
+    rng, within = np.random.default_rng(3), 0
+    for _ in range(60):
+        p = np.repeat(rng.beta(1, 4, 30), 2)
+        labels = (np.repeat(rng.random(30), 2) < p).astype(np.int64)
+        metric = shown(labels, p)
+        low, high = (float(end) for end in metric.note.removeprefix("perfect probabilities: ").split(" to "))
+        within += low <= metric.value <= high
+        assert math.isnan(metric.low)
+        assert low > 0, "no interval of the value would hold 0"
+    assert within >= 52
+    assert shown(1 - labels, p).value > high
 
 
 @pytest.mark.promise("patients.outcomes")

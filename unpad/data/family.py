@@ -4,6 +4,7 @@ A model names its family (`DATA = "text"`): the module `data/text.py` has the me
 `evaluation/text.py` measures a model on it.
 """
 
+import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -175,6 +176,16 @@ class Claim:
     tried: int
     wrong: tuple[str, ...] = ()
     beside: str = ""
+
+
+def digest_of(*parts: bytes | str | np.ndarray | None) -> str:
+    """sha256 of texts and arrays, these as int64 or float64, end to end; None stands for nothing."""
+    digest = hashlib.sha256()
+    for part in parts:
+        if isinstance(part, np.ndarray):
+            part = np.ascontiguousarray(part).astype("<f8" if part.dtype.kind == "f" else "<i8").tobytes()
+        digest.update(part.encode() if isinstance(part, str) else part or b"")
+    return digest.hexdigest()
 
 
 class Data(ABC):

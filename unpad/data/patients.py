@@ -10,10 +10,9 @@ patient's label, landmark and split, `assemble.py` the sets.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -116,8 +115,7 @@ class EventData(families.Data):
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of several classes; () for an outcome that comes or does not."""
-        labels = self.recipe.events.labels
-        return () if labels is None else labels.several
+        return self.cohort.classes
 
     @property
     def num_outputs(self) -> int:
@@ -232,40 +230,26 @@ class EventData(families.Data):
         return families.FoundRow(row.where, parts, f"in the history of {self.where(patients[0])}")
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.known.to_bytes())
         cohort, sets = self.cohort, self.sets
         whole = (self.code, sets.events_of, sets.sets_of, sets.set_starts, cohort.split, cohort.label, cohort.cause)
-        for part in whole:
-            digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<i8").tobytes())
-        for part in (self.values, sets.times, cohort.duration):
-            digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<f8").tobytes())
-        for patient_id in self.ids.tolist():
-            digest.update(f"{patient_id},".encode())
-        digest.update(b"" if self.landmarks is None else repr(self.landmarks.tolist()).encode())
-        return digest.hexdigest()
+        numbers = (self.values, sets.times, cohort.duration)
+        ids = "".join(f"{patient_id}," for patient_id in self.ids.tolist())
+        landmarks = None if self.landmarks is None else repr(self.landmarks.tolist())
+        return families.digest_of(self.known.to_bytes(), *whole, *numbers, ids, landmarks)
 
     def complete(self, config: ModelConfig) -> ModelConfig:
         """Fill in the horizon and the competing events of the hazards, the number of classes, and that last values act
         linearly where their scale suits it."""
         own, section = self.recipe.events, config.model_dump(mode="json")
         if "horizon" in config.decided:
-            given, days = section["horizon"], None if section["bins"] is None else self.horizon
-            if given not in (None, days):
-                labelled = "have no horizon" if days is None else f"are of day {days:g}"
-                what = f"the hazards would give the probability up to day {given:g}, and the labels {labelled}"
-                raise RecipeError(what, where="model.horizon", fix="leave it out; events.labels.horizon decides it")
-            section["horizon"] = days
+            days = None if section["bins"] is None else self.horizon
+            _decide(section, "horizon", days, "have no horizon" if days is None else f"are of day {days:g}")
         if "competing" in config.decided and section["bins"] is not None:
-            given, num = section["competing"], len(own.labels.competing) if own.labels else 0
-            if given not in (None, num):
-                what = f"the model has {number_of(given, 'competing events')}, and the labels name {num}"
-                raise RecipeError(what, where="model.competing", fix="leave it out; events.labels.competing decides it")
-            section["competing"] = num
+            num = len(own.labels.competing) if own.labels else 0
+            _decide(section, "competing", num, f"name {number_of(num, 'competing events')}")
         if "classes" in config.decided and own.labels is not None:
             given, num = section["classes"], len(self.classes) or 2
-            if given not in (None, num):
-                what = f"the model has {number_of(given, 'classes')}, and the labels have {num}"
-                raise RecipeError(what, where="model.classes", fix="leave it out; events.labels.classes decides it")
+            _decide(section, "classes", num, f"have {num} classes")
             for field, usual, shown in (("bins", None, "null"), ("positive_weight", 1.0, "1")):
                 if num > 2 and section.get(field, usual) != usual:
                     what = f"the labels have {num} classes, and model.{field} is of one outcome"
@@ -359,11 +343,18 @@ class EventData(families.Data):
         return replace(batch, seq_labels=labels, parts=(sets,))
 
 
+def _decide(section: dict[str, Any], field: str, value: float | None, labels: str) -> None:
+    """Fill in a field of a model by what the labels say; refuse another value there."""
+    if section[field] not in (None, value):
+        what = f"model.{field} is {section[field]:g}, and the labels {labels}"
+        raise RecipeError(what, where=f"model.{field}", fix=f"leave it out; events.labels.{field} decides it")
+    section[field] = value
+
+
 def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """Whole numbers of [start, stop) of every pair, end to end, (sum of lengths,) int64."""
     lengths = stops - starts
-    ranges: np.ndarray = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    return ranges
+    return np.asarray(np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths))
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
@@ -394,13 +385,9 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         RecipeError: settings do not fit the tables, an outcome is among the facts, or the plan would cut a patient.
     """
     key = (kept or {}).get(families.NAMES_KEY) or names_key()  # runs of earlier versions have none
-    with named_by(key):
-        return _read(recipe, kept, key, wanted)
-
-
-def _read(recipe: Recipe, kept: dict[str, bytes] | None, key: bytes, wanted: Wanted) -> EventData:
     refuse_empty(len(recipe.data.events), "events", [])
-    return open_tables(recipe, read_cohort(recipe, wanted), kept, key)
+    with named_by(key):
+        return open_tables(recipe, read_cohort(recipe, wanted), kept, key)
 
 
 def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | None, key: bytes = b"") -> EventData:

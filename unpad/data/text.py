@@ -135,9 +135,8 @@ class TextData(families.Data):
 
     def placed(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
         if self.replies is not None:
-            for seq_id, (document, length) in enumerate(
-                zip(self.replies.document.tolist(), self.replies.lengths.tolist(), strict=True)
-            ):
+            replies = zip(self.replies.document.tolist(), self.replies.lengths.tolist(), strict=True)
+            for seq_id, (document, length) in enumerate(replies):
                 yield self.tokens.place(document), (seq_id, 0, length - 1)
             return
         for document, seq_id, start, stop in self.tokens.documents_of_sequences():
@@ -169,9 +168,9 @@ class TextData(families.Data):
             reason = f"{run.report.lost.total:,} characters of the run's data are too many"
             return families.not_compared("documents", reason)
         documents = seq_ids if self.replies is None else np.unique(self.replies.document[seq_ids])
-        leaks, places = corpus_files.compare_new(run.recipe, run.tokens, self.recipe, self.tokens, documents)
-        counts = leaks.num_holdout, leaks.num_exact, leaks.num_near
-        return families.NearDuplicates("documents", *counts, tuple(places), tuple(leaks.lines(places)))
+        leaks = corpus_files.compare_new(run.recipe, run.tokens, self.recipe, self.tokens, documents)
+        counts = leaks.report.num_holdout, leaks.report.num_exact, leaks.report.num_near
+        return families.NearDuplicates("documents", *counts, tuple(leaks.places), tuple(leaks.lines()))
 
     def single_row(self, recipe: Recipe, kind: str) -> tuple[str, str] | None:
         files = expand(recipe.data.text, partial(resolve_path, recipe.data)) if kind == "text" else []
@@ -190,12 +189,8 @@ class TextData(families.Data):
 
     def facts(self) -> dict[str, Any]:
         report = self.report
-        return {
-            "characters": report.lost.total,
-            "lost_characters": report.lost.lost,
-            SYSTEM_TURNS: report.num_system,
-            **report.unread.facts,
-        }
+        counts = {"characters": report.lost.total, "lost_characters": report.lost.lost, SYSTEM_TURNS: report.num_system}
+        return {**counts, **report.unread.facts}
 
     def describe_outputs(self) -> str:
         return f"vocabulary {self.num_outputs:,}"
@@ -256,9 +251,9 @@ def open_sample(recipe: Recipe) -> families.Sample | None:
     sampled = None if recipe.plan.cross_documents or recipe.data.pairs else sample_corpus(recipe)
     if sampled is None:
         return None
-    note = ", with a vocabulary learned from them alone" if sampled.learned else ""
-    data = _text_data(recipe, sampled.corpus, Wanted.LEARNING)
-    return families.Sample(data, sampled.num_documents, "documents", note)
+    corpus, num_documents, learned = sampled
+    note = ", with a vocabulary learned from them alone" if learned else ""
+    return families.Sample(_text_data(recipe, corpus, Wanted.LEARNING), num_documents, "documents", note)
 
 
 def _check_pairs(recipe: Recipe) -> None:
@@ -273,11 +268,9 @@ def _check_pairs(recipe: Recipe) -> None:
         used = [kind for kind in stage.use or kinds if kind in kinds]
         if PAIRS in used and len(used) > 1:
             others = " and ".join(kind for kind in used if kind != PAIRS)
-            raise RecipeError(
-                f"stage {stage.name} uses pairs with {others}, but their losses differ",
-                where="stages",
-                fix=f"give each a stage: use: [{used[0]}], and use: [pairs]; or leave data.{used[0]} out",
-            )
+            what = f"stage {stage.name} uses pairs with {others}, but their losses differ"
+            fix = f"give each a stage: use: [{used[0]}], and use: [pairs]; or leave data.{used[0]} out"
+            raise RecipeError(what, where="stages", fix=fix)
 
 
 def _text_data(recipe: Recipe, corpus: Corpus, wanted: Wanted) -> TextData:

@@ -5,11 +5,12 @@ one per resample of the bootstrap, which reads a block of resamples in one pass 
 equal scores count as equal. A measure that does not exist, as AUROC among patients of one class, is not a number.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from unpad.evaluation.metrics import BLOCK_CELLS, Metric, divided, exact_share, ratio
+from unpad.evaluation.metrics import BLOCK_CELLS, NUM_RESAMPLES, TAILS, Metric, divided, exact_share, ratio, written
 
 NUM_BINS = 10  # of equally many patients, in the calibration error and its picture
 NEWTON_STEPS = 50
@@ -160,6 +161,25 @@ def binned_error(labels: np.ndarray, p: np.ndarray, bins: np.ndarray, weights: n
     gap = member * np.asarray(p - labels, np.float64)[:, None]  # (num, bins)
     weights = np.ones(len(p)) if weights is None else weights
     return divided(np.abs(weights @ gap).sum(-1), weights.sum(-1))
+
+
+def beside_perfect(
+    metric: Metric, error: Callable[[np.ndarray], np.ndarray], p: np.ndarray, groups: np.ndarray
+) -> Metric:
+    """A calibration error beside the middle 95 % of those of perfect probabilities: chance makes every distance larger,
+    so that no interval of the value would hold 0.
+
+    Args:
+        error: takes labels, (num,), as drawn from the probabilities.
+        p: (num,) of the outcome, or (num, num_classes).
+        groups: (num,) of rows that have one random number in common, as they are not independent.
+    """
+    place, rng = np.unique(groups, return_inverse=True)[1], np.random.default_rng(0)
+    below = np.cumsum(p, 1)[:, :-1] if p.ndim > 1 else 1 - p[:, None]
+    each = (rng.random(place.max() + 1)[place] for _ in range(NUM_RESAMPLES))
+    errors = [error((chance[:, None] >= below).sum(1)) for chance in each]
+    low, high = np.percentile(errors, TAILS)
+    return replace(metric, low=np.nan, high=np.nan, note=f"perfect probabilities: {written(low)} to {written(high)}")
 
 
 def class_calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:

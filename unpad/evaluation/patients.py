@@ -295,7 +295,12 @@ class _Over(NamedTuple):
     why: Callable[..., str]
 
     def __call__(
-        self, measure: Callable[..., np.ndarray], limit: Callable[..., Metric] | None = None, **how: bool
+        self,
+        measure: Callable[..., np.ndarray],
+        limit: Callable[..., Metric] | None = None,
+        *,
+        beside_perfect: bool = False,
+        **how: bool,
     ) -> example_rows.Ranked:
         """A measure; `limit` gives its metric exact limits, from it, the patient of every row, and the inputs."""
 
@@ -306,7 +311,11 @@ class _Over(NamedTuple):
                 ends = _weights(rows, known, np.ones(len(known)))
                 why = NEVER if np.isnan(ends).any() else self.why(*(column[known] for column in self.inputs(rows)))
                 return replace(metric, low=np.nan, high=np.nan, note=why)
-            inputs = (column[known] for column in (rows[example_rows.GROUP], *self.inputs(rows)))
+            patient = rows[example_rows.GROUP]
+            if beside_perfect:
+                p, weights = self.inputs(rows)[1], _weights(rows, known, np.ones(len(known)))
+                return binary.beside_perfect(metric, lambda drawn: measure(drawn, p, weights), p, patient)
+            inputs = (column[known] for column in (patient, *self.inputs(rows)))
             return metric if limit is None else limit(metric, *inputs)
 
         def of(rows: example_rows.Columns, weights: np.ndarray | None) -> np.ndarray:
@@ -346,13 +355,15 @@ def _in_pairs(metric: Metric, patient: np.ndarray, labels: np.ndarray, p: np.nda
 LOSS = example_rows.Ratio("loss", "num_targets")
 _OF_LABEL = _Over(("label", "observed"), _outcome, _why_no_outcome)
 OF_OUTCOME: example_rows.Measures = {
-    "auroc": _OF_LABEL(binary.auroc, _in_pairs),
-    "average_precision": _OF_LABEL(binary.average_precision, lambda metric, *_: binary.one_sided_precision(metric)),
+    "auroc": _OF_LABEL(binary.auroc, _in_pairs, share=True),
+    "average_precision": _OF_LABEL(
+        binary.average_precision, lambda metric, *_: binary.one_sided_precision(metric), share=True
+    ),
     "prevalence": _OF_LABEL(lambda labels, p, weights: ratio(labels, None, weights), share=True),
     "brier": _OF_LABEL(binary.brier, share=True),
     "accuracy": _OF_LABEL(binary.accuracy, share=True),
     "loss": LOSS,
-    "calibration_error": _OF_LABEL(binary.calibration_error, biased=True),
+    "calibration_error": _OF_LABEL(binary.calibration_error, beside_perfect=True),
     "calibration_slope": _OF_LABEL._replace(why=_why_no_slope)(binary.calibration_slope),
     "calibration_intercept": _OF_LABEL(binary.calibration_intercept),
 }
@@ -386,13 +397,13 @@ def _of_classes(classes: Sequence[str]) -> example_rows.Measures:
 
     of_all = _Over(("label",), inputs, lambda labels, p: ONE_CLASS)
     return {
-        "auroc": of_all(binary.mean_auroc, rarest),
+        "auroc": of_all(binary.mean_auroc, rarest, share=True),
         "accuracy": example_rows.Ratio("right", "num_targets", share=True),
         "commonest_class": of_all(commonest, share=True),
-        "brier": of_all(binary.class_brier),
+        "brier": of_all(binary.class_brier, positive=True),
         "loss": LOSS,
-        "calibration_error": of_all(binary.class_calibration_error, biased=True),
-        **{f"auroc_{name}": of_one(place)(binary.auroc, _in_pairs) for place, name in enumerate(classes)},
+        "calibration_error": of_all(binary.class_calibration_error, beside_perfect=True),
+        **{f"auroc_{name}": of_one(place)(binary.auroc, _in_pairs, share=True) for place, name in enumerate(classes)},
     }
 
 
@@ -410,7 +421,7 @@ def _of_times(risk: str, name: str = "outcome") -> example_rows.Ranked:
         return binary.exact_concordance(metric, waits, came, patient)
 
     why = f"no {name} came before another patient's observation ended"
-    return _Over(("observed",), inputs, lambda *_: why)(binary.concordance, limit)
+    return _Over(("observed",), inputs, lambda *_: why)(binary.concordance, limit, share=True)
 
 
 def _of_cause(name: str, horizon: np.float32) -> example_rows.Measures:
@@ -426,7 +437,7 @@ def _of_cause(name: str, horizon: np.float32) -> example_rows.Measures:
 
     by_horizon = _Over(("label", "observed"), inputs, why)
     return {
-        f"auroc_{name}": by_horizon(binary.auroc, _in_pairs),
+        f"auroc_{name}": by_horizon(binary.auroc, _in_pairs, share=True),
         f"concordance_{name}": _of_times(p, name),
         f"brier_{name}": by_horizon(binary.brier, share=True),
     }

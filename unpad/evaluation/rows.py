@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,7 +50,8 @@ class Ratio(NamedTuple):
 
     def metric(self, rows: Columns) -> Metric:
         """The metric of rows that count."""
-        return measured(partial(self.of, rows), len(rows[GROUP]), rows[GROUP], share=self.share)
+        positive, of_rows = bool(np.all(rows[self.total] >= 0)), partial(self.of, rows)
+        return measured(of_rows, len(rows[GROUP]), rows[GROUP], positive=positive, share=self.share)
 
 
 class Ranked(NamedTuple):
@@ -61,13 +62,13 @@ class Ranked(NamedTuple):
         of: takes the columns, and weights as those of `metrics.ratio`.
         finish: takes the metric and the columns, and returns it with the reason where it does not exist, or with exact
             limits; None leaves it as it is.
-        biased, share: as those of `metrics.measured`.
+        positive, share: as those of `metrics.measured`.
     """
 
     needs: tuple[str, ...]
     of: Callable[[Columns, np.ndarray | None], np.ndarray]
     finish: Callable[[Metric, Columns], Metric] | None = None
-    biased: bool = False
+    positive: bool = False
     share: bool = False
 
     def has(self, rows: Columns) -> np.ndarray:
@@ -79,7 +80,8 @@ class Ranked(NamedTuple):
         """The metric of rows that count."""
         of_rows, groups = partial(self.of, rows), rows[GROUP]
         counted = having(rows, self.needs[0])
-        metric = measured(of_rows, len(groups), groups, counted=counted, biased=self.biased, share=self.share)
+        how = {"positive": self.positive, "share": self.share}
+        metric = measured(of_rows, len(groups), groups, counted=counted, **how)
         return metric if self.finish is None else self.finish(metric, rows)
 
 
@@ -129,6 +131,7 @@ class Evaluation:
         drawn: `evaluation.json` for the run's page; None leaves the run as it is.
         rows: the rows that were measured; None for a family without them.
         facts: of new data what sets it apart from the training data, for programs, by name.
+        simple: of a metric that a simple method has: its name, the difference, and a sentence that judges by it.
     """
 
     metrics: dict[str, Metric]
@@ -136,6 +139,16 @@ class Evaluation:
     drawn: dict[str, object] | None = None
     rows: ExampleRows | None = None
     facts: dict[str, object] = field(default_factory=dict)
+    simple: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def judgement(self) -> list[str]:
+        """Sentences on the model beside simple methods."""
+        return [one["sentence"] for one in self.simple.values()]
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """Values of the metrics, by name."""
+        return {name: metric.to_json() | self.simple.get(name, {}) for name, metric in self.metrics.items()}
 
 
 def having(rows: Columns, name: str) -> np.ndarray:

@@ -24,7 +24,7 @@ from unpad.data.sources import chat
 from unpad.data.sources.bad_rows import MAX_SHOWN
 from unpad.data.sources.chat import CONTEXTS, FIELDS, messages_of, refuse_order, with_system
 from unpad.data.sources.example import BadRow, Unread, place_of
-from unpad.data.sources.faults import FIXES, RowFault, missing
+from unpad.data.sources.faults import FIXES, FieldFault, RowFault, missing
 from unpad.data.sources.fields import MESSAGES, REQUESTS
 from unpad.data.sources.files import FORMATS, SourceFile
 from unpad.data.sources.images import ImageExample
@@ -34,7 +34,7 @@ from unpad.data.sources.unread import count_unread
 from unpad.data.sources.vqa import FIELDS as QUESTION_FIELDS
 from unpad.data.sources.vqa import asked
 from unpad.data.tokens.encode import encode_prompt
-from unpad.data.vqa import question_about_all
+from unpad.data.vqa import questions_about
 from unpad.errors import Interrupted, RecipeError, RunInUseError, SourceError
 from unpad.inference.engine import Collected, Engine, Request, check, token_lists
 from unpad.inference.generate import PIECE, ROWS, Continuing
@@ -186,7 +186,8 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
     def ask(number: int, row: Row) -> tuple[dict[str, Any], Ask]:
         try:
             prompt = _prompt(run, row, strictly=table.format == "jsonl")
-            row.refuse_doubts()
+            if row.doubts:
+                raise FieldFault(row.doubts)
             check(run.generator, [prompt.ids], settings)
         except RecipeError as error:
             raise RowFault("E_CONTEXT", error.what, error.fix) from None
@@ -322,7 +323,7 @@ def ask_question(
             raise RowFault(image.code, image.what, image.fix)
         images.append(image)
     with held():  # the work on one row is no progress of its own
-        batch = question_about_all(run.recipe, run.tokenizer, images, question).prompts([0])
+        batch = questions_about(run.recipe, run.tokenizer, images, question, together=True).prompts([0])
     try:
         check(run.generator, token_lists(batch), greedy(run))
     except RecipeError as error:

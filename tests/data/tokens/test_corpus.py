@@ -45,7 +45,7 @@ def test_the_fingerprint_of_texts_and_conversations_is_that_of_version_0_1_0(
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = make_recipe(tmp_path, data={"text": "plain.txt"})
     learned, reserved = prepare(recipe)[1].pieces, reserved_texts(recipe.data.template)
-    words = [piece.decode() for piece in learned[FIRST_TOKEN : -len(reserved)]]
+    words = [piece.decode() for piece in learned[FIRST_TOKEN + len(reserved) :]]
     tokenizer = load_tokenizer(WordTokenizer(words, reserved).to_bytes())
     tokens = prepare(recipe, tokenizer=tokenizer)[0]
     assert tokens.fingerprint() == "9c8034f8493ace94873b4a3743c979802c5f47df8d7d56a008e84fda7306c643"

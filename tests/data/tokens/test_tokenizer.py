@@ -1,3 +1,4 @@
+import codecs
 import json
 import os
 import random
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 import transformers
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -22,6 +23,7 @@ from unpad.data.tokens.tokenizer import (
     Tokenizer,
     load_tokenizer,
     open_tokenizer_file,
+    spelling,
     train_tokenizer,
 )
 from unpad.data.tokens.words import FIRST_TOKEN, SPECIALS, WordTokenizer
@@ -143,18 +145,47 @@ def test_decode_skips_special_ids(name: str) -> None:
     assert tokenizer.decode(marked) == tokenizer.decode(ids)
 
 
+def is_begun(text: bytes) -> bool:
+    """True for valid UTF-8 that may end within a character."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(text)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.sampled_from(["", "a", "好"]),
+    st.binary(max_size=3),
+    st.lists(st.binary(min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_a_piece_follows_where_a_character_may_go_on_with_its_bytes(
+    text: str, start: bytes, pieces: list[bytes]
+) -> None:
+    begun = text.encode()[:20] + start
+    assume(is_begun(begun))
+    every = tuple(bytes([byte]) for byte in range(256))
+    table, state = spelling((*every, b"", *pieces), 300), 0
+    for byte in begun:
+        state = table[state, byte]
+    for id, piece in enumerate(pieces, 257):
+        assert (table[state, id] >= 0) == is_begun(begun + piece)
+    assert (table[state, 256] >= 0) == ("\ufffd" not in begun.decode(errors="replace"))
+
+
 # --------------------------------------------------------------------------- the vocabulary of words
 
 
-def test_vocabulary_is_bytes_then_characters_then_words_by_count_then_reserved() -> None:
+def test_vocabulary_is_bytes_then_reserved_then_characters_then_words_by_count() -> None:
     tokenizer = words()
     assert (tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) == (0, 2, 3)
     assert tokenizer.pieces[4:FIRST_TOKEN] == tuple(bytes([byte]) for byte in range(256))
     tail = [piece.decode() for piece in tokenizer.pieces[FIRST_TOKEN:]]
-    assert tail[-2:] == RESERVED
-    singles = [token for token in tail[:-2] if len(token) == 1]
-    several = [token for token in tail[:-2] if len(token) > 1]
-    assert tail[:-2] == singles + several
+    assert tail[:2] == RESERVED
+    singles = [token for token in tail[2:] if len(token) == 1]
+    several = [token for token in tail[2:] if len(token) > 1]
+    assert tail[2:] == singles + several
     joined = "".join(TEXTS)
     assert set(singles) == {character for character in joined if not character.isascii()}
     counts = [joined.count(token) for token in singles]

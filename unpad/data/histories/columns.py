@@ -147,12 +147,10 @@ class Column:
 
     def _drop_bad_bytes(self) -> None:
         """Replace texts that are not UTF-8, which parquet does not check, by null."""
-        texts = self.values.cast(pa.binary()).to_pylist()
-        read = [None if text is None else text.decode(errors="ignore") for text in texts]
-        good = [text if text is None or text.encode() == raw else None for text, raw in zip(read, texts, strict=True)]
-        broken = np.array([text is None and raw is not None for text, raw in zip(good, texts, strict=True)], np.bool_)
-        self.faults.add(broken, "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
-        self.values = pa.array(good, pa.string())
+        texts = self.values.cast(pa.binary())
+        wrong = [text is not None and text.decode(errors="ignore").encode() != text for text in texts.to_pylist()]
+        self.faults.add(np.array(wrong, np.bool_), "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
+        self.values = pc.if_else(pa.array(wrong, pa.bool_()), None, texts).cast(pa.string())
 
     def matches(self, pattern: str) -> np.ndarray:
         """Texts that match a pattern of RE2, (num_rows,) bool."""
@@ -170,8 +168,7 @@ class Column:
     @cached_property
     def empty(self) -> np.ndarray:
         """Texts that stand for no value, and null, (num_rows,) bool."""
-        empty: np.ndarray = np.asarray(pc.is_in(self.values, pa.array(NOTHING))) | ~self.valid
-        return empty
+        return np.asarray(np.asarray(pc.is_in(self.values, pa.array(NOTHING))) | ~self.valid)
 
     def texts(self) -> list[str]:
         """The different texts, as they come."""
@@ -297,8 +294,6 @@ class Column:
             SourceError: the column holds no numbers.
         """
         kind = self.values.type
-        if pa.types.is_null(kind):
-            return np.full(len(self.values), np.nan)
         if self.is_text:
             numbers = self._numbers_in_texts(expected, truths, words)
         elif any(is_kind(kind) for is_kind in (pa.types.is_boolean, *_NUMERIC)):
@@ -461,15 +456,14 @@ class Column:
         return times
 
 
-_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
 
 
 def _each(texts: pa.Array, function: Callable[[str], Any], missing: object) -> np.ndarray:
     """A function of every text, (num_rows,), computed once for equal ones; `missing` for null."""
     encoded = texts.dictionary_encode()
     values = np.array([*map(function, encoded.dictionary.to_pylist()), missing])
-    of_rows: np.ndarray = values[np.asarray(encoded.indices.fill_null(-1))]
-    return of_rows
+    return np.asarray(values[np.asarray(encoded.indices.fill_null(-1))])
 
 
 def _matches(texts: pa.Array, pattern: str) -> np.ndarray:

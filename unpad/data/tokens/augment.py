@@ -126,9 +126,10 @@ def _change_text(text: str, settings: AugmentSettings, synonyms: Synonyms, draws
         elif stretch:
             if draws.random() < settings.reorder:
                 stretch = _reorder(stretch, draws)
-            known_words = _join_known(segment(stretch), synonyms)
-            units += _replace(known_words, synonyms, settings.synonyms, draws)
-            fixed += [False] * len(known_words)
+            for word in _join_known(segment(stretch), synonyms):
+                is_replaced = word in synonyms and draws.random() < settings.synonyms
+                units.append(_pick(synonyms[word], draws) if is_replaced else word)
+                fixed.append(False)
     survivors = _survivors(units, fixed, settings.delete, draws)
     return "".join(_insert(survivors, settings.insert_words, settings.insert, draws))
 
@@ -159,10 +160,6 @@ def _join_known(segments: Sequence[str], synonyms: Synonyms) -> list[str]:
         units.append(unit)
         position += span
     return units
-
-
-def _replace(units: Sequence[str], synonyms: Synonyms, rate: float, draws: random.Random) -> list[str]:
-    return [_pick(synonyms[unit], draws) if unit in synonyms and draws.random() < rate else unit for unit in units]
 
 
 def _survivors(

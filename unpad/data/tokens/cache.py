@@ -164,6 +164,11 @@ class Shard:
     def num_rows(self) -> int:
         return self.offsets.size - 1
 
+    def row(self, row: int) -> np.ndarray:
+        """Tokens of a row, (length,)."""
+        start, stop = self.offsets[row : row + 2].tolist()
+        return self.tokens[start:stop]
+
     @cached_property
     def _details(self) -> "RowDetails":
         details = _stored(_DETAILS, self.details)
@@ -277,17 +282,14 @@ def write_shard(folder: Path, key: str, shard: Shard) -> None:
     assert arrays["tokens"].dtype.str in TOKEN_DTYPES, arrays["tokens"].dtype
     wrong = {name: arrays[name].dtype for name, dtype in DTYPES.items() if arrays[name].dtype.str != dtype}
     assert not wrong, wrong
-    columns: dict[str, list[Any]] = {}
-    end = 0
+    columns, pieces, end = dict[str, list[Any]](), list[bytes](), 0
     for name, array in arrays.items():
         columns[name] = [array.dtype.str, end, array.size]
-        end += -(-array.nbytes // ALIGN) * ALIGN
+        pieces.append(array.tobytes() + bytes(-array.nbytes % ALIGN))
+        end += len(pieces[-1])
     header = json.dumps({"key": key, "columns": columns}, separators=(",", ":")).encode()
     header += b" " * (-(SEALED + 8 + len(header)) % ALIGN)
-    pieces = [len(header).to_bytes(8, "little"), header]
-    for array in arrays.values():
-        pieces += [array.tobytes(), bytes(-array.nbytes % ALIGN)]
-    write_sealed(shard_path(folder, key), b"".join(pieces))
+    write_sealed(shard_path(folder, key), b"".join([len(header).to_bytes(8, "little"), header, *pieces]))
 
 
 def open_shard(folder: Path, key: str) -> tuple[Shard | None, str]:

@@ -4,10 +4,11 @@ Every file is hashed. Files in the cache are opened; the others are read, judged
 split), and then encoded. No file is encoded twice, and a warm start reads no row.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -64,6 +65,7 @@ def keep_last_reply(examples: Sequence[Example], loss_mask: np.ndarray, offsets:
 __all__ = ["Corpus", "CorpusReport", "TokenSet", "open_corpus"]
 
 
+@dataclass
 class Corpus:
     """An encoded corpus. `compare` looks for other parts' documents in training, which may take longer than all else.
 
@@ -72,8 +74,10 @@ class Corpus:
         work: what is known of the files, without their rows; None where nothing is to be compared.
     """
 
-    def __init__(self, tokens: TokenSet, tokenizer: Tokenizer, report: CorpusReport, work: Preparation | None) -> None:
-        self.tokens, self.tokenizer, self.report, self._work = tokens, tokenizer, report, work
+    tokens: TokenSet
+    tokenizer: Tokenizer
+    report: CorpusReport
+    work: Preparation | None
 
     def compare(self) -> CorpusReport:
         """Compare documents of valid and test with those trained on, once, and return the report of both.
@@ -81,8 +85,8 @@ class Corpus:
         Raises:
             SourceError: near-duplicates are refused, or a file has changed.
         """
-        if self._work is not None:
-            work, self._work = self._work, None
+        if self.work is not None:
+            work, self.work = self.work, None
             with work.stage("leaks"):
                 leaks = corpus_files.find_leaks(work, self.tokens.where)
                 work.read.clear()
@@ -177,13 +181,9 @@ def _count_unchanged(parts: Sequence[CorpusShard]) -> int:
     for part in parts:
         original = originals[part.path, part.kind, part.source]
         if part is not original:
-            rows, texts = np.flatnonzero(original.split == Split.TRAIN), [each.shard for each in (original, part)]
-            for copy in range(part.shard.num_rows):
-                first, second = (
-                    shard.tokens[slice(*shard.offsets[row : row + 2].tolist())]
-                    for shard, row in zip(texts, (rows[copy % len(rows)], copy), strict=True)
-                )
-                num += np.array_equal(first, second)
+            rows = np.resize(np.flatnonzero(original.split == Split.TRAIN), part.shard.num_rows).tolist()
+            pairs = ((original.shard.row(row), part.shard.row(copy)) for copy, row in enumerate(rows))
+            num += sum(np.array_equal(first, second) for first, second in pairs)
     return num
 
 
@@ -316,8 +316,7 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
     each = 2 if is_pair else 1  # conversations of a row
 
     def of_rows(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-        total: np.ndarray = np.array(counts, np.int32).reshape(-1, each).sum(1, dtype=np.int32)
-        return total
+        return np.asarray(np.array(counts, np.int32).reshape(-1, each).sum(1, dtype=np.int32))
 
     return Shard(
         tokens=tokens,
@@ -353,27 +352,15 @@ FEWEST = 100  # documents of a kind, however long
 Place = tuple[int, int]  # of a document: index of its file, row in the file
 
 
-@dataclass(frozen=True)
-class CorpusSample:
-    """Training documents of a corpus, drawn at random within their kind, without augmented copies.
-
-    Args:
-        num_documents: (num_kinds,) int64, training documents of each kind of TEXT_KINDS that they were drawn from.
-        learned: whether their vocabulary was learned from them alone.
-    """
-
-    corpus: Corpus
-    num_documents: np.ndarray
-    learned: bool
-
-
-def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample | None:
+def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> tuple[Corpus, np.ndarray, bool] | None:
     """Read a recipe's data and encode a sample of its training documents; nothing is written to the cache.
 
     Near-duplicates are not kept in one part (`data.near_duplicates: together`), since finding them takes long.
 
     Returns:
-        None if the files are small, all documents are encoded already, or the sample would be all of them.
+        The sample, without augmented copies; (num_kinds,) int64, training documents of each kind of TEXT_KINDS that it
+        was drawn from at random; and whether the vocabulary was learned from it alone. None if the files are small, all
+        documents are encoded already, or the sample would be all of them.
 
     Raises:
         SourceError, RecipeError: as `open_corpus`.
@@ -394,21 +381,19 @@ def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample 
     drawn, num_documents = _draw(work)
     if len(drawn) == num_documents.sum():
         return None
-    chosen: dict[int, list[int]] = defaultdict(list)
-    for index, row in drawn:
-        chosen[index].append(row)
     learned = tokenizer is None
     if tokenizer is None:
-        texts = [turn.content for place in drawn for turn in _example(work, place).turns]
+        texts = [turn.content for index, row in drawn for turn in work.rows(index).examples[row].turns]
         tokenizer = train_tokenizer(recipe.tokenizer, texts, reserved_texts(recipe.data.template))
     parts = []
-    for index, rows in chosen.items():
-        shard = encode_rows(work, index, work.rows(index).take(np.array(rows)), tokenizer)
+    for index, places in groupby(drawn, itemgetter(0)):
+        rows = np.array([row for _, row in places])
+        shard = encode_rows(work, index, work.rows(index).take(rows), tokenizer)
         parts.append(part_of(work.files[index], shard, "", work.sides[index][rows], work.units[index][rows]))
     work.read.clear()
     tokens = token_set(work, parts)
     report = report_of(work, tokens, tokenizer, len(drawn), bad)
-    return CorpusSample(Corpus(tokens, tokenizer, report, None), num_documents, learned)
+    return Corpus(tokens, tokenizer, report, None), num_documents, learned
 
 
 def _draw(work: Preparation) -> tuple[list[Place], np.ndarray]:
@@ -425,12 +410,8 @@ def _draw(work: Preparation) -> tuple[list[Place], np.ndarray]:
         ]
         numbers[number] = len(places)
         if places:
-            chars = sum(len(turn.content) for place in places for turn in _example(work, place).turns) / len(places)
+            turns = (turn for index, row in places for turn in work.rows(index).examples[row].turns)
+            chars = sum(len(turn.content) for turn in turns) / len(places)
             most = min(len(places), MOST, max(FEWEST, int(MOST_CHARS / max(chars, 1))))
             drawn += [places[i] for i in np.sort(rng.choice(len(places), most, replace=False)).tolist()]
     return drawn, numbers
-
-
-def _example(work: Preparation, place: Place) -> Example:
-    index, row = place
-    return work.rows(index).examples[row]

@@ -470,15 +470,12 @@ def near_documents(work: Preparation) -> NDArray[np.int64]:
 
 def compare_new(
     recipe: Recipe, tokens: TokenSet, new_recipe: Recipe, new: TokenSet, seq_ids: np.ndarray
-) -> tuple[LeakReport, list[tuple[str, str]]]:
+) -> PlacedLeaks:
     """Compare new documents with the training originals of a run, read from its files as a stream.
 
     Args:
         recipe, tokens: recipe and tokens of the run; new_recipe, new: those of the new documents.
         seq_ids: (n,) sequences of `new` with the documents to compare.
-
-    Returns:
-        The report, and the places of its worst leaks and their training documents.
 
     Raises:
         SourceError: a file of the run cannot be read, or changed.
@@ -496,7 +493,7 @@ def compare_new(
 
     texts, groups = [text_of(example) for example in documents], [example.group for example in documents]
     leaks = compare(texts, groups, corpus, NEW, numbers=numbers)
-    return leaks, [(new.place(leak.document), tokens.place(leak.source)) for leak in leaks.worst]
+    return PlacedLeaks(leaks, [(new.place(leak.document), tokens.place(leak.source)) for leak in leaks.worst])
 
 
 def _stream(recipe: Recipe, tokens: TokenSet) -> Iterator[Example]:

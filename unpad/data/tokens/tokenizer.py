@@ -9,11 +9,12 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
@@ -30,6 +31,12 @@ MOST_IDS = 1 << 22  # largest vocabularies have some 260,000
 IMPORTED = "unpad"  # key of what an imported folder says besides its tokenizer.json
 MARK = re.compile(r"<\|\w+\|>")  # a role's mark that belongs to no language
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
+# Bytes of UTF-8, from the first to the last, that may follow in a state, and the state after them; see `spelling`.
+UTF8 = (
+    (0, 0x00, 0x7F, 0), (0, 0xC2, 0xDF, 1), (0, 0xE0, 0xEF, 2), (0, 0xF0, 0xF4, 3), (0, 0xE0, 0xE0, 4),
+    (0, 0xED, 0xED, 5), (0, 0xF0, 0xF0, 6), (0, 0xF4, 0xF4, 7), (1, 0x80, 0xBF, 0), (2, 0x80, 0xBF, 1),
+    (3, 0x80, 0xBF, 2), (4, 0xA0, 0xBF, 1), (5, 0x80, 0x9F, 1), (6, 0x90, 0xBF, 2), (7, 0x80, 0x8F, 2),
+)  # fmt: skip
 TRAINED = {"BPE": "bpe", "WordPiece": "words"}  # models of tokenizers that are made here, and their kinds
 CHARS_PER_CALL = 500_000  # texts per call of the library: its records take about 100 bytes per token
 
@@ -401,6 +408,35 @@ def with_import(data: bytes, imported: dict[str, Any]) -> bytes:
             names of special tokens in it, such as bos_token.
     """
     return json.dumps({**json.loads(data), IMPORTED: imported}, ensure_ascii=False).encode()
+
+
+@lru_cache(4)
+def spelling(pieces: tuple[bytes, ...], num_ids: int) -> np.ndarray:
+    """What each id makes of a text that ends within a character, by the UTF-8 of the Unicode standard (table 3-7).
+
+    Args:
+        pieces: bytes of each id.
+        num_ids: rows of a model, which may be more.
+
+    Returns:
+        (8, num_ids) int8: the state after an id in each state, -1 where its bytes cannot follow. State 0 is between
+        characters, 1 to 3 lack so many bytes, 4 to 7 follow the bytes E0, ED, F0 and F4. No id without bytes follows
+        a part of a character. A state that no id follows goes on as if it were 0.
+    """
+    follows = np.full((8, 256), -1, np.int8)
+    for state, first, last, then in UTF8:
+        follows[state, first : last + 1] = then
+    lengths = np.zeros(num_ids, np.int64)
+    lengths[: len(pieces)] = [len(piece) for piece in pieces]
+    starts, joined = np.cumsum(lengths) - lengths, np.frombuffer(b"".join(pieces), np.uint8)
+    after = np.repeat(np.arange(8, dtype=np.int8)[:, None], num_ids, 1)
+    after[1:, lengths == 0] = -1
+    for place in range(lengths.max(initial=0)):
+        ids = np.flatnonzero(lengths > place)
+        states = after[:, ids]
+        after[:, ids] = np.where(states < 0, -1, follows[states, joined[starts[ids] + place]])
+    after[(after[:, lengths > 0] < 0).all(1)] = 0
+    return after
 
 
 class DecodeStream:

@@ -116,8 +116,8 @@ def parse_words(fields: dict[str, Any]) -> WordTokenizer:
 
 
 def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved: Sequence[str]) -> bytes:
-    """Build the tokenizer.json of a vocabulary: specials, bytes, characters, then words, each by descending count and
-    then by text, and last the reserved strings.
+    """Build the tokenizer.json of a vocabulary: specials, bytes, reserved strings, characters, then words, each by
+    descending count and then by text.
 
     Args:
         vocab_size: upper limit of ids, specials and bytes included.
@@ -139,7 +139,7 @@ def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved:
     room = max(0, vocab_size - FIRST_TOKEN - len(marks))
     letters = {byte: letter for letter, byte in BYTES.items()}
     spelled = ("".join(map(letters.__getitem__, text.encode())) for text in ranked if text not in marks)
-    vocabulary = [*SPECIALS, *(letters[byte] for byte in range(256)), *islice(spelled, room)]
+    vocabulary = [*SPECIALS, *(letters[byte] for byte in range(256)), *marks, *islice(spelled, room)]
     ids = {token: id for id, token in enumerate(vocabulary)}
     model = models.WordPiece(ids, unk_token=SPECIALS[1], continuing_subword_prefix="", max_input_chars_per_word=256)
     library = tokenizers.Tokenizer(model)
