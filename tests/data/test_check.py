@@ -1,6 +1,7 @@
 """`unpad data check` of several files: none ends it, and many faults of a kind are counted rather than listed."""
 
 import json
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_a_file_of_unknown_kind_is_a_fault_among_several_and_the_others_are_read
     outcome = unpad("data", "check", good, odd, last)
     assert (outcome.code, outcome.err) == (3, "")
     assert f'{odd}: E_KIND the rows or columns match no kind of data; there is "when"' in outcome.out
-    assert "  do: set --kind" in outcome.out
+    assert "  do: write rows with prompt and completion" in outcome.out
     assert f"{last}:2: E_TYPE" in outcome.out
     shown = " ".join(outcome.out.split())
     for told in (f"{good}: text, 1 of 1 row usable", f"{odd}: not read", f"{last}: text, 1 of 2 rows"):
@@ -181,3 +182,26 @@ def test_questions_with_different_answers_are_counted_with_their_places(unpad: S
 def test_what_is_no_file_of_data_is_said(unpad: Shell, given: str, told: str) -> None:
     refused = unpad("data", "check", given)
     assert (refused.code, told in refused.err) == (3, True), refused.err
+
+
+SENTENCES = [" ".join(f"word{(7 * row + 3 * place) % 113}" for place in range(40)) for row in range(50)]
+
+
+@pytest.mark.promise("data.check")
+@pytest.mark.parametrize(
+    ("text", "changes", "is_wrapped"),
+    [
+        ("\n\n".join(textwrap.fill(text, 70) for text in SENTENCES), [], True),
+        ("\n\n".join(textwrap.fill(text, 70) for text in SENTENCES), ["data.unwrap=true"], False),
+        ("\n\n".join(textwrap.fill(text, 40) for text in SENTENCES), [], False),  # so may be verse
+        ("\n\n".join("\n".join(text[: 50 + 9 * line] for line in range(9)) for text in SENTENCES), [], False),
+        ("\n\n".join(SENTENCES), [], False),
+    ],
+)
+def test_hard_wrapped_lines_are_named(unpad: Shell, tmp_path: Path, text: str, changes: list[str], is_wrapped: bool):
+    (tmp_path / "a.txt").write_text(text)
+    told = unpad("data", "check", tmp_path / "a.txt", *changes, code=0).out
+    assert ("lines are wrapped at " in told) == is_wrapped
+    rows = "".join(json.dumps({"text": part}) + "\n" for part in text.split("\n\n"))
+    (tmp_path / "a.jsonl").write_text(rows)
+    assert ("lines are wrapped at " in unpad("data", "check", tmp_path / "a.jsonl", *changes, code=0).out) == is_wrapped

@@ -313,7 +313,7 @@ def test_the_data_decides_the_horizon_and_the_linear_path(tmp_path: Path, unit: 
     assert completed("standard", bins=[0, 60]) == {"horizon": days, "last_values": False}
     assert completed("rank", bins=[0, 60], horizon=days) == {"horizon": days, "last_values": True}
     assert completed("log", last_values=False) == {"horizon": None, "last_values": False}
-    with pytest.raises(RecipeError, match=f"up to day 7, and the labels are of day {days:g}") as caught:
+    with pytest.raises(RecipeError, match=f"model.horizon is 7, and the labels are of day {days:g}") as caught:
         completed("standard", bins=[0, 60], horizon=7.0)
     assert caught.value.where == "model.horizon"
 

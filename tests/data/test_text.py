@@ -11,6 +11,7 @@ from tests.helpers.corpus import CHATS, TEXTS, make_recipe, write_corpus
 from tests.helpers.shell import Shell
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split, Wanted
+from unpad.data.tokens.corpus import open_corpus
 from unpad.storage import sha256_file
 
 
@@ -45,13 +46,14 @@ def test_the_table_is_of_the_sequences(tmp_path: Path, joined: bool, wanted: Wan
 
 
 PARAGRAPHS = [f"Paragraph {number} of the book{', which goes on' * (number % 7)}." for number in range(260)]
-BOOKS: dict[str, tuple[list[str], dict[str, Any], bool]] = {
+BOOKS: dict[str, tuple[list[str], dict[str, Any], bool | None]] = {  # None: held out as of a book, and no remark
     "a book": (PARAGRAPHS, {}, True),
     "with a paragraph twice": ([*PARAGRAPHS[:-3], PARAGRAPHS[0], *PARAGRAPHS[-3:]], {}, True),
     "of few paragraphs": (PARAGRAPHS[:199], {}, False),
     "of chapters": ([text * 40 for text in PARAGRAPHS], {}, False),
     "with marks": ([f"<|endoftext|>{text}" for text in PARAGRAPHS], {}, False),
     "with a separator": (PARAGRAPHS, {"separator": "\n\n"}, False),
+    "joined": ([f"{number:040}\n\nx" for number in range(260)], {"join": 42}, None),
     "of a run before": (PARAGRAPHS, {"split_version": 2}, False),
 }
 
@@ -67,12 +69,20 @@ def test_the_end_of_a_book_is_held_out(unpad: Shell, tmp_path: Path, name: str) 
     num = len(first.table)
     held = np.flatnonzero(first.table.split == Split.HOLDOUT).tolist()
     end = list(range(num - round(0.05 * num), num))
-    assert (held == [row for row in end if paragraphs[row] not in paragraphs[: end[0]]]) == is_book
+    assert (held == [row for row in end if paragraphs[row] not in paragraphs[: end[0]]]) == (is_book is not False)
     told = "looks like one text in paragraphs"
-    assert [any(told in line for line in data.lines()) for data in (first, again)] == [is_book] * 2
+    assert [any(told in line for line in data.lines()) for data in (first, again)] == [bool(is_book)] * 2
     if "split_version" not in settings:
         changes = [f"data.{key}={json.dumps(value)}" for key, value in settings.items()]
-        assert (told in unpad("data", "check", tmp_path / "book.txt", *changes, code=0).out) == is_book
+        assert (told in unpad("data", "check", tmp_path / "book.txt", *changes, code=0).out) == bool(is_book)
+
+
+@pytest.mark.parametrize("settings", [{"join": 42}, {"unwrap": True}])
+def test_settings_that_change_documents_have_shards_of_their_own(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "book.txt").write_text("\n\n".join(PARAGRAPHS), encoding="utf-8")
+    book, settings = {"text": "book.txt", "chat": []}, {"data": {"text": "book.txt", "chat": [], **settings}}
+    tokenizer = open_corpus(make_recipe(tmp_path, data=book)).tokenizer
+    assert open_corpus(make_recipe(tmp_path, **settings), tokenizer=tokenizer).report.work.hits == 0
 
 
 def test_several_plain_texts_are_split_as_any_rows(tmp_path: Path) -> None:

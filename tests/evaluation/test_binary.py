@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-from tests.evaluation.scikit_learn import FILE, sample
+from tests.evaluation.scikit_learn import FILE, sample, sample_censored
 from unpad.evaluation import binary
 from unpad.evaluation.metrics import NUM_RESAMPLES, Metric, bootstrap, draws, measured, metric_lines
 
@@ -167,18 +167,58 @@ def test_the_calibration_intercept_is_the_shift_that_expects_as_many_events_as_c
     assert found == pytest.approx(-shift, abs=0.5)
 
 
-def test_the_interval_of_the_calibration_error_holds_it_though_its_resamples_are_larger():
-    labels, p = sample(60, ties=False)
-    # As well calibrated as bins can be: each holds as many outcomes as it expects, within one.
-    labels = np.zeros(60)
-    for b in range(binary.NUM_BINS):
-        mine = np.flatnonzero(binary.calibration_bins(p) == b)
-        labels[mine[: round(p[mine].sum())]] = 1
-    resampled = bootstrap(lambda w: binary.calibration_error(labels, p, w), 60)
-    assert np.percentile(resampled, 2.5) > binary.calibration_error(labels, p)  # what the plain percentiles would say
-    metric = measured(lambda w: binary.calibration_error(labels, p, w), 60, biased=True)
-    assert 0 <= metric.low < metric.value < metric.high
-    assert metric.high - metric.value == pytest.approx(np.percentile(resampled, 97.5) - resampled.mean())
+def test_a_calibration_error_stands_beside_those_of_perfect_probabilities():
+    def shown(labels, p):
+        groups = np.arange(len(p)) // 2  # labels of a patient are alike, as its probabilities are
+        metric = measured(lambda w: binary.calibration_error(labels, p, w), len(p), groups)
+        return binary.beside_perfect(metric, lambda drawn: binary.calibration_error(drawn, p), p, groups)
+
+    rng, within = np.random.default_rng(3), 0
+    for _ in range(60):
+        p = np.repeat(rng.beta(1, 4, 30), 2)
+        labels = (np.repeat(rng.random(30), 2) < p).astype(np.int64)
+        metric = shown(labels, p)
+        low, high = (float(end) for end in metric.note.removeprefix("perfect probabilities: ").split(" to "))
+        within += low <= metric.value <= high
+        assert math.isnan(metric.low)
+        assert low > 0, "no interval of the value would hold 0"
+    assert within >= 52
+    assert shown(1 - labels, p).value > high
+
+
+@pytest.mark.promise("patients.outcomes")
+def test_measures_of_censored_patients_equal_those_of_lifelines_and_scikit_survival():
+    p, days, cause = sample_censored()
+    for competing in (True, False):  # another event ends the wait for the outcome; or it is one more kind of censoring
+        known = ((cause > 0) if competing else (cause == 1)) & (days <= 1) | (days > 1)
+        weights = binary.uncensored_weights(days, known)
+        came = known & (cause == 1) & (days <= 1)
+        assert weights.sum() == pytest.approx(200, abs=1e-9)
+        if competing:
+            assert (weights @ came) / 200 == pytest.approx(KNOWN["censored"]["incidence"], abs=1e-12)
+        else:
+            assert binary.brier(came, p, weights) == pytest.approx(KNOWN["censored"]["brier"], abs=1e-12)
+            assert binary.auroc(came, p, weights) == pytest.approx(KNOWN["censored"]["auroc"], abs=1e-12)
+    times = next(draws(200, 4))
+    again = binary.uncensored_weights(np.repeat(days, times), np.repeat(known, times))
+    assert (binary.uncensored_weights(days, known, times.astype(float)) @ p) == pytest.approx(
+        again @ np.repeat(p, times)
+    )
+    assert np.isnan(binary.uncensored_weights(days, known & (days < 1))).all(), "nobody is observed until day 1"
+
+
+@pytest.mark.parametrize("ends", [math.inf, 4.0, 1.3, 1.1])  # 0, 15, 46 and 55 % censored before the horizon
+def test_right_probabilities_are_right_however_many_patients_are_censored(ends):
+    rng = np.random.default_rng(1)
+    rate = np.exp(rng.normal(0, 1, 20000))
+    days, stop = rng.exponential(1 / rate), rng.uniform(0, min(ends, 1e9), len(rate))
+    came, p = days <= 1, 1 - np.exp(-rate)
+    known = (days <= stop) & came | (stop >= 1)
+    weights = binary.uncensored_weights(np.minimum(days, stop), known)
+    assert abs(binary.calibration_intercept(came & known, p, weights)) < 0.08
+    assert binary.calibration_slope(came & known, p, weights) == pytest.approx(1, abs=0.12)
+    for measure in (binary.brier, binary.auroc):
+        assert measure(came & known, p, weights) == pytest.approx(float(measure(came, p)), abs=0.02)
 
 
 def by_pairs(risk: np.ndarray, durations: np.ndarray, observed: np.ndarray, weights: np.ndarray) -> float:

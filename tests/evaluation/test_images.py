@@ -11,7 +11,7 @@ from unpad.data.measuring import Measuring
 from unpad.evaluation import images
 from unpad.evaluation.classes import ClassPredictions
 from unpad.evaluation.images import describe, evaluate, summarise
-from unpad.evaluation.metrics import draws
+from unpad.evaluation.metrics import draws, student
 from unpad.recipes.training import PlanSettings
 
 CLASSES = ("a", "b", "c", "d", "e", "f", "none of these")
@@ -48,6 +48,10 @@ def by_hand(found: ClassPredictions, items: list[int], classes: list[int]) -> di
     return {name: float(value) for name, value in (values | recalls).items()}
 
 
+def logit(share: float) -> float:
+    return math.log(share / (1 - share))
+
+
 def test_values_and_intervals_equal_those_of_plain_loops():
     found, groups = predictions()
     metrics = summarise(found, CLASSES, groups)
@@ -69,8 +73,15 @@ def test_values_and_intervals_equal_those_of_plain_loops():
             assert (metric.low, metric.high) == pytest.approx((limit, 1) if metric.value else (0, 1 - limit)), name
             continue
         spread = [one[name] for one in resamples if not math.isnan(one[name])]
-        bounds = tuple(np.percentile(spread, (2.5, 97.5))) if min(spread) < max(spread) else (math.nan, math.nan)
-        assert (metric.low, metric.high) == pytest.approx(bounds, nan_ok=True), name
+        if name == "calibration_error" or min(spread) == max(spread):
+            assert math.isnan(metric.low), name
+            continue
+        reach = student(units - 1) * np.std(spread) * math.sqrt(units / (units - 1))
+        for end, sign in ((metric.low, -1), (metric.high, 1)):  # symmetric in the logit, or in the logarithm
+            scale, slope = (
+                (math.log, 1 / metric.value) if name == "loss" else (logit, 1 / metric.value / (1 - metric.value))
+            )
+            assert scale(end) == pytest.approx(scale(metric.value) + sign * reach * slope), name
     assert 0 < metrics["accuracy_d"].value < 1, "a class that some resamples lack"
     assert len(spread) < 1000
 

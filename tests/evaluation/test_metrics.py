@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unpad.evaluation import vqa
-from unpad.evaluation.metrics import EXTREMES, Metric, likely, mean_of, measured, metric_lines, ratio, too_good
+from unpad.evaluation.metrics import EXTREMES, Metric, likely, mean_of, measured, metric_lines, ratio, student, too_good
 
 
 @pytest.mark.promise("data.holdout")
@@ -18,6 +18,11 @@ def test_an_interval_is_of_ninety_five_percent_and_of_no_other_share():
     for metric in (mean_of(values), measured(lambda w: ratio(values, None, w), len(values))):
         reach = (metric.high - metric.low) / 2 / error  # 1.645 of 90 %, 1.96 of 95 %, 2.576 of 99 %
         assert reach == pytest.approx(1.96, abs=0.12)
+
+
+@pytest.mark.parametrize(("degrees", "quantile"), [(2, 4.303), (4, 2.776), (7, 2.365), (29, 2.045), (9999, 1.960)])
+def test_the_quantile_is_that_of_students_tables(degrees, quantile):
+    assert student(degrees) == pytest.approx(quantile, rel=0.008 if degrees == 2 else 3e-4)
 
 
 @pytest.mark.promise("data.holdout")
@@ -133,7 +138,7 @@ def test_a_metric_of_one_group_or_of_equal_ones_has_no_interval_and_says_so():
 
 
 def test_metrics_are_json_with_every_field():
-    of = {"num": 12, "num_groups": 4, "part": "test", "best_of": None}
+    of = {"num": 12, "num_groups": 4, "num_censored": None, "part": "test", "best_of": None}
     metric = Metric(2.5, 2.0, 3.0, 12, num_groups=4, part="test")
     assert metric.to_json() == {"value": 2.5, "low": 2.0, "high": 3.0, **of}
     nothing = {"value": None, "low": None, "high": None}

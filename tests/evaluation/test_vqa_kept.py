@@ -49,7 +49,7 @@ def test_the_gap_between_soft_and_hard_is_of_the_same_rows():
     assert {name: one.value for name, one in found.items()} == {
         "accuracy_origin": 1.0, "accuracy_soft": 0.5, "accuracy_hard": 0.25, "soft_to_hard_gap": -0.25,
     }  # fmt: skip
-    assert found["soft_to_hard_gap"].high == 0, "no row is answered better"
+    assert found["soft_to_hard_gap"].low < -0.25 < found["soft_to_hard_gap"].high
     same = mode_metrics({"soft": np.ones(10), "hard": np.ones(10)})["soft_to_hard_gap"]
     assert (same.value, same.low, same.high) == pytest.approx((0, -0.3085, 0.3085), abs=1e-4)
 

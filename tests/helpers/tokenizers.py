@@ -1,10 +1,18 @@
-"""Tokenizer files of other projects that cannot spell every text, as bytes."""
+"""Tokenizer files of other projects that cannot spell every text, as bytes; and a small tokenizer of words."""
 
 from collections.abc import Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from unpad.data.tokens.tokenizer import Tokenizer as Ours
+from unpad.data.tokens.tokenizer import load_tokenizer
+from unpad.data.tokens.words import train_words
+
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+
+
+def words(texts: Sequence[str], vocab_size: int = 300, reserved: Sequence[str] = ()) -> Ours:
+    return load_tokenizer(train_words(texts, vocab_size, 1, reserved))
 
 
 def word_list(words: Sequence[str], unknown: str = "[UNK]") -> bytes:

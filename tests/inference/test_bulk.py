@@ -105,7 +105,8 @@ def test_csv_and_rows_of_data_for_training_are_read(
         writer = csv.DictWriter(file, ["id", "image", "question", "hospital"])
         writer.writeheader()
         writer.writerows({"id": f"a{i}", "hospital": "x", **row} for i, row in enumerate(questions))
-    answer_questions(asks, tmp_path / "in.csv", tmp_path / "out.jsonl")
+    done = answer_questions(asks, tmp_path / "in.csv", tmp_path / "out.jsonl")
+    assert done.unread == ("not read: hospital in 100 % of rows",)
     of_csv = answers(tmp_path / "out.jsonl")
     assert [row["id"] for row in of_csv] == [f"a{i}" for i in range(8)]
     trained = [
@@ -268,6 +269,12 @@ def test_a_row_that_is_no_prompt_is_named_and_nothing_is_written(
         answer_prompts(text, file, tmp_path / "out.jsonl")
     assert refused.value.where == f"{file}:2"
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_columns_of_a_table_of_prompts_that_nobody_reads_are_named(text: LoadedRun, tmp_path: Path) -> None:
+    table = written(tmp_path / "in.csv", ["id,prompt,completion,tone,source", "1,hello,hi,short,web", "2,bye,,,web"])
+    done = answer_prompts(text, table, tmp_path / "out.jsonl")
+    assert (done.unread, len(answers(tmp_path / "out.jsonl"))) == (("not read: tone in 50 % of rows",), 2)
 
 
 PROMPT_FIX = 'write JSON lines such as {"prompt": "..."}'

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from tests.helpers.models import learn_by_heart, random_model
+from tests.helpers.tokenizers import words
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples, encode_prompt, template_texts
 from unpad.data.tokens.tokenizer import Tokenizer
-from unpad.data.tokens.words import train_words
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.chat import Conversation, Terminal, fit
 from unpad.inference.engine import control_ids
@@ -40,7 +40,7 @@ def turns(*messages: tuple[str, str]) -> list[Turn]:
 def trained() -> Trained:
     """A model that knows TALKS by heart."""
     texts = [content for talk in TALKS for _, content in talk] + ["继续，好的。"]
-    tokenizer = train_words(texts, 600, 1, template_texts(TEMPLATE))
+    tokenizer = words(texts, 600, template_texts(TEMPLATE))
     sequences = []
     for talk in TALKS:
         ids, *_ = encode_examples([Example("x", tuple(turns(*talk)))], tokenizer, TEMPLATE)
@@ -307,7 +307,7 @@ def test_a_reply_may_be_longer_than_the_context_and_half_of_it_is_the_questions(
     settings = GenerateSettings(max_new_tokens=1000, temperature=0.0)
     conversation = Conversation(model, tokenizer, TEMPLATE, settings)
     assert "".join(conversation.reply("你好")) == "你好，我在。"
-    question = "你好" * 10  # about a third of the context of 64
+    question = "你好" * 11  # about a third of the context of 64
     assert "".join(conversation.reply(question))
     assert conversation.num_forgotten == 0
 

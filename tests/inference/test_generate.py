@@ -11,11 +11,11 @@ from torch import Tensor
 
 from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
 from tests.helpers.models import learn_by_heart, random_model
+from tests.helpers.tokenizers import words
 from unpad.batching.batch import from_sequences
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples
 from unpad.data.tokens.tokenizer import Tokenizer
-from unpad.data.tokens.words import train_words
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.inference.engine import advance, control_ids, prefill, sample
 from unpad.inference.generate import complete, generate, stream
@@ -58,7 +58,7 @@ def full_logits(model: Decoder, sequence: list[int]) -> Tensor:
 @pytest.fixture(scope="module")
 def parrot() -> tuple[Decoder, Tokenizer]:
     """A model that says SENTENCE and nothing else, with a tokenizer that has to spell it in bytes."""
-    tokenizer = train_words(["a"], 300, 1, [])
+    tokenizer = words(["a"])
     ids = encode_examples([Example("x", (Turn("text", SENTENCE),))], tokenizer, Template())[0]
     sizes = {"width": 32, "blocks": 2, "heads": 4, "hidden": 32, "context": 40}
     model = random_model(sizes, tokenizer.vocab_size, 0)
@@ -231,6 +231,27 @@ def test_banned_ids_are_never_proposed(fields: dict[str, float]) -> None:
     banned = sorted(usual)[:5]
     assert usual.isdisjoint(banned) is False
     assert set(generate(model, [[1, 2]], settings, eos_id=NO_EOS, banned=banned)[0]).isdisjoint(banned)
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 2.0}, {"beams": 3, "max_new_tokens": 12}])
+def test_bytes_that_cannot_continue_a_character_are_never_drawn(fields: dict[str, float]) -> None:
+    """An untrained model of bytes draws any id; an answer may end in a part of a character by its length alone."""
+    tokenizer = words(["好"])
+    model = random_model(
+        {"width": 16, "blocks": 1, "heads": 2, "hidden": 16, "context": 64}, tokenizer.vocab_size + 9, 0
+    )
+    settings = generate_settings(**{"max_new_tokens": 50, **fields})
+    prompts = [tokenizer.encode_batch([text])[0] for text in ("a", "好", "é\n", "龘😀")]
+    made = complete(model, tokenizer, prompts, settings)
+    for prompt, one in zip(prompts, made, strict=True):
+        assert "\ufffd" not in (one.text[:-1] if one.finished == "length" else one.text)
+        assert complete(model, tokenizer, [prompt], settings) == [one]
+    said = [
+        text
+        for ids in generate(model, prompts, settings, eos_id=NO_EOS)
+        for text in tokenizer.decode([id for id in ids if id < 261])
+    ]
+    assert "\ufffd" in said, "the scores alone choose others"
 
 
 # --------------------------------------------------------------------------- beams

@@ -13,9 +13,9 @@ from tests.conftest import VOCAB, random_sequences, tiny_model
 from tests.helpers.grid import pairs
 from tests.helpers.models import learn_by_heart, random_model
 from tests.helpers.paths import NATIVE_PRECISION, needs_kernels
+from tests.helpers.tokenizers import words
 from unpad.batching.batch import from_prompts, from_sequences
 from unpad.batching.layout import Layout, build_layout
-from unpad.data.tokens.words import train_words
 from unpad.inference.engine import advance, prefill
 from unpad.inference.generate import generate, stream
 from unpad.models import build_model, model_config
@@ -352,7 +352,7 @@ def test_a_generation_casts_each_weight_once(streaming, monkeypatch):
             made.append(value)
 
     monkeypatch.setattr(linear, "_Copy", Counted)
-    tokenizer = train_words(["a"], 300, 1, [])
+    tokenizer = words(["a"])
     torch.manual_seed(0)
     model = build_model(model_config({"width": 32, "blocks": 2, "heads": 2, "hidden": 32, "context": 40}), 300)
     settings = GenerateSettings(max_new_tokens=6, temperature=0.0)

@@ -3,13 +3,13 @@
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unpad.data.tokens.words import train_words
+from tests.helpers.tokenizers import words
 from unpad.inference.engine import NewToken
 from unpad.inference.generate import StopTexts, until
 from unpad.serving.protocol import Spelled
 from unpad.serving.worker import Detokenizer
 
-TOKENIZER = train_words(["你好，世界。hello"], 300, 1, ["用户："])
+TOKENIZER = words(["你好，世界。hello"], reserved=["用户："])
 IDS = st.lists(st.integers(0, TOKENIZER.vocab_size - 1), max_size=20)
 STOPS = st.lists(st.sampled_from(["你", "好，", "世界。h", "l", "\ufffd", "用户：", "\n用户："]), max_size=3)
 

@@ -64,8 +64,8 @@ def test_one_process_reads_for_all_and_one_writes(tmp_path, monkeypatch):
         # Texts: encoded once.
         data = corpus_of(read(texts, tmp_path / "run", group))
         found: dict[str, Any] = {
-            "encoded": data.report.encoded_documents, "misses": data.report.cache_misses,
-            "hits": data.report.cache_hits, "compared": data.report.leaks is not None, "same": data.fingerprint(),
+            "encoded": data.report.work.encoded, "misses": data.report.work.misses,
+            "hits": data.report.work.hits, "compared": data.report.leaks is not None, "same": data.fingerprint(),
         }  # fmt: skip
         # Pictures: drawn, decoded and compared once.
         calls.clear()

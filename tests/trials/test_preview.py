@@ -135,6 +135,11 @@ def test_the_table_of_padding_is_there_before_anything_is_tried(tmp_path, monkey
     result = preview(str(write_toy(tmp_path / "toy")), ROWS, console=Console(file=out, width=80))
     assert "padding" in seen[0]
     assert [text.count("3.0 GiB") for text in seen] == list(range(len(seen)))
+    monkeypatch.setattr(module, "TRIALS_SECONDS", 0.0)
+    few = preview(str(write_toy(tmp_path / "few", stages=[], train={"max_epochs": 1})), ROWS)
+    rows = {row["name"]: row for row in few.to_json()["stages"][0]["strategies"]}
+    assert [name for name, row in rows.items() if row["seconds"]] == ["pack"] == list(few.stages[0].trials)
+    assert "not tried, as that took 0 s: rows, budget, bucket, dynamic, fixed" in shown(few)
     again = StringIO()
     result.show(Console(file=again, width=80))
     assert again.getvalue() == out.getvalue()

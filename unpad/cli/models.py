@@ -130,27 +130,27 @@ def evaluate(
         raise RecipeError("fields are of new data", where=fields[0], fix="name it with --data")
     check_run(run, fields, places=[data] if data is not None else [])
     from unpad.evaluation.metrics import metric_lines
-    from unpad.evaluation.run import evaluate_new, evaluate_run
+    from unpad.evaluation.run import evaluate_new, evaluate_own
     from unpad.storage.parquet import check_file
+    from unpad.terminal.table import wrapped
 
     if rows is not None:
         check_file(rows, ".parquet", ".jsonl")
-    facts: dict[str, object] = {}
     with progress("evaluating"):
         if data is None:
-            metrics, shown = evaluate_run(run, replies, part, None, rows)
+            found = evaluate_own(run, replies, part, rows)
         else:
             found = evaluate_new(run, replies, part, data, rows, fields)
-            metrics, shown, facts = found.metrics, found.lines, found.facts
+        metrics, shown = found.metrics, found.lines
         if cost:
             from unpad.evaluation.vqa_cost import evaluate_cost
 
             metrics |= evaluate_cost(run)
     if as_json:
         print_lines(shown if data is not None else (), to_errors=True)  # such as rows of unknown classes
-        print_json({name: metric.to_json() for name, metric in metrics.items()} | facts)
+        print_json(found.to_json() | found.facts)
     else:
-        print_lines([*shown, *metric_lines(metrics)])
+        print_lines([*shown, *metric_lines(metrics), *(line for one in found.judgement for line in wrapped(one))])
 
 
 @verbs.command(epilog="Example: unpad predict images-1 photos --out classes.csv    or    events-1 new.parquet")
@@ -230,7 +230,7 @@ def infer(
         from unpad.inference.bulk import answer_questions
 
         written = answer_questions(load(run), file, out)
-        print_lines([written.summary])
+        print_lines([*written.unread, written.summary])
         raise typer.Exit(3 if written.faults else 0)
     assert image is not None, "options were checked"
     from unpad.inference.images import ask, classify, ledger, list_images, to_csv
@@ -312,7 +312,8 @@ def generate(
     if file is not None and out is not None:
         from unpad.inference.bulk import answer_prompts
 
-        print_lines([answer_prompts(loaded, file, out, same_seed=gives_seed(fields)).summary])
+        written = answer_prompts(loaded, file, out, same_seed=gives_seed(fields))
+        print_lines([*written.unread, written.summary])
         return
     if heldout:
         from unpad.evaluation.text import heldout_openings

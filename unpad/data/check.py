@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import shlex
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
@@ -14,26 +13,26 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
-from unpad.data.sources import chat, images, pairs
+from unpad.data.sources import chat, images, pairs, vqa
 from unpad.data.sources import files as source_files
 from unpad.data.sources.documents import describe_book, single_document
-from unpad.data.sources.example import BadRow, Example, Usable, count_bad
-from unpad.data.sources.faults import FIXES, there_is
+from unpad.data.sources.example import BadRow, Example, count_bad
+from unpad.data.sources.faults import there_is
 from unpad.data.sources.fields import REPLIES, REQUESTS, Advise, advice, is_picture
 from unpad.data.sources.files import FORMATS, SourceFile, expand, files_below, skipped_files
 from unpad.data.sources.json_rows import count_blank_lines
 from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading, refuse_given
-from unpad.data.sources.split import content_key, turns_key
+from unpad.data.sources.split import content_key
+from unpad.data.sources.text import line_ends, wrapped_width
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, ImageSettings, Source
 from unpad.recipes.file import SUFFIXES, load_recipe, load_settings, recipe_names
 from unpad.recipes.recipe import Recipe
 from unpad.terminal.progress import counted
 
-PEEK_ROWS = 20
+PEEK_ROWS, MOST_LINE_ENDS, MOST_READ = 20, 10_000, 100_000
 
 
 def check(
@@ -132,7 +131,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
     """
     kind = _kind_of(file, data, kind)
     bad: list[BadRow] = []
-    characters, pictures = list[int](), PictureCounts()
+    characters, ends, pictures = list[int](), list[tuple[int, int]](), PictureCounts()
     num_used = num_keys = num_repeated = 0
     with reading(file.path):
         for row in counted(_checked(kind, file, data, seen.has_template), f"reading {file.path.name}", unit="rows"):
@@ -140,15 +139,22 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
                 bad.append(row)
                 continue
             num_used += 1
-            if row.characters is not None:
-                characters.append(row.characters)
-            if row.key is not None:
+            key = None
+            if isinstance(row, Example):
+                characters.append(sum(len(turn.content) + len(turn.thoughts) for turn in row.every_turn))
+                key = content_key(row)
+                seen.asked.add(row)
+                if len(ends) < MOST_LINE_ENDS and row.turns[-1].role == "text":
+                    ends += line_ends(row.turns[-1].content[:MOST_READ])
+            elif isinstance(row, images.ImageExample):
+                pictures.add(row)
+                key = images.content_key(row)
+            elif isinstance(row, vqa.VqaExample):
+                characters.append(len(row.question) + len(row.answer))
+            if key is not None:
                 num_keys += 1
-                num_repeated += row.key in seen.keys
-                seen.keys.add(row.key)
-            if row.picture is not None:
-                pictures.add(row.picture)
-            seen.asked.add(file.path, row)
+                num_repeated += key in seen.keys
+                seen.keys.add(key)
     file_check = FileCheck(
         path=file.path,
         kind=kind,
@@ -158,45 +164,38 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
         num_repeated=num_repeated if num_keys else None,
         characters=np.array(characters, np.int64) if characters else None,
         pictures=pictures if pictures.classes else None,
-        note="; ".join(_remarks(kind, file, data, characters)),
+        note="; ".join(_remarks(kind, file, data, characters, ends)),
         unread=file.unread,
     )
     return CheckReport((file_check,), tuple(bad))
 
 
-def _checked(kind: str, file: SourceFile, data: DataSettings, has_template: bool) -> Iterator[Usable | BadRow]:
-    """Rows of a file as its reader checks them, or without facts where it has `read` alone."""
+def _checked(kind: str, file: SourceFile, data: DataSettings, has_template: bool) -> Iterator[Any]:
+    """Rows of a file as its reader has them, and bad ones."""
     if kind in TEXT_KINDS:
         for row in read_rows(kind, file, data):
             refused = [] if has_template or isinstance(row, BadRow) else refuse_given(kind, file, [row])
-            yield refused[0] if refused else _usable(row)
-        return
-    reader = import_module(f"unpad.data.sources.{kind}")
-    if hasattr(reader, "check"):
-        yield from reader.check(file, data)
+            yield refused[0] if refused else row
+    elif kind == "vqa":
+        used, _, bad = vqa.read_all(file, data)
+        yield from (*used, *bad)
     else:
-        for row in reader.read(file, data):
-            yield row if isinstance(row, BadRow) else Usable(where=row.where)
+        yield from import_module(f"unpad.data.sources.{kind}").read(file, data)
 
 
-def _usable(row: Example | BadRow) -> Usable | BadRow:
-    """Length and hash of an example, and of a conversation also those of its last question and reply."""
-    if isinstance(row, BadRow):
-        return row
-    *before, last = row.turns
-    characters, key = sum(len(turn.content) + len(turn.thoughts) for turn in row.every_turn), content_key(row)
-    if last.role != "assistant" or row.rejected is not None:
-        return Usable(characters, key, row.where)
-    return Usable(characters, key, row.where, turns_key(before), turns_key([last]))
-
-
-def _remarks(kind: str, file: SourceFile, data: DataSettings, characters: Sequence[int]) -> Iterator[str]:
-    """Remarks on a file with their remedies: a plain text that is one document or one book, or of an unknown ending."""
+def _remarks(
+    kind: str, file: SourceFile, data: DataSettings, characters: Sequence[int], ends: Sequence[tuple[int, int]]
+) -> Iterator[str]:
+    """Remarks on a file with their remedies: hard-wrapped lines, and a plain text that is one document or one book, or
+    of an unknown ending."""
+    if width := wrapped_width(ends):
+        why = "a word at the start of a line is another token than elsewhere"
+        yield f"lines are wrapped at {width} characters, and {why}; data.unwrap=true joins them"
     if kind != "text" or file.format != "text" or not characters:
         return
     for shape in (
-        single_document(file, data.separator, len(characters)),
-        describe_book(file, data.separator, characters),
+        single_document(file, data, len(characters)),
+        describe_book(file, data, characters),
     ):
         if shape:
             yield f"{shape.what}; {shape.fix}"
@@ -263,27 +262,16 @@ def guess_kind(path: Path) -> str:
     return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)
 
 
-def _name_of(value: Any) -> tuple[str, ...]:
-    """The field that a value of the source's own field stands for."""
-    return ("messages",) if isinstance(value, list) else ("image", "label") if is_picture(value) else ("text",)
-
-
 def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Advise) -> SourceError:
     """The error of a file of no known kind, with the setting that reads it where its rows show one."""
     header = next((row for row in bad if row.code == "E_MISSING"), None)
-    names = list(dict.fromkeys(name for value in values for name in value))
-    there = there_is(names) if names else header.what.partition("; ")[2] if header else ""
-    what = "E_KIND the rows or columns match no kind of data" + (f"; {there}" if there else "")
-    fix = advise(values) if names else header.fix if header else ""
-    if set(names) & set(REQUESTS):
+    if not values and header:
+        there, fix = header.what.partition("; ")[2], header.fix
+    else:
+        there, fix = there_is({name: cell for value in values for name, cell in value.items()}), advise(values)
+    if any(not set(REQUESTS).isdisjoint(value) for value in values):
         fix = f"write the reply that is wanted beside each request, as {' or '.join(REPLIES)}"
-    if not fix or fix == FIXES["E_MISSING"]:
-        fix = f"set --kind ({', '.join(KINDS)}), or name the fields or columns in a recipe and check it with "
-        fix += "`unpad data check RECIPE.yaml`"
-    elif item := re.search(r".*('data\.\w+=.*, field: .*)", fix):  # the last of them
-        field = yaml.safe_load(shlex.split(item[1])[0].partition("=")[2])["field"]
-        fix += f"; here: --field {shlex.quote(field)}"
-    return SourceError(what, where=str(file.path), fix=fix)
+    return SourceError(f"E_KIND the rows or columns match no kind of data; {there}", where=str(file.path), fix=fix)
 
 
 def _picture_remarks(
@@ -382,18 +370,28 @@ def _kind_of(file: SourceFile, data: DataSettings, kind: str | None) -> str:
         return "text"  # reading the file reports the fault
     bad = [row for row in first if isinstance(row, BadRow)]
     values = [row.value for row in first if not isinstance(row, BadRow)]
-    unknown = all(type(value) is dict and not set(fields) & set(value) for value in values)
-    if unknown and (values or any(row.code == "E_MISSING" for row in bad)):
+    kinds = Counter(kind for value in values if (kind := _kind_of_row(_by_field(value, file.field))))
+    if not kinds and (values or any(row.code == "E_MISSING" for row in bad)):
         raise _no_kind(file, values, bad, advise)
-    if file.field:
-        values = [{name: value.get(file.field) for name in _name_of(value.get(file.field))} for value in values]
-    with_image = [value for value in values if isinstance(value, dict) and "image" in value]
-    if 2 * len(with_image) > len(values):
-        return "images" if any("label" in value for value in with_image) else "vqa"
-    if 2 * sum(map(pairs.looks_like_pair, values)) > len(values):
+    return kinds.most_common(1)[0][0] if kinds else "text"
+
+
+def _by_field(value: Any, field: str | None) -> Any:
+    """A row under the names that are known, by the source's own field."""
+    if field is None or not isinstance(value, dict):
+        return value
+    cell = value.get(field)
+    names = ("messages",) if isinstance(cell, list) else ("image", "label") if is_picture(cell) else ("text",)
+    replies = {name: value[name] for name in pairs.REPLIES if name in value and name != field}
+    return replies | dict.fromkeys(names if field in value else (), cell)
+
+
+def _kind_of_row(value: Any) -> str:
+    """The kind of data that a row looks like; "" for none."""
+    if not isinstance(value, dict):
+        return "chat" if chat.looks_like_chat(value) else "text"
+    if "image" in value:
+        return "images" if "label" in value else "vqa"
+    if pairs.looks_like_pair(value):
         return "pairs"
-    if 2 * sum(map(chat.looks_like_chat, values)) > len(values):
-        return "chat"
-    if values and not file.field and all(type(value) is dict and "text" not in value for value in values):
-        raise _no_kind(file, values, bad, advise)
-    return "text"
+    return "chat" if chat.looks_like_chat(value) else "text" if "text" in value else ""

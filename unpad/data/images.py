@@ -4,7 +4,6 @@ The header of an image determines its number of patches. Pixels are decoded when
 thread and a few more, and stay in memory while they fit.
 """
 
-import hashlib
 from collections import Counter
 from dataclasses import dataclass
 from typing import ClassVar
@@ -14,7 +13,7 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data import rows
-from unpad.data.family import Data, NearDuplicates, check_near_duplicates, refuse_cuts
+from unpad.data.family import Data, NearDuplicates, check_near_duplicates, digest_of, refuse_cuts
 from unpad.data.pictures.album import Album, image_batch, open_album
 from unpad.data.pictures.alike import Pictures, tie_alike
 from unpad.data.pictures.remarks import label_remarks, pixel_remarks
@@ -91,12 +90,8 @@ class ImageData(rows.ClassData[ImageExample]):
         return self._batch([self.album.decode(seq_id)], self.album.grids[[seq_id]], np.array([seq_id]))
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.album.settings.identity().encode())
-        for part in (self.labels, self.table.split, self.album.grids):
-            digest.update(np.ascontiguousarray(part).astype("<i8").tobytes())
-        for example in self.examples:
-            digest.update(example.sha256.encode())
-        return digest.hexdigest()
+        arrays = (self.labels, self.table.split, self.album.grids)
+        return digest_of(self.album.settings.identity(), *arrays, *(example.sha256 for example in self.examples))
 
     def lines(self) -> list[str]:
         patch = self.album.patch

@@ -10,10 +10,9 @@ patient's label, landmark and split, `assemble.py` the sets.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -22,15 +21,7 @@ import torch
 from unpad.batching.batch import RaggedBatch, make_batch
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
-from unpad.data.family import (
-    NAMES_KEY,
-    Data,
-    FoundRow,
-    SequenceTable,
-    check_near_duplicates,
-    refuse_cuts,
-    sequence_table,
-)
+from unpad.data import family as families
 from unpad.data.histories import assemble
 from unpad.data.histories.cohort import Cohort, PatientTables, find_row, read_cohort, refuse_nobody, refuse_unlearnable
 from unpad.data.histories.columns import are_whole
@@ -59,7 +50,7 @@ NO_TEXT = "this run is one of patients and writes no text", "use `unpad predict 
 
 
 @dataclass(frozen=True, eq=False)
-class EventData(Data):
+class EventData(families.Data):
     """Patients of a run; one of several landmarks is as many sequences, or examples, side by side.
 
     Args:
@@ -79,7 +70,7 @@ class EventData(Data):
         recipe: names the tables.
     """
 
-    table: SequenceTable
+    table: families.SequenceTable
     ids: np.ndarray
     landmarks: np.ndarray | None
     known: assemble.Codes
@@ -124,8 +115,7 @@ class EventData(Data):
     @property
     def classes(self) -> tuple[str, ...]:
         """Names of several classes; () for an outcome that comes or does not."""
-        labels = self.recipe.events.labels
-        return () if labels is None else labels.several
+        return self.cohort.classes
 
     @property
     def num_outputs(self) -> int:
@@ -137,7 +127,7 @@ class EventData(Data):
 
     @property
     def secrets(self) -> dict[str, bytes]:
-        return {NAMES_KEY: self.names_key}
+        return {families.NAMES_KEY: self.names_key}
 
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids
@@ -217,7 +207,7 @@ class EventData(Data):
     def bad_rows(self) -> Sequence[BadRow]:
         return self.report.bad
 
-    def find_otherwise(self, given: str) -> FoundRow | None:
+    def find_otherwise(self, given: str) -> families.FoundRow | None:
         """A patient by id or file, or by the place of an event or a label."""
         with named_by(self.names_key):
             tables = read_cohort(self.recipe)
@@ -229,51 +219,37 @@ class EventData(Data):
             if not parts:
                 reasons = ", ".join(f"{number:,} {reason}" for reason, number in tables.cohort.left_out.items())
                 remark = "it is of no patient of the cohort" + (f", which leaves out {reasons}" if reasons else "")
-                return FoundRow(row.where, [], remark)
+                return families.FoundRow(row.where, [], remark)
             if not len(row.events):
-                return FoundRow(row.where, parts, f"of {self.where(patients[0])}")
-            events, _, _ = assemble.read_histories(tables, self.recipe.events)
+                return families.FoundRow(row.where, parts, f"of {self.where(patients[0])}")
+            events, *_ = assemble.read_histories(tables, self.recipe.events)
             used_rows = assemble.assemble(tables, events, self.recipe.events, self.known).events.row
         if not np.isin(row.events, used_rows).any():
             remark = "no history has it: it is after the landmark, a duplicate, or beyond events.max_events"
-            return FoundRow(row.where, [], remark)
-        return FoundRow(row.where, parts, f"in the history of {self.where(patients[0])}")
+            return families.FoundRow(row.where, [], remark)
+        return families.FoundRow(row.where, parts, f"in the history of {self.where(patients[0])}")
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.known.to_bytes())
         cohort, sets = self.cohort, self.sets
         whole = (self.code, sets.events_of, sets.sets_of, sets.set_starts, cohort.split, cohort.label, cohort.cause)
-        for part in whole:
-            digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<i8").tobytes())
-        for part in (self.values, sets.times, cohort.duration):
-            digest.update(b"" if part is None else np.ascontiguousarray(part).astype("<f8").tobytes())
-        for patient_id in self.ids.tolist():
-            digest.update(f"{patient_id},".encode())
-        digest.update(b"" if self.landmarks is None else repr(self.landmarks.tolist()).encode())
-        return digest.hexdigest()
+        numbers = (self.values, sets.times, cohort.duration)
+        ids = "".join(f"{patient_id}," for patient_id in self.ids.tolist())
+        landmarks = None if self.landmarks is None else repr(self.landmarks.tolist())
+        return families.digest_of(self.known.to_bytes(), *whole, *numbers, ids, landmarks)
 
     def complete(self, config: ModelConfig) -> ModelConfig:
         """Fill in the horizon and the competing events of the hazards, the number of classes, and that last values act
         linearly where their scale suits it."""
         own, section = self.recipe.events, config.model_dump(mode="json")
         if "horizon" in config.decided:
-            given, days = section["horizon"], None if section["bins"] is None else self.horizon
-            if given not in (None, days):
-                labelled = "have no horizon" if days is None else f"are of day {days:g}"
-                what = f"the hazards would give the probability up to day {given:g}, and the labels {labelled}"
-                raise RecipeError(what, where="model.horizon", fix="leave it out; events.labels.horizon decides it")
-            section["horizon"] = days
+            days = None if section["bins"] is None else self.horizon
+            _decide(section, "horizon", days, "have no horizon" if days is None else f"are of day {days:g}")
         if "competing" in config.decided and section["bins"] is not None:
-            given, num = section["competing"], len(own.labels.competing) if own.labels else 0
-            if given not in (None, num):
-                what = f"the model has {number_of(given, 'competing events')}, and the labels name {num}"
-                raise RecipeError(what, where="model.competing", fix="leave it out; events.labels.competing decides it")
-            section["competing"] = num
+            num = len(own.labels.competing) if own.labels else 0
+            _decide(section, "competing", num, f"name {number_of(num, 'competing events')}")
         if "classes" in config.decided and own.labels is not None:
             given, num = section["classes"], len(self.classes) or 2
-            if given not in (None, num):
-                what = f"the model has {number_of(given, 'classes')}, and the labels have {num}"
-                raise RecipeError(what, where="model.classes", fix="leave it out; events.labels.classes decides it")
+            _decide(section, "classes", num, f"have {num} classes")
             for field, usual, shown in (("bins", None, "null"), ("positive_weight", 1.0, "1")):
                 if num > 2 and section.get(field, usual) != usual:
                     what = f"the labels have {num} classes, and model.{field} is of one outcome"
@@ -367,11 +343,18 @@ class EventData(Data):
         return replace(batch, seq_labels=labels, parts=(sets,))
 
 
+def _decide(section: dict[str, Any], field: str, value: float | None, labels: str) -> None:
+    """Fill in a field of a model by what the labels say; refuse another value there."""
+    if section[field] not in (None, value):
+        what = f"model.{field} is {section[field]:g}, and the labels {labels}"
+        raise RecipeError(what, where=f"model.{field}", fix=f"leave it out; events.labels.{field} decides it")
+    section[field] = value
+
+
 def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """Whole numbers of [start, stop) of every pair, end to end, (sum of lengths,) int64."""
     lengths = stops - starts
-    ranges: np.ndarray = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    return ranges
+    return np.asarray(np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths))
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
@@ -387,7 +370,7 @@ def next_command(recipe: Recipe, run: str) -> str:
 
 def near_duplicates(recipe: Recipe) -> list[str]:
     """No lines, as patients are not compared; see `Family`."""
-    check_near_duplicates(recipe, EventData)
+    families.check_near_duplicates(recipe, EventData)
     return []
 
 
@@ -401,14 +384,10 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
         SourceError: a table is missing or unusable, bad rows are refused, or there is no patient to train on.
         RecipeError: settings do not fit the tables, an outcome is among the facts, or the plan would cut a patient.
     """
-    key = (kept or {}).get(NAMES_KEY) or names_key()  # runs of earlier versions have none
-    with named_by(key):
-        return _read(recipe, kept, key, wanted)
-
-
-def _read(recipe: Recipe, kept: dict[str, bytes] | None, key: bytes, wanted: Wanted) -> EventData:
+    key = (kept or {}).get(families.NAMES_KEY) or names_key()  # runs of earlier versions have none
     refuse_empty(len(recipe.data.events), "events", [])
-    return open_tables(recipe, read_cohort(recipe, wanted), kept, key)
+    with named_by(key):
+        return open_tables(recipe, read_cohort(recipe, wanted), kept, key)
 
 
 def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | None, key: bytes = b"") -> EventData:
@@ -418,7 +397,7 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         key: of the run's names for patients.
     """
     settings = recipe.events
-    events, counts, repeated = assemble.read_histories(tables, settings)
+    events, counts, repeated, num_late = assemble.read_histories(tables, settings)
     bad = [*tables.bad, *repeated]
     apply_policy(bad, tables.num_rows, recipe.data, "RECIPE.yaml")
     if kept is None:
@@ -438,10 +417,10 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         counts={**counts, **histories.counts},
         unknown=histories.unknown,
         without_vector=without,
-        per_source=assemble.per_source(tables, histories.events),
+        per_source=assemble.per_source(tables, histories.events.patient, histories.events.row),
         num_read=histories.num_read,
         num_strange=histories.num_strange,
-        num_late=assemble.count_late(tables),
+        num_late=num_late,
         source_names=tuple(part.name for part in tables.rows.parts),
         has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
         notes=(*tables.notes, *histories.notes),
@@ -469,8 +448,8 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
     )
 
 
-def _table(recipe: Recipe, tables: PatientTables, sets: assemble.Sets) -> SequenceTable:
-    table = sequence_table(
+def _table(recipe: Recipe, tables: PatientTables, sets: assemble.Sets) -> families.SequenceTable:
+    table = families.sequence_table(
         np.diff(sets.events_of),
         tables.cohort.split,
         num_targets=_count_targets(sets, tables.cohort),
@@ -480,7 +459,7 @@ def _table(recipe: Recipe, tables: PatientTables, sets: assemble.Sets) -> Sequen
         group=tables.cohort.patient,
     )
     most, what = int(table.positions.max(initial=0)), "a patient has {} events"
-    refuse_cuts(recipe, most, what, "a plan would cut through a set", "set events.max_events={}")
+    families.refuse_cuts(recipe, most, what, "a plan would cut through a set", "set events.max_events={}")
     return table
 
 

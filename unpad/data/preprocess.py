@@ -6,6 +6,7 @@ code that has one span for all samples.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -82,19 +83,18 @@ def preprocess(
             another number of them than images, an image with more or fewer patches than its grid, of another size or
             with NaN, an empty answer, an id outside the vocabulary, spans that are not aligned.
     """
-    ids = _check_lengths(images, questions, answers, sample_ids)
+    lists = {"images": images, "questions": questions, "answers": answers, "sample_ids": sample_ids}
+    ids = _check_lengths(lists)
     _check_images(images, ids)
-    prompts, endings, spans = [], [], []
-    for index, sample in enumerate(ids):
-        prompt, own_spans = _prompt(vocabulary, questions[index], images[index], f"sample {sample}")
-        ending = [] if answers is None else _answer(vocabulary, answers[index], f"sample {sample}")
-        _check_ids([*prompt, *ending], vocabulary, f"sample {sample}")
-        prompts.append(prompt)
-        endings.append(ending)
-        spans.append(own_spans)
+    pairs, spans, seq_ids = [], [], np.array(ids, np.int64)
+    for index, where in enumerate(f"sample {id}" for id in ids):
+        prompt, of_images = _prompt(vocabulary, questions[index], images[index], where)
+        ending = [] if answers is None else _answer(vocabulary, answers[index], where)
+        _check_ids([*prompt, *ending], vocabulary, where)
+        pairs.append((prompt, ending))
+        spans.append(of_images)
     if aligned:
         _check_aligned(spans, ids)
-    pairs, seq_ids = list(zip(prompts, endings, strict=True)), np.array(ids, np.int64)
     counted = [[False] * len(prompt) + [True] * len(ending) for prompt, ending in pairs]
     samples = [prompt + ending for prompt, ending in pairs]
     text = from_prompts(samples, seq_ids) if answers is None else from_sequences(samples, counted, seq_ids)
@@ -108,23 +108,16 @@ def preprocess(
     return Preprocessed(batch, tuple(spans), answer_spans, features)
 
 
-def _check_lengths(
-    images: Sequence[Sequence[Image]],
-    questions: Sequence[str],
-    answers: Sequence[str] | None,
-    sample_ids: Sequence[int] | None,
-) -> list[int]:
-    """Return the ids of the samples; refuse lists of different lengths."""
-    lists: dict[str, Sequence[object]] = {"images": images, "questions": questions}
-    lists |= {} if answers is None else {"answers": answers}
-    lists |= {} if sample_ids is None else {"sample_ids": sample_ids}
-    fewest, most = min(map(len, lists.values())), max(map(len, lists.values()))
-    ids = list(range(most)) if sample_ids is None else list(sample_ids)
+def _check_lengths(lists: dict[str, Sequence[Any] | None]) -> list[int]:
+    """Return the ids of the samples; refuse lists of different lengths and equal ids."""
+    sizes = {name: len(values) for name, values in lists.items() if values is not None}
+    fewest, most = min(sizes.values()), max(sizes.values())
+    given = lists["sample_ids"]
+    ids: list[int] = list(range(most) if given is None else given)
     if fewest < most:
-        counts = ", ".join(f"{len(values)} {name}" for name, values in lists.items())
         incomplete = ids[fewest:] or list(range(fewest, most))
         raise SourceError(
-            f"the lists differ in length: {counts}",
+            f"the lists differ in length: {', '.join(f'{size} {name}' for name, size in sizes.items())}",
             where="sample " + ", ".join(map(str, incomplete[:5])) + (" and more" if len(incomplete) > 5 else ""),
             fix="give every sample one entry in each list; one without images an empty list of them",
         )
@@ -166,11 +159,8 @@ def _prompt(
         fix = "write the image marker into the question, and use a tokenizer that has it as one token"
         raise SourceError("the question has no image marker", where=where, fix=fix)
     if num_markers != len(images):
-        raise SourceError(
-            f"the question has {number_of(num_markers, 'image markers')} for {number_of(len(images), 'images')}",
-            where=where,
-            fix="write one marker for each image",
-        )
+        what = f"the question has {number_of(num_markers, 'image markers')} for {number_of(len(images), 'images')}"
+        raise SourceError(what, where=where, fix="write one marker for each image")
     repeats = np.ones_like(ids)
     repeats[is_marker] = [len(patches) for patches, _ in images]
     stops = np.cumsum(repeats)[is_marker]
@@ -190,27 +180,21 @@ def _answer(vocabulary: Vocabulary, answer: str, where: str) -> list[int]:
 def _check_ids(ids: list[int], vocabulary: Vocabulary, where: str) -> None:
     outside = [id for id in ids if id != vocabulary.image and not 0 <= id < vocabulary.size]
     if outside:
-        raise SourceError(
-            f"token id {outside[0]} is outside the vocabulary of {vocabulary.size}",
-            where=where,
-            fix="use the tokenizer that the model was made with",
-        )
+        what = f"token id {outside[0]} is outside the vocabulary of {vocabulary.size}"
+        raise SourceError(what, where=where, fix="use the tokenizer that the model was made with")
 
 
 def _check_aligned(spans: list[tuple[PositionSpan, ...]], ids: list[int]) -> None:
     """Refuse spans that differ from the first sample's."""
-    for index, of_sample in enumerate(spans):
-        if of_sample == spans[0]:
-            continue
-        first, other = ([stop - start + 1 for start, stop in of] for of in (spans[0], of_sample))
-        sizes = "" if first == other else f"; their images have {_listed(first)} and {_listed(other)} tokens"
-        raise SourceError(
-            f"Vision token positions not aligned across batch: sample {ids[0]} has {_listed(spans[0])}, "
-            f"sample {ids[index]} has {_listed(of_sample)}{sizes}",
-            where=f"sample {ids[index]}",
-            fix="turn aligned off, as every sample has spans of its own; or make the text before images equally long"
-            " and images equally large",
-        )
+    for sample, of_sample in zip(ids, spans, strict=True):
+        if of_sample != spans[0]:
+            first, other = ([stop - start + 1 for start, stop in of] for of in (spans[0], of_sample))
+            sizes = "" if first == other else f"; their images have {_listed(first)} and {_listed(other)} tokens"
+            what = f"sample {ids[0]} has {_listed(spans[0])}, sample {sample} has {_listed(of_sample)}{sizes}"
+            fix = "turn aligned off, as every sample has spans of its own; or make the text before images equally long"
+            fix += " and images equally large"
+            what = f"Vision token positions not aligned across batch: {what}"
+            raise SourceError(what, where=f"sample {sample}", fix=fix)
 
 
 def _listed(values: Sequence[object]) -> str:

@@ -16,22 +16,12 @@ from pydantic import AfterValidator
 from typing_extensions import TypedDict
 
 from unpad.data.family import Data, SequenceTable, sequence_table
+from unpad.data.sources import split as splits
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.example import BadRow, SplitName, Unread, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path
 from unpad.data.sources.reader import collect
-from unpad.data.sources.split import (
-    Split,
-    Wanted,
-    declared_splits,
-    describe_groups,
-    describe_split,
-    divide,
-    groups_on_both_sides,
-    numbered,
-    taken,
-    units,
-)
+from unpad.data.sources.split import Split, Wanted
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings, Source
 from unpad.recipes.recipe import Recipe
@@ -172,8 +162,8 @@ class ChosenRows(Generic[R]):
             self.split,
             num_targets=num_targets,
             source=np.array(self.listed.sources, np.int16)[self.index],
-            weights=[source.weight for source in getattr(self.listed.recipe.data, self.listed.kind)],
-            file_hashes=file_hashes,
+            weights=tuple(source.weight for source in getattr(self.listed.recipe.data, self.listed.kind)),
+            file_hashes=tuple(file_hashes),
             num_test=self.num_test,
             group=self.units[self.index],
         )
@@ -191,9 +181,9 @@ class ChosenRows(Generic[R]):
             f"{number_of(used + bad + self.num_test + others, what)} read = {used:,} used + {bad:,} quarantined"
             + (f" + {self.num_test:,} of the test part, for `unpad eval` alone" if self.num_test else "")
             + (f" + {others:,} {why}" if others else ""),
-            f"{describe_split(self.split)}; {details}",
+            f"{splits.describe_split(self.split)}; {details}",
             *self.listed.unread.lines(),
-            *describe_groups(self.units[self.index], self.shared_groups, what),
+            *splits.describe_groups(self.units[self.index], self.shared_groups, what),
         ]
 
 
@@ -215,13 +205,13 @@ def choose_rows(
         classes: class of each row; every class gives its share to each part.
     """
     recipe = listed.recipe
-    hashes, declared = np.array(list(keys), np.uint64), declared_splits(row.split for row in listed.rows)
-    numbers = numbered(groups or [""] * len(hashes))
+    hashes, declared = np.array(list(keys), np.uint64), splits.declared_splits(row.split for row in listed.rows)
+    numbers = splits.numbered(groups or [""] * len(hashes))
     ties = [(np.arange(len(hashes)), numbers), *links]
     labels = None if classes is None else np.unique(classes, return_inverse=True)[1].astype(np.int64)
-    parts = divide(hashes, declared, recipe.data, recipe.train.seed, wanted, links=ties, classes=labels)
-    index, shared = np.flatnonzero(taken(parts, wanted)), groups_on_both_sides(numbers, parts)
-    return ChosenRows(listed, wanted, parts, units(hashes, ties), index, shared)
+    parts = splits.divide(hashes, declared, recipe.data, recipe.train.seed, wanted, links=ties, classes=labels)
+    index, shared = np.flatnonzero(splits.taken(parts, wanted)), splits.groups_on_both_sides(numbers, parts)
+    return ChosenRows(listed, wanted, parts, splits.units(hashes, ties), index, shared)
 
 
 def row_key(content: object) -> int:

@@ -11,18 +11,7 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
-from unpad.data.family import (
-    Claim,
-    Data,
-    NearDuplicates,
-    RowSpan,
-    Sample,
-    SequenceTable,
-    check_near_duplicates,
-    not_compared,
-    refuse_cuts,
-    sequence_table,
-)
+from unpad.data import family as families
 from unpad.data.meaning import claims
 from unpad.data.replies import Replies
 from unpad.data.show import Shown, spans_of
@@ -31,16 +20,8 @@ from unpad.data.sources.example import BadRow
 from unpad.data.sources.files import expand, list_paths, resolve_path
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
+from unpad.data.tokens import corpus_files
 from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus, sample_corpus
-from unpad.data.tokens.corpus_files import (
-    Preparation,
-    compare_new,
-    find_leaks,
-    judge_rows,
-    list_files,
-    refuse_leaks,
-    split_documents,
-)
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer
 from unpad.errors import RecipeError
@@ -53,12 +34,13 @@ TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 NO_TEXT = None
 MOST_CHARACTERS = 1 << 27  # of a run's data that new texts are compared with, for about a minute or two
+MOST_BYTES = 1 << 27  # of text that a check keeps in memory
 MOST_LISTED = 20  # files of one folder or pattern
 SYSTEM_TURNS = "system_turns"  # of the training conversations, in `facts`
 
 
 @dataclass(frozen=True, eq=False)
-class TextData(Data):
+class TextData(families.Data):
     """Encoded sequences of a run.
 
     A sequence of n tokens has n - 1 positions: the input of position i is token i, its label token i + 1.
@@ -68,7 +50,7 @@ class TextData(Data):
         replies: sequences of data with pairs, one per reply; None for other data.
     """
 
-    table: SequenceTable
+    table: families.SequenceTable
     tokens: TokenSet
     tokenizer: Tokenizer
     corpus: Corpus
@@ -139,25 +121,22 @@ class TextData(Data):
     def where(self, seq_id: int) -> str:
         return self.tokens.where(seq_id) if self.replies is None else self.replies.where(seq_id)
 
-    def row_spans(self, seq_id: int, start: int, stop: int, first_target: int) -> list[RowSpan]:
+    def row_spans(self, seq_id: int, start: int, stop: int, first_target: int) -> list[families.RowSpan]:
         if not self.recipe.plan.cross_documents:
             return super().row_spans(seq_id, start, stop, first_target)
         documents, begins = self.tokens.documents_in(seq_id, start, stop + 1)
         first = np.maximum(begins[:-1] - 1, first_target)  # a label is one position before its token
         last = np.maximum(np.minimum(begins[1:] - 1, stop), first)
         targets = self.tokens.count_targets(np.full(len(documents), seq_id), first, last)
-        return [
-            RowSpan(self.tokens.place(document), max(start, begin) - begin, max(min(stop, end), begin) - begin, number)
-            for document, begin, end, number in zip(
-                documents.tolist(), begins[:-1].tolist(), begins[1:].tolist(), targets.tolist(), strict=True
-            )
-        ]
+        places, begin = [self.tokens.place(document) for document in documents.tolist()], begins[:-1]
+        until = np.maximum(np.minimum(stop, begins[1:]), begin)
+        spans = np.stack([np.maximum(start, begin) - begin, until - begin, targets], 1)
+        return [families.RowSpan(place, *span) for place, span in zip(places, spans.tolist(), strict=True)]
 
     def placed(self) -> Iterator[tuple[str, tuple[int, int, int]]]:
         if self.replies is not None:
-            for seq_id, (document, length) in enumerate(
-                zip(self.replies.document.tolist(), self.replies.lengths.tolist(), strict=True)
-            ):
+            replies = zip(self.replies.document.tolist(), self.replies.lengths.tolist(), strict=True)
+            for seq_id, (document, length) in enumerate(replies):
                 yield self.tokens.place(document), (seq_id, 0, length - 1)
             return
         for document, seq_id, start, stop in self.tokens.documents_of_sequences():
@@ -180,21 +159,22 @@ class TextData(Data):
     def check_trainable(self) -> None:
         self.report.lost.refuse("tokenizer")
 
-    def claims(self) -> list[Claim]:
+    def claims(self) -> list[families.Claim]:
         return claims(self.corpus, self.recipe)
 
-    def near_training(self, run: Data, seq_ids: np.ndarray) -> NearDuplicates:
+    def near_training(self, run: families.Data, seq_ids: np.ndarray) -> families.NearDuplicates:
         assert isinstance(run, TextData), "data of one family"
-        if run.report.characters > MOST_CHARACTERS:
-            return not_compared("documents", f"{run.report.characters:,} characters of the run's data are too many")
+        if run.report.lost.total > MOST_CHARACTERS:
+            reason = f"{run.report.lost.total:,} characters of the run's data are too many"
+            return families.not_compared("documents", reason)
         documents = seq_ids if self.replies is None else np.unique(self.replies.document[seq_ids])
-        leaks, places = compare_new(run.recipe, run.tokens, self.recipe, self.tokens, documents)
-        counts = leaks.num_holdout, leaks.num_exact, leaks.num_near
-        return NearDuplicates("documents", *counts, tuple(places), tuple(leaks.lines(places)))
+        leaks = corpus_files.compare_new(run.recipe, run.tokens, self.recipe, self.tokens, documents)
+        counts = leaks.report.num_holdout, leaks.report.num_exact, leaks.report.num_near
+        return families.NearDuplicates("documents", *counts, tuple(leaks.places), tuple(leaks.lines()))
 
     def single_row(self, recipe: Recipe, kind: str) -> tuple[str, str] | None:
         files = expand(recipe.data.text, partial(resolve_path, recipe.data)) if kind == "text" else []
-        documents = [document for file in files if (document := single_document(file, recipe.data.separator, 1))]
+        documents = [document for file in files if (document := single_document(file, recipe.data, 1))]
         return (f"{documents[0].what}, so nothing can be held out", documents[0].fix) if documents else None
 
     @classmethod
@@ -209,12 +189,8 @@ class TextData(Data):
 
     def facts(self) -> dict[str, Any]:
         report = self.report
-        return {
-            "characters": report.characters,
-            "lost_characters": report.lost.lost,
-            SYSTEM_TURNS: report.num_system,
-            **report.unread.facts,
-        }
+        counts = {"characters": report.lost.total, "lost_characters": report.lost.lost, SYSTEM_TURNS: report.num_system}
+        return {**counts, **report.unread.facts}
 
     def describe_outputs(self) -> str:
         return f"vocabulary {self.num_outputs:,}"
@@ -232,9 +208,16 @@ def next_command(recipe: Recipe, run: str) -> str:
 
 def near_duplicates(recipe: Recipe) -> list[str]:
     """Lines on held-out documents that are near-duplicates of training ones; see `Family`."""
-
-    check_near_duplicates(recipe, TextData)
-    return near_texts(recipe)
+    families.check_near_duplicates(recipe, TextData)
+    work = corpus_files.Preparation(recipe, cache_folder(), Wanted.LEARNING)
+    work.list_files(TEXT_KINDS)
+    size = sum(file.file.path.stat().st_size for file in work.files)
+    if size > MOST_BYTES:
+        return [f"near-duplicate texts are not looked for: {size / 1e6:,.0f} MB are too many here; `unpad plan` does"]
+    corpus_files.judge_rows(work)
+    corpus_files.split_documents(work)
+    places = [example.where for index in range(len(work.files)) for example in work.rows(index).examples]
+    return [line for leaks in corpus_files.find_leaks(work, places.__getitem__).values() for line in leaks.lines()]
 
 
 def folder_files(folder: Path) -> dict[str, bytes]:
@@ -262,14 +245,15 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     return _text_data(recipe, open_corpus(recipe, tokenizer=tokenizer, wanted=wanted), wanted)
 
 
-def open_sample(recipe: Recipe) -> Sample | None:
+def open_sample(recipe: Recipe) -> families.Sample | None:
     """Encode some training documents of a large corpus that the cache does not know; None for any other, and where all
     documents are joined to one sequence, or some are pairs."""
     sampled = None if recipe.plan.cross_documents or recipe.data.pairs else sample_corpus(recipe)
     if sampled is None:
         return None
-    note = ", with a vocabulary learned from them alone" if sampled.learned else ""
-    return Sample(_text_data(recipe, sampled.corpus, Wanted.LEARNING), sampled.num_documents, "documents", note)
+    corpus, num_documents, learned = sampled
+    note = ", with a vocabulary learned from them alone" if learned else ""
+    return families.Sample(_text_data(recipe, corpus, Wanted.LEARNING), num_documents, "documents", note)
 
 
 def _check_pairs(recipe: Recipe) -> None:
@@ -284,11 +268,9 @@ def _check_pairs(recipe: Recipe) -> None:
         used = [kind for kind in stage.use or kinds if kind in kinds]
         if PAIRS in used and len(used) > 1:
             others = " and ".join(kind for kind in used if kind != PAIRS)
-            raise RecipeError(
-                f"stage {stage.name} uses pairs with {others}, but their losses differ",
-                where="stages",
-                fix=f"give each a stage: use: [{used[0]}], and use: [pairs]; or leave data.{used[0]} out",
-            )
+            what = f"stage {stage.name} uses pairs with {others}, but their losses differ"
+            fix = f"give each a stage: use: [{used[0]}], and use: [pairs]; or leave data.{used[0]} out"
+            raise RecipeError(what, where="stages", fix=fix)
 
 
 def _text_data(recipe: Recipe, corpus: Corpus, wanted: Wanted) -> TextData:
@@ -297,47 +279,18 @@ def _text_data(recipe: Recipe, corpus: Corpus, wanted: Wanted) -> TextData:
     lengths, document, bundle = tokens.lengths, np.arange(len(tokens)), None
     if replies is not None:
         lengths, document, bundle, num_targets = replies.lengths, replies.document, replies.pair, replies.num_targets
-        what = "a reply with its prompt has {} tokens"
-        refuse_cuts(recipe, int(lengths[bundle >= 0].max()) - 1, what, "pairs are never cut", "use ones of up to {}")
-    table = sequence_table(
+        most, what = int(lengths[bundle >= 0].max()) - 1, "a reply with its prompt has {} tokens"
+        families.refuse_cuts(recipe, most, what, "pairs are never cut", "use ones of up to {}")
+    table = families.sequence_table(
         np.maximum(lengths - 1, 0),
         tokens.split[document],
         num_targets=num_targets,
         kind=tokens.kind[document],
         source=tokens.source[document],
-        weights=tokens.weights,
+        weights=tuple(tokens.weights),
         file_hashes=tokens.file_hashes,
         num_test=int((tokens.split == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0,
         group=tokens.unit[document],
         bundle=bundle,
     )
     return TextData(table, tokens, corpus.tokenizer, corpus, recipe, replies)
-
-
-MOST_BYTES = 1 << 27  # of text that a check keeps in memory
-
-
-def near_texts(recipe: Recipe) -> list[str]:
-    """Lines on near-duplicates in each held-out part of a recipe's texts, as training reports them.
-
-    Raises:
-        SourceError: a file cannot be used, or the recipe refuses near-duplicates and there are some.
-    """
-    work = Preparation(recipe, cache_folder(), Wanted.LEARNING)
-    work.files = list_files(recipe, TEXT_KINDS)
-    size = sum(file.file.path.stat().st_size for file in work.files)
-    if size > MOST_BYTES:
-        return [f"near-duplicate texts are not looked for: {size / 1e6:,.0f} MB are too many here; `unpad plan` does"]
-    work.shards = [None] * len(work.files)
-    judge_rows(work)
-    split_documents(work)
-    where = [example.where for index in range(len(work.files)) for example in work.rows(index).examples]
-    lines = []
-    for part in (Split.HOLDOUT, Split.TEST):
-        leaks = find_leaks(work, part)
-        if leaks is not None:
-            places = [(where[leak.document], where[leak.source]) for leak in leaks.worst]
-            if recipe.data.near_duplicates == "refuse":
-                refuse_leaks(leaks, places)
-            lines += leaks.lines(places)
-    return lines

@@ -6,7 +6,6 @@ An image takes one position per patch; the model reads its embedding of the patc
 never cut, and a row may have none.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,7 +17,7 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
 from unpad.batching.plan import Micro
-from unpad.data.family import Data, NearDuplicates, check_near_duplicates, sequence_table
+from unpad.data.family import Data, NearDuplicates, check_near_duplicates, digest_of, sequence_table
 from unpad.data.images import refuse_image_cuts
 from unpad.data.pictures.album import Album, PixelCache, image_batch, open_album, with_images
 from unpad.data.pictures.alike import Pictures, tie_alike
@@ -180,14 +179,9 @@ class VqaData(RowData[VqaExample]):
         return replace(self, table=table, chosen=chosen, examples=examples, rows=rows)
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(self.album.settings.identity().encode())
-        for part in (self.rows.tokens, self.rows.offsets, self.rows.counts, self.table.split, self.album.grids):
-            digest.update(np.ascontiguousarray(part).astype("<i8").tobytes())
-        for example in self.examples:
-            digest.update(repr(example.images).encode())
-        for image in self.album.images:
-            digest.update(image.sha256.encode())
-        return digest.hexdigest()
+        arrays = (self.rows.tokens, self.rows.offsets, self.rows.counts, self.table.split, self.album.grids)
+        images = [*(repr(one.images) for one in self.examples), *(image.sha256 for image in self.album.images)]
+        return digest_of(self.album.settings.identity(), *arrays, *images)
 
     def lines(self) -> list[str]:
         captions, patches = sum(example.caption for example in self.examples), self.album.grids.prod(1)
@@ -251,12 +245,8 @@ class VqaData(RowData[VqaExample]):
         if not answered:
             begin = int(np.argmax(counts))  # of the answer
             ids, counts = ids[:begin], counts[:begin]
-        place, size = self.rows.place, int(self.num_patches[seq])
-        placeholders = np.full(size, self.placeholder, np.int64)
-        return (
-            np.concatenate([ids[:place], placeholders, ids[place:]]),
-            np.concatenate([counts[:place], np.zeros(size, np.bool_), counts[place:]]),
-        )
+        places = np.full(int(self.num_patches[seq]), self.rows.place)
+        return np.insert(ids, places, self.placeholder), np.insert(counts, places, False)
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
@@ -307,20 +297,13 @@ def folder_files(folder: Path) -> dict[str, bytes]:
     return {TOKENIZER: folder_tokenizer(folder, chat=False)}
 
 
-def questions_about(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
-    """One question about each of several images, without answers to train on, for `VqaData.prompts`."""
-    return _unanswered(recipe, tokenizer, images, [(question, (i,)) for i in range(len(images))])
-
-
-def question_about_all(recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str) -> VqaData:
-    """One question about all of several images, or about none; otherwise as `questions_about`."""
-    return _unanswered(recipe, tokenizer, images, [(question, tuple(range(len(images))))])
-
-
-def _unanswered(
-    recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], asked: list[tuple[str, tuple[int, ...]]]
+def questions_about(
+    recipe: Recipe, tokenizer: Tokenizer, images: list[ImageExample], question: str, *, together: bool = False
 ) -> VqaData:
-    """Questions about images, each with the places of its own."""
+    """One question about each of several images, or about all of them or none, for `VqaData.prompts`: without answers
+    to train on."""
+    every = tuple(range(len(images)))
+    asked = [(question, every)] if together else [(question, (image,)) for image in every]
     examples = [VqaExample("", shown, question, ("?",), None, False) for question, shown in asked]
     listed = ListedRows(recipe, "vqa", [], examples, [0] * len(examples), [])
     chosen = choose_questions(listed, images, Wanted.NEW)
@@ -379,8 +362,8 @@ def _encode(examples: list[VqaExample], tokenizer: Tokenizer, recipe: Recipe) ->
         raise RecipeError("the template's roles are alike", where="data.template", fix="give each a prefix of its own")
     prefix = encode_prompt([], tokenizer, template.model_copy(update={"assistant": template.user}))
     total = sum(len(turn.content) for text in texts for turn in text.turns)
-    lost_characters = LostCharacters(int(lost.chars.sum()), total, commonest(lost.counts))
-    return QuestionRows(tokens, counts, offsets, len(prefix), lost_characters, lost.target_chars)
+    lost_characters = LostCharacters(int(lost.num[0].sum()), total, commonest(lost.counts))
+    return QuestionRows(tokens, counts, offsets, len(prefix), lost_characters, lost.num[1])
 
 
 def choose_questions(

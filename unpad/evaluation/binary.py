@@ -5,11 +5,12 @@ one per resample of the bootstrap, which reads a block of resamples in one pass 
 equal scores count as equal. A measure that does not exist, as AUROC among patients of one class, is not a number.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from unpad.evaluation.metrics import BLOCK_CELLS, Metric, divided, exact_share, ratio
+from unpad.evaluation.metrics import BLOCK_CELLS, NUM_RESAMPLES, TAILS, Metric, divided, exact_share, ratio, written
 
 NUM_BINS = 10  # of equally many patients, in the calibration error and its picture
 NEWTON_STEPS = 50
@@ -90,16 +91,17 @@ def average_precision(labels: np.ndarray, scores: np.ndarray, weights: np.ndarra
     return divided((positives[..., ::-1] * precision).sum(-1), positives.sum(-1))
 
 
-def roc_points(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """The receiver operating characteristic, (num_points, 2): false and true positive rate, from (0, 0) to (1, 1)."""
-    positives, negatives = _by_score(labels, scores, None)
+def roc_points(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """The receiver operating characteristic, (num_points, 2): false and true positive rate, from (0, 0) to (1, 1);
+    weights (num,)."""
+    positives, negatives = _by_score(labels, scores, weights)
     rates = [np.cumsum(part[::-1]) / part.sum() for part in (negatives, positives)]
     return np.concatenate([np.zeros((1, 2)), np.stack(rates, 1)])
 
 
-def precision_recall_points(labels: np.ndarray, scores: np.ndarray) -> np.ndarray:
-    """Recall and precision at every threshold, (num_points, 2), from the highest score down."""
-    positives, negatives = _by_score(labels, scores, None)
+def precision_recall_points(labels: np.ndarray, scores: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Recall and precision at every threshold, (num_points, 2), from the highest score down; weights (num,)."""
+    positives, negatives = _by_score(labels, scores, weights)
     hits = np.cumsum(positives[::-1])
     return np.stack([hits / hits[-1], hits / (hits + np.cumsum(negatives[::-1]))], 1)
 
@@ -159,6 +161,25 @@ def binned_error(labels: np.ndarray, p: np.ndarray, bins: np.ndarray, weights: n
     gap = member * np.asarray(p - labels, np.float64)[:, None]  # (num, bins)
     weights = np.ones(len(p)) if weights is None else weights
     return divided(np.abs(weights @ gap).sum(-1), weights.sum(-1))
+
+
+def beside_perfect(
+    metric: Metric, error: Callable[[np.ndarray], np.ndarray], p: np.ndarray, groups: np.ndarray
+) -> Metric:
+    """A calibration error beside the middle 95 % of those of perfect probabilities: chance makes every distance larger,
+    so that no interval of the value would hold 0.
+
+    Args:
+        error: takes labels, (num,), as drawn from the probabilities.
+        p: (num,) of the outcome, or (num, num_classes).
+        groups: (num,) of rows that have one random number in common, as they are not independent.
+    """
+    place, rng = np.unique(groups, return_inverse=True)[1], np.random.default_rng(0)
+    below = np.cumsum(p, 1)[:, :-1] if p.ndim > 1 else 1 - p[:, None]
+    each = (rng.random(place.max() + 1)[place] for _ in range(NUM_RESAMPLES))
+    errors = [error((chance[:, None] >= below).sum(1)) for chance in each]
+    low, high = np.percentile(errors, TAILS)
+    return replace(metric, low=np.nan, high=np.nan, note=f"perfect probabilities: {written(low)} to {written(high)}")
 
 
 def class_calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -246,6 +267,34 @@ def _logit(p: np.ndarray) -> np.ndarray:
 
 
 # --------------------------------------------------------------------------- survival
+
+
+def uncensored_weights(durations: np.ndarray, known: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
+    """Number of patients that each of known outcome by a horizon stands for, (..., num); 0 for the others.
+
+    It is the inverse of the probability of not being censored until then, by Kaplan and Meier. Weighted so, the share
+    with the outcome equals the estimate of Aalen and Johansen, and measures of a probability are, but for chance, those
+    that all outcomes would give if censoring says nothing of the patient. Not a number where the last patient is
+    censored, as nobody tells then what comes until the horizon.
+
+    Args:
+        durations: (num,) time to the outcome, to a competing event, or to the end of observation.
+        known: (num,) bool; false for patients censored before the horizon.
+        weights: (..., num), as in `auroc`; the measures take the result in their place.
+
+    Graf et al. (1999), "Assessment and comparison of prognostic classification schemes for survival data"; Uno et al.
+    (2007), "Evaluating prediction rules for t-year survivors with censored regression models"; with competing events
+    Schoop et al. (2011), "Quantifying the predictive accuracy of time to event models in the presence of competing
+    risks".
+    """
+    order = np.lexsort((~known, durations))  # at one time outcomes come before the ends of observation
+    counts = (np.ones(len(order)) if weights is None else weights)[..., order]
+    at_risk = np.cumsum(counts[..., ::-1], -1)[..., ::-1]
+    leaves = np.divide(counts, at_risk, out=np.zeros_like(counts), where=(counts > 0) & ~known[order])
+    stays = np.cumprod(1 - leaves, -1)
+    found = np.empty_like(counts)
+    found[..., order] = np.divide(counts, stays, out=np.zeros_like(counts), where=(counts > 0) & known[order])
+    return found + np.where(stays[..., -1:] > 0, 0, np.nan)
 
 
 def concordance(

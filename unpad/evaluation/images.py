@@ -15,12 +15,13 @@ from unpad.data.rows import read_classes
 from unpad.data.sources.images import read_bytes
 from unpad.data.sources.split import Split
 from unpad.evaluation.attention_maps import maps_of_image
-from unpad.evaluation.binary import NUM_BINS, binned_error
+from unpad.evaluation.binary import NUM_BINS, beside_perfect, binned_error
 from unpad.evaluation.classes import ClassPredictions, predict, rows
 from unpad.evaluation.classes import held_out as held_out
 from unpad.evaluation.family import HeldOutInputs, Numbers, TrainedModel, evenly
 from unpad.evaluation.metrics import Metric, NewFacts, exact_share, mean_of, measured, ratio
-from unpad.evaluation.rows import Evaluation
+from unpad.evaluation.rows import Evaluation, ExampleRows
+from unpad.evaluation.simple import MOST_PIXELS, Guesses, Looks, classify, of_rows, sampled, thumbnails
 from unpad.inference.images import ReadImage, classify_images, read_image
 from unpad.inference.loaded import LoadedRun
 from unpad.run.report.attention import has_attention, keep_attention
@@ -61,6 +62,21 @@ def keepsakes(ended: TrainedModel[ImageData]) -> None:
         keep_attention(ended.folder, ended.step, maps)
 
 
+def simple(training: ImageData, over: Measuring[ImageData], rows: ExampleRows) -> list[Guesses]:
+    """Classes by small squares and colours of pictures."""
+    rows_of = [(training, np.flatnonzero(training.table.split == part)) for part in (Split.TRAIN, Split.HOLDOUT)]
+    chosen, looks = list[np.ndarray](), list[Looks]()
+    for data, ids in (*rows_of, (over.data, over.seq_ids)):
+        sizes = np.array([data.examples[i].height * data.examples[i].width for i in ids.tolist()])
+        chosen.append(sampled(ids, sizes, MOST_PIXELS))
+        looks.append(thumbnails([data.album.picture(i) for i in chosen[-1].tolist()]))
+    trained, valid, asked = chosen
+    method, classes = classify(looks[0], training.labels[trained], looks[1], training.labels[valid], looks[2])
+    right = np.full(len(over.seq_ids), np.nan)
+    right[np.isin(over.seq_ids, asked)] = classes == over.data.labels[asked]
+    return [Guesses("accuracy", of_rows(method, trained, rows_of[0][1]), {"right": right})]
+
+
 def summarise(
     predictions: ClassPredictions, classes: tuple[str, ...], groups: np.ndarray | None = None
 ) -> dict[str, Metric]:
@@ -88,9 +104,15 @@ def summarise(
         mean: np.ndarray = np.nanmean(recalls, 0)  # a resample may lack a class
         return mean
 
-    metrics["balanced_accuracy"] = exact_share(measured(balanced, num, groups), min(num_groups))  # of the rarest class
+    metrics["balanced_accuracy"] = exact_share(
+        measured(balanced, num, groups, share=True), min(num_groups)
+    )  # of the rarest class
     metrics["loss"] = mean_of(predictions.nll, groups)
-    metrics["calibration_error"] = measured(partial(binned_error, right, confidence, _bins(confidence)), num, groups)
+    bins = _bins(confidence)
+    error = measured(partial(binned_error, right, confidence, bins), num, groups)
+    metrics["calibration_error"] = beside_perfect(
+        error, lambda drawn: binned_error(drawn, confidence, bins), confidence, groups
+    )
     for place, mine in zip(present, members, strict=True):
         of_class = partial(ratio, right * mine, mine)
         metrics[f"accuracy_{classes[place]}"] = measured(of_class, num, groups, counted=mine, share=True)

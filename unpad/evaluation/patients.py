@@ -117,7 +117,7 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
     if patients.gives_probability(over.model):
         predictions = patients.predict(over)
         if predictions.known.any():
-            return _judged(predictions.only(predictions.known))
+            return _judged(predictions)
         terms = [name for name in terms if name != "classification"]
     sums = _term_sums(over)
     for name in terms:
@@ -128,19 +128,20 @@ def held_out(over: Measuring[EventData]) -> HeldOut:
     raise SourceError(what, where="data.holdout", fix="hold out others, or give one of these losses a weight")
 
 
-def _judged(known: patients.PatientPredictions) -> HeldOut:
-    """`held_out` by patients of known outcome."""
-    rows, loss, why = outcome_rows(known, True, False), float(known.nll.mean()), dict[str, str]()
+def _judged(predictions: patients.PatientPredictions) -> HeldOut:
+    """`held_out` by patients of whom some have a known outcome."""
+    rows, loss, why = outcome_rows(predictions, True, False), float(predictions.nll.mean()), dict[str, str]()
     values = {"loss": loss}
-    for name in ("accuracy", "auroc") if known.classes else ("auroc", "average_precision", "brier"):
+    for name in ("accuracy", "auroc") if predictions.classes else ("auroc", "average_precision", "brier"):
         measure = rows.measures[name]
-        value = float(measure.of(rows.columns, None))
+        columns = rows.only(measure.has(rows.columns)).columns
+        value = float(measure.of(columns, None))
         if not np.isnan(value):
             values[name] = value
         elif isinstance(measure, example_rows.Ranked) and measure.finish is not None:
-            why[name] = measure.finish(refused(len(known.labels), ""), rows.columns).note
+            why[name] = measure.finish(refused(len(columns["label"]), ""), columns).note
     # Independent targets: their number says how far chance may move the loss.
-    return HeldOut(loss, values, len(np.unique(known.patient)), why)
+    return HeldOut(loss, values, len(np.unique(predictions.patient[predictions.known])), why)
 
 
 @torch.no_grad()
@@ -282,33 +283,59 @@ def _known_only(values: np.ndarray, known: np.ndarray) -> np.ndarray:
 class _Over(NamedTuple):
     """What measures take of the rows that have a column: calling it makes one.
 
+    Those of labels by a horizon also take the patients who were censored before it, and weigh the others for them.
+
     Args:
         inputs: arrays that the measure takes before the weights.
         why: reason why a measure does not exist, given these.
     """
 
-    needs: str
+    needs: tuple[str, ...]
     inputs: Callable[[example_rows.Columns], tuple[np.ndarray, ...]]
     why: Callable[..., str]
 
     def __call__(
-        self, measure: Callable[..., np.ndarray], limit: Callable[..., Metric] | None = None, **how: bool
+        self,
+        measure: Callable[..., np.ndarray],
+        limit: Callable[..., Metric] | None = None,
+        *,
+        beside_perfect: bool = False,
+        **how: bool,
     ) -> example_rows.Ranked:
         """A measure; `limit` gives its metric exact limits, from it, the patient of every row, and the inputs."""
 
         def finish(metric: Metric, rows: example_rows.Columns) -> Metric:
+            known = example_rows.having(rows, self.needs[0])
+            metric = replace(metric, num_censored=int(np.sum(~known)) or None)
             if np.isnan(metric.value):
-                return refused(metric.num, self.why(*self.inputs(rows)), metric.num_groups)
-            return metric if limit is None else limit(metric, rows[example_rows.GROUP], *self.inputs(rows))
+                ends = _weights(rows, known, np.ones(len(known)))
+                why = NEVER if np.isnan(ends).any() else self.why(*(column[known] for column in self.inputs(rows)))
+                return replace(metric, low=np.nan, high=np.nan, note=why)
+            patient = rows[example_rows.GROUP]
+            if beside_perfect:
+                p, weights = self.inputs(rows)[1], _weights(rows, known, np.ones(len(known)))
+                return binary.beside_perfect(metric, lambda drawn: measure(drawn, p, weights), p, patient)
+            inputs = (column[known] for column in (patient, *self.inputs(rows)))
+            return metric if limit is None else limit(metric, *inputs)
 
         def of(rows: example_rows.Columns, weights: np.ndarray | None) -> np.ndarray:
-            return measure(*self.inputs(rows), weights)
+            known = example_rows.having(rows, self.needs[0])
+            counts = np.ones(len(known)) if weights is None else weights
+            return measure(*self.inputs(rows), _weights(rows, known, counts))
 
         return example_rows.Ranked(self.needs, of, finish, **how)
 
 
+NEVER = "nobody is observed until the horizon"
+
+
+def _weights(rows: example_rows.Columns, known: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """Weights for a measure of the known rows, by which they stand for the others."""
+    return weights if known.all() else binary.uncensored_weights(rows["duration"], known, weights)
+
+
 def _outcome(rows: example_rows.Columns) -> tuple[np.ndarray, np.ndarray]:
-    return rows["label"].astype(np.int64), rows["probability"]
+    return (rows["label"] == 1).astype(np.int64), rows["probability"]
 
 
 def _why_no_outcome(labels: np.ndarray, p: np.ndarray, otherwise: str = "the fit does not converge") -> str:
@@ -326,15 +353,17 @@ def _in_pairs(metric: Metric, patient: np.ndarray, labels: np.ndarray, p: np.nda
 
 
 LOSS = example_rows.Ratio("loss", "num_targets")
-_OF_LABEL = _Over("label", _outcome, _why_no_outcome)
+_OF_LABEL = _Over(("label", "observed"), _outcome, _why_no_outcome)
 OF_OUTCOME: example_rows.Measures = {
-    "auroc": _OF_LABEL(binary.auroc, _in_pairs),
-    "average_precision": _OF_LABEL(binary.average_precision, lambda metric, *_: binary.one_sided_precision(metric)),
+    "auroc": _OF_LABEL(binary.auroc, _in_pairs, share=True),
+    "average_precision": _OF_LABEL(
+        binary.average_precision, lambda metric, *_: binary.one_sided_precision(metric), share=True
+    ),
     "prevalence": _OF_LABEL(lambda labels, p, weights: ratio(labels, None, weights), share=True),
     "brier": _OF_LABEL(binary.brier, share=True),
     "accuracy": _OF_LABEL(binary.accuracy, share=True),
     "loss": LOSS,
-    "calibration_error": _OF_LABEL(binary.calibration_error, biased=True),
+    "calibration_error": _OF_LABEL(binary.calibration_error, beside_perfect=True),
     "calibration_slope": _OF_LABEL._replace(why=_why_no_slope)(binary.calibration_slope),
     "calibration_intercept": _OF_LABEL(binary.calibration_intercept),
 }
@@ -357,7 +386,7 @@ def _of_classes(classes: Sequence[str]) -> example_rows.Measures:
             labels, p = inputs(rows)
             return labels == place, p[:, place]
 
-        return _Over("label", against_rest, lambda mine, p: ONE_CLASS if mine.any() else NOBODY)
+        return _Over(("label",), against_rest, lambda mine, p: ONE_CLASS if mine.any() else NOBODY)
 
     def rarest(metric: Metric, patient: np.ndarray, labels: np.ndarray, p: np.ndarray) -> Metric:
         pairs = [binary.num_pairs(labels == place, patient) for place in np.unique(labels)]
@@ -366,15 +395,15 @@ def _of_classes(classes: Sequence[str]) -> example_rows.Measures:
     def commonest(labels: np.ndarray, p: np.ndarray, weights: np.ndarray) -> np.ndarray:
         return ratio(labels == np.bincount(labels).argmax(), None, weights)
 
-    of_all = _Over("label", inputs, lambda labels, p: ONE_CLASS)
+    of_all = _Over(("label",), inputs, lambda labels, p: ONE_CLASS)
     return {
-        "auroc": of_all(binary.mean_auroc, rarest),
+        "auroc": of_all(binary.mean_auroc, rarest, share=True),
         "accuracy": example_rows.Ratio("right", "num_targets", share=True),
         "commonest_class": of_all(commonest, share=True),
-        "brier": of_all(binary.class_brier),
+        "brier": of_all(binary.class_brier, positive=True),
         "loss": LOSS,
-        "calibration_error": of_all(binary.class_calibration_error, biased=True),
-        **{f"auroc_{name}": of_one(place)(binary.auroc, _in_pairs) for place, name in enumerate(classes)},
+        "calibration_error": of_all(binary.class_calibration_error, beside_perfect=True),
+        **{f"auroc_{name}": of_one(place)(binary.auroc, _in_pairs, share=True) for place, name in enumerate(classes)},
     }
 
 
@@ -392,7 +421,7 @@ def _of_times(risk: str, name: str = "outcome") -> example_rows.Ranked:
         return binary.exact_concordance(metric, waits, came, patient)
 
     why = f"no {name} came before another patient's observation ended"
-    return _Over("observed", inputs, lambda *_: why)(binary.concordance, limit)
+    return _Over(("observed",), inputs, lambda *_: why)(binary.concordance, limit, share=True)
 
 
 def _of_cause(name: str, horizon: np.float32) -> example_rows.Measures:
@@ -406,9 +435,9 @@ def _of_cause(name: str, horizon: np.float32) -> example_rows.Measures:
     def why(came: np.ndarray, p: np.ndarray) -> str:
         return f"{'all patients have' if came.all() else 'no patient has'} {name} by the horizon"
 
-    by_horizon = _Over("label", inputs, why)
+    by_horizon = _Over(("label", "observed"), inputs, why)
     return {
-        f"auroc_{name}": by_horizon(binary.auroc, _in_pairs),
+        f"auroc_{name}": by_horizon(binary.auroc, _in_pairs, share=True),
         f"concordance_{name}": _of_times(p, name),
         f"brier_{name}": by_horizon(binary.brier, share=True),
     }
@@ -453,20 +482,23 @@ def describe(predictions: patients.PatientPredictions) -> dict[str, Any]:
         confusion = np.zeros((len(known.classes), len(known.classes)), np.int64)
         np.add.at(confusion, (labels, known.chosen), 1)
         return {"classes": list(known.classes), "confusion": confusion.tolist()}
+    timed = predictions.only(predictions.known | ~np.isnan(predictions.durations))
+    weights = np.nan_to_num(binary.uncensored_weights(timed.durations, timed.known)[timed.known], nan=1.0)
     bins = binary.calibration_bins(p)
     calibration = []
     for b in np.unique(bins):
-        mine, num = labels[bins == b].mean(), len(np.unique(known.patient[bins == b]))
+        here = bins == b
+        mine, num = ratio(labels[here], None, weights[here]), len(np.unique(known.patient[here]))
         middle, reach = mine + Z**2 / (2 * num), Z * np.sqrt(mine * (1 - mine) / num + Z**2 / (4 * num**2))
         low, high = (middle - reach) / (1 + Z**2 / num), (middle + reach) / (1 + Z**2 / num)
-        point = {"predicted": p[bins == b].mean(), "observed": mine, "low": low, "high": high}
+        point = {"predicted": ratio(p[here], None, weights[here]), "observed": mine, "low": low, "high": high}
         calibration.append({name: round(float(value), 6) for name, value in point.items()} | {"patients": num})
     if not 0 < labels.mean() < 1:  # curves need both outcomes
         return {"calibration": calibration}
     return {
         "calibration": calibration,
-        "roc": _thin(binary.roc_points(labels, p)),
-        "precision_recall": _thin(binary.precision_recall_points(labels, p)),
+        "roc": _thin(binary.roc_points(labels, p, weights)),
+        "precision_recall": _thin(binary.precision_recall_points(labels, p, weights)),
     }
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -50,33 +50,38 @@ class Ratio(NamedTuple):
 
     def metric(self, rows: Columns) -> Metric:
         """The metric of rows that count."""
-        return measured(partial(self.of, rows), len(rows[GROUP]), rows[GROUP], share=self.share)
+        positive, of_rows = bool(np.all(rows[self.total] >= 0)), partial(self.of, rows)
+        return measured(of_rows, len(rows[GROUP]), rows[GROUP], positive=positive, share=self.share)
 
 
 class Ranked(NamedTuple):
     """A metric of all rows together that have a column, groups of which are independent of each other.
 
     Args:
+        needs: columns of which a row has any; those that have the first are counted.
         of: takes the columns, and weights as those of `metrics.ratio`.
         finish: takes the metric and the columns, and returns it with the reason where it does not exist, or with exact
             limits; None leaves it as it is.
-        biased, share: as those of `metrics.measured`.
+        positive, share: as those of `metrics.measured`.
     """
 
-    needs: str
+    needs: tuple[str, ...]
     of: Callable[[Columns, np.ndarray | None], np.ndarray]
     finish: Callable[[Metric, Columns], Metric] | None = None
-    biased: bool = False
+    positive: bool = False
     share: bool = False
 
     def has(self, rows: Columns) -> np.ndarray:
         """Rows that count, (num_rows,) bool."""
-        return np.array([value is not None for value in rows[self.needs]], np.bool_)
+        has: np.ndarray = np.any([having(rows, name) for name in self.needs if name in rows], 0)
+        return has
 
     def metric(self, rows: Columns) -> Metric:
         """The metric of rows that count."""
         of_rows, groups = partial(self.of, rows), rows[GROUP]
-        metric = measured(of_rows, len(groups), groups, biased=self.biased, share=self.share)
+        counted = having(rows, self.needs[0])
+        how = {"positive": self.positive, "share": self.share}
+        metric = measured(of_rows, len(groups), groups, counted=counted, **how)
         return metric if self.finish is None else self.finish(metric, rows)
 
 
@@ -126,6 +131,7 @@ class Evaluation:
         drawn: `evaluation.json` for the run's page; None leaves the run as it is.
         rows: the rows that were measured; None for a family without them.
         facts: of new data what sets it apart from the training data, for programs, by name.
+        simple: of a metric that a simple method has: its name, the difference, and a sentence that judges by it.
     """
 
     metrics: dict[str, Metric]
@@ -133,6 +139,21 @@ class Evaluation:
     drawn: dict[str, object] | None = None
     rows: ExampleRows | None = None
     facts: dict[str, object] = field(default_factory=dict)
+    simple: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def judgement(self) -> list[str]:
+        """Sentences on the model beside simple methods."""
+        return [one["sentence"] for one in self.simple.values()]
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """Values of the metrics, by name."""
+        return {name: metric.to_json() | self.simple.get(name, {}) for name, metric in self.metrics.items()}
+
+
+def having(rows: Columns, name: str) -> np.ndarray:
+    """Rows with a value in a column of objects, (num_rows,) bool."""
+    return np.array([value is not None for value in rows[name]], np.bool_)
 
 
 def objects(values: Sequence[object]) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from unpad.evaluation.family import check_new, measures_of
 from unpad.evaluation.metrics import Metric, NewFacts, too_good
 from unpad.evaluation.quantized import against_original
 from unpad.evaluation.rows import Evaluation, ExampleRows, write_rows
+from unpad.evaluation.simple import Guesses, beside
 from unpad.inference.embed import moved
 from unpad.inference.loaded import LoadedRun, load
 from unpad.recipes.data import Source
@@ -28,6 +29,7 @@ from unpad.run.report.history import METRICS, load_metrics
 from unpad.run.report.page import EVALUATION, write_report
 from unpad.run.report.samples import keep_evaluation
 from unpad.storage import write_atomic
+from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
 
 
@@ -70,8 +72,8 @@ def evaluate_run(
 
     Of the run's own data the evaluation covers the kinds that the last stage trained on; `evaluation/<family>.py` has
     the metrics. Every metric names its part, and those of the part by which the weights were chosen say of how many
-    evaluations they are the best. Metrics of valid and test are added to `evaluations.jsonl`; what the page draws of
-    them is written to `evaluation.json`.
+    evaluations they are the best; `simple_X` is X of a simple method. Metrics of valid and test are added to
+    `evaluations.jsonl`; what the page draws of them is written to `evaluation.json`.
 
     Args:
         num_shown: number of examples to show with the model's output.
@@ -89,9 +91,15 @@ def evaluate_run(
         DiskError: a file cannot be written.
     """
     if data is not None:
-        of_new = evaluate_new(run, num_shown, part, data, rows)
-        return of_new.metrics, of_new.lines
-    scored = score(run, num_shown, part)
+        evaluation = evaluate_new(run, num_shown, part, data, rows)
+    else:
+        evaluation = evaluate_own(run, num_shown, part, rows)
+    return evaluation.metrics, evaluation.lines
+
+
+def evaluate_own(run: str, num_shown: int = 0, part: str | None = None, rows: Path | None = None) -> Evaluation:
+    """Evaluate a part of a run's own data, and keep what was measured in the run; see `evaluate_run`."""
+    scored = score(run, num_shown, part, simply=True)
     loaded, part, evaluation = scored.loaded, scored.part, scored.evaluation
     lines = evaluation.lines
     if part != PARTS[Split.TRAIN]:
@@ -99,7 +107,7 @@ def evaluate_run(
             lines = _keep(loaded, scored.data, evaluation, part, scored.best_of)
         else:
             lines = [*lines, "not kept: the directory holds another run by now, or none"]
-    return evaluation.metrics, [*loaded.ending, *lines, *_write(rows, scored.data, evaluation, part)]
+    return replace(evaluation, lines=[*loaded.ending, *lines, *_write(rows, scored.data, evaluation, part)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,12 +127,18 @@ class ScoredRun:
     evaluation: Evaluation
 
 
-def score(run: str, num_shown: int = 0, part: str | None = None) -> ScoredRun:
-    """Evaluate a part of a run's own data, and write nothing; see `evaluate_run`."""
+def score(run: str, num_shown: int = 0, part: str | None = None, *, simply: bool = False) -> ScoredRun:
+    """Evaluate a part of a run's own data, and write nothing; see `evaluate_run`.
+
+    Args:
+        simply: whether to put a simple method beside the model, on rows that neither trained on.
+    """
     loaded = load(run)
     measured = run_id(loaded.folder)
     refuse_without_data(loaded.recipe, loaded.folder, f"measure it on yours: unpad eval {run} --data FILE")
-    own_data = _own_data(loaded)  # also for the test part: data that changed may have moved rows there from training
+    own_data = training = _own_data(
+        loaded
+    )  # also for the test part: data that changed may have moved rows there from training
     part = part or (PARTS[Split.TEST] if own_data.table.num_test else PARTS[Split.HOLDOUT])
     if part == PARTS[Split.TEST] and own_data.table.num_test:
         own_data = loaded.test_data()
@@ -136,7 +150,8 @@ def score(run: str, num_shown: int = 0, part: str | None = None) -> ScoredRun:
     if not len(seq_ids):
         raise _no_rows(part)
     best_of = _checks(loaded) if part == PARTS[Split.HOLDOUT] else None
-    evaluation = _measure(loaded, own_data, seq_ids, num_shown, part, best_of)
+    learnt = training if simply and part != PARTS[Split.TRAIN] else None
+    evaluation = _measure(loaded, own_data, seq_ids, num_shown, part, best_of, learnt)
     return ScoredRun(loaded, measured, own_data, part, best_of, evaluation)
 
 
@@ -174,9 +189,8 @@ def _keep(loaded: LoadedRun, data: Data, evaluation: Evaluation, part: str, best
     if evaluation.drawn is not None:
         drawn = json.dumps({**evaluation.drawn, "part": part, "best_of": best_of}, ensure_ascii=False)
         write_atomic(loaded.folder / EVALUATION, drawn, private=data.private)
-    metrics = {name: metric.to_json() for name, metric in evaluation.metrics.items()}
     try:
-        keep_evaluation(loaded.folder, loaded.step, metrics, evaluation.lines)
+        keep_evaluation(loaded.folder, loaded.step, evaluation.to_json(), evaluation.lines)
         write_report(loaded.folder)
     except (DiskError, SourceError) as error:  # the run may be read-only, or without its metrics
         return [*evaluation.lines, f"not shown on the run's page: {error.what}"]
@@ -201,24 +215,33 @@ def evaluate_new(
         raise SourceError(f"no row declares the part {part}", where=str(path), fix="leave --split out to measure all")
     name = str(path) if part is None else f"{path}, {part}"
     unknown = check_new(new, path)
-    near, known = _near_training(loaded, new, seq_ids), _known(loaded, new, seq_ids)
+    training = _training(loaded)
+    near, known = _near_training(training, new, seq_ids), _known(loaded, new, seq_ids)
     lines = [*loaded.ending, *new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
     facts |= {"bad_rows": len(new.bad_rows)} if new.bad_rows else {}
-    evaluation = _measure(loaded, new, seq_ids, num_shown, name, None)
+    evaluation = _measure(loaded, new, seq_ids, num_shown, name, None, None if isinstance(training, str) else training)
     lines += [*(line for line in evaluation.lines if line not in lines), *_write(rows, new, evaluation, name)]
     return replace(evaluation, lines=lines, facts=facts)
 
 
-def _near_training(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NearDuplicates | None:
+def _training(loaded: LoadedRun) -> Data | str:
+    """The data that a run was trained on, or why it cannot be read."""
+    try:
+        return loaded.data()
+    except (DiskError, RecipeError, SourceError) as error:  # the run may be used without its data
+        where = f" ({error.where})" if error.where else ""
+        return f"the run's own data cannot be read{where}: {error.what}"
+
+
+def _near_training(training: Data | str, new: Data, seq_ids: np.ndarray) -> NearDuplicates | None:
     """Near-duplicates of the run's training rows among new rows; None for a family that is not compared."""
     if not new.compares:
         return None
     try:
-        return new.near_training(loaded.data(), seq_ids)
-    except (DiskError, RecipeError, SourceError) as error:  # the run may be used without its data
-        where = f" ({error.where})" if error.where else ""
-        return not_compared("rows", f"the run's own data cannot be read{where}: {error.what}")
+        return not_compared("rows", training) if isinstance(training, str) else new.near_training(training, seq_ids)
+    except (DiskError, SourceError) as error:
+        return not_compared("rows", f"the run's own data cannot be read: {error.what}")
 
 
 def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
@@ -246,9 +269,19 @@ def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
 
 
 def _measure(
-    loaded: LoadedRun, data: Data, seq_ids: np.ndarray, num_shown: int, part: str, best_of: int | None
+    loaded: LoadedRun,
+    data: Data,
+    seq_ids: np.ndarray,
+    num_shown: int,
+    part: str,
+    best_of: int | None,
+    training: Data | None = None,
 ) -> Evaluation:
-    """Measure the model, and name the part in every metric that does not name one itself."""
+    """Measure the model, and name the part in every metric that does not name one itself.
+
+    Args:
+        training: what a simple method learns from, which is then measured beside the model; None for no such method.
+    """
     over = Measuring(loaded.model, data, seq_ids, loaded.recipe.plan)
     evaluation = measures_of(data.family).evaluate(loaded, over, num_shown)
     if loaded.quantized is not None:
@@ -261,7 +294,29 @@ def _measure(
     }
     warning = too_good(metrics)
     lines = [f"warning: {warning}: unpad doctor {loaded.folder}"] if warning else []
-    return replace(evaluation, metrics=metrics, lines=[*lines, *evaluation.lines])
+    evaluation = replace(evaluation, metrics=metrics, lines=[*lines, *evaluation.lines])
+    return evaluation if training is None else _beside(evaluation, training, over, part)
+
+
+def _beside(evaluation: Evaluation, training: Data, over: Measuring[Data], part: str) -> Evaluation:
+    """Add what a simple method gets on the same rows, below each measure that it has."""
+    guess: Callable[..., list[Guesses]] | None = getattr(measures_of(over.data.family), "simple", None)
+    if guess is None or evaluation.rows is None:
+        return evaluation
+    with progress("measuring a simple method"):
+        simple = {
+            one.measure: one
+            for guesses in guess(training, over, evaluation.rows)
+            if (one := beside(evaluation.rows, guesses)) is not None
+        }
+    metrics = dict[str, Metric]()
+    for name, metric in evaluation.metrics.items():
+        metrics[name] = metric
+        if name in simple:
+            metrics[f"simple_{name}"] = replace(simple[name].theirs, part=part)
+    return replace(
+        evaluation, metrics=metrics, simple={f"simple_{name}": one.to_json() for name, one in simple.items()}
+    )
 
 
 def _checks(loaded: LoadedRun) -> int | None:

@@ -135,8 +135,9 @@ def summarise_sets(scores: SetScores, names: Sequence[str], groups: np.ndarray |
     columns, metrics = set_columns(scores, names), dict[str, Metric]()
     for name in (name for name in columns if not name.startswith("num_")):
         measure, counted = partial(ratio, columns[name], columns[f"num_{name}"]), columns[f"num_{name}"] > 0
-        share = name.startswith(SHARES)
-        metrics[name] = measured(measure, scores.num_patients, groups, counted=counted, share=share)
+        is_share = name.startswith(SHARES)
+        how = {"positive": not is_share, "share": is_share}
+        metrics[name] = measured(measure, scores.num_patients, groups, counted=counted, **how)
     return metrics
 
 

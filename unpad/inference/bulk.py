@@ -23,16 +23,18 @@ from unpad.data.pictures.album import seen_pictures
 from unpad.data.sources import chat
 from unpad.data.sources.bad_rows import MAX_SHOWN
 from unpad.data.sources.chat import CONTEXTS, FIELDS, messages_of, refuse_order, with_system
-from unpad.data.sources.example import BadRow, place_of
-from unpad.data.sources.faults import FIXES, RowFault, missing
+from unpad.data.sources.example import BadRow, Unread, place_of
+from unpad.data.sources.faults import FIXES, FieldFault, RowFault, missing
 from unpad.data.sources.fields import MESSAGES, REQUESTS
 from unpad.data.sources.files import FORMATS, SourceFile
 from unpad.data.sources.images import ImageExample
 from unpad.data.sources.reader import OPTIONAL, read, reading
 from unpad.data.sources.row import Row, are_messages, is_blank
+from unpad.data.sources.unread import count_unread
+from unpad.data.sources.vqa import FIELDS as QUESTION_FIELDS
 from unpad.data.sources.vqa import asked
 from unpad.data.tokens.encode import encode_prompt
-from unpad.data.vqa import question_about_all
+from unpad.data.vqa import questions_about
 from unpad.errors import Interrupted, RecipeError, RunInUseError, SourceError
 from unpad.inference.engine import Collected, Engine, Request, check, token_lists
 from unpad.inference.generate import PIECE, ROWS, Continuing
@@ -151,13 +153,14 @@ class Written:
     """Lines of a file of answers.
 
     Args:
-        summary: what was done, for the terminal.
+        summary: what was done, for the terminal; unread: a line on the fields that nobody read, if there are any.
         before: lines that it had already; faults: those without an answer.
     """
 
     summary: str
     before: int
     faults: int
+    unread: Sequence[str] = ()
 
 
 def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = False) -> Written:
@@ -178,11 +181,13 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
     if settings.beams > 1:
         raise RecipeError("a file is answered without beams", where=where, fix="give beams=1")
     example, precision = 'write JSON lines such as {"prompt": "..."}', generation_precision(settings)
-    table = table_file(path)
+    table, unread = table_file(path), Unread()
 
     def ask(number: int, row: Row) -> tuple[dict[str, Any], Ask]:
         try:
             prompt = _prompt(run, row, strictly=table.format == "jsonl")
+            if row.doubts:
+                raise FieldFault(row.doubts)
             check(run.generator, [prompt.ids], settings)
         except RecipeError as error:
             raise RowFault("E_CONTEXT", error.what, error.fix) from None
@@ -191,16 +196,23 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
 
     def prompts() -> Iterator[AskedRow]:
         lines = run.recipe.data.model_copy(update={"separator": "\n"})
-        return rows_of(path, read(table, lines, _requests(run), (*FIELDS, "id")), example, ("id",), ask)
+        rows = read(table, lines, _requests(run), (*FIELDS, "id"))
+        return rows_of(path, rows, example, ("id",), ask, unread, _known(run))
 
     engine = Engine(run.generator, precision=precision, piece=PIECE, rows=ROWS)
     made_by = digest_of(run, settings, precision, same_seed)
-    return answer_rows(Bulk(path, "prompts", example, prompts, engine, made_by, stops(run)), out)
+    written = answer_rows(Bulk(path, "prompts", example, prompts, engine, made_by, stops(run)), out)
+    return replace(written, unread=tuple(unread.lines()))
 
 
 def _requests(run: LoadedRun) -> tuple[str, ...]:
     """Fields that may hold the request of a row, those that the sources of the run name first."""
     return (*(source.prompt for source in run.recipe.data.chat if source.prompt), *REQUESTS, *MESSAGES)
+
+
+def _known(run: LoadedRun) -> set[str]:
+    """Fields that rows of prompts may have, those that they train with included."""
+    return {*PROMPT_FIELDS, *_requests(run), *(source.reply or "" for source in run.recipe.data.chat)}
 
 
 def stops(run: LoadedRun) -> bool:
@@ -228,21 +240,20 @@ def _prompt(run: LoadedRun, row: Row, strictly: bool) -> Prompt:
     """
     if type(row.value) is str:
         return run.prompt(row.value)
-    known = {*PROMPT_FIELDS, *_requests(run), *(source.reply for source in run.recipe.data.chat)}
-    if unknown := [name for name in row.names if strictly and name not in known]:
+    if unknown := [name for name in row.names if strictly and name not in _known(run)]:
         fix = "leave it out; a row has prompt, system, messages, id, and settings are of the command"
         raise RowFault("E_TYPE", f"unknown field {json.dumps(unknown[0], ensure_ascii=False)}", fix)
     row.leave_out({name for source in run.recipe.data.chat for name in source.ignore})
     named = [name for name in _requests(run)[: -len(REQUESTS + MESSAGES)] if name in row]
     request = named[0] if named else row.one_of((*REQUESTS, *MESSAGES), "a request")
     if request is None:
-        raise missing(("prompt", "messages"), row.names)
+        raise missing(("prompt", "messages"), row.value)
     if not reads_chat(run.recipe, run.tokenizer):
         if [name for name in (*CONTEXTS, "history") if not is_blank(row.get(name))] or are_messages(row[request]):
             raise RowFault("E_TYPE", "the run was trained on no conversations", 'give it rows with "prompt" alone')
         return run.prompt(row.text(request), row.text("system") if row.get("system") else "")
     is_talk = request in MESSAGES
-    turns = with_system(row, messages_of(row[request], f'"{request}"') if is_talk else chat.asked(row, request))
+    turns = with_system(row, messages_of(row, row[request], f'"{request}"') if is_talk else chat.asked(row, request))
     refuse_order([turn.role for turn in turns])
     if not turns or turns[-1].role != "user":
         raise RowFault("E_ROLE", "the last message is not of the user", "end with the user's message")
@@ -283,9 +294,11 @@ def answer_questions(run: LoadedRun, path: Path, out: Path, *, stops: bool = Fal
 
     def questions() -> Iterator[AskedRow]:
         rows = read(table_file(path), run.recipe.data, ("image",), ("question", "caption", "id"))
-        return rows_of(path, rows, example, ("id", "image"), ask)
+        return rows_of(path, rows, example, ("id", "image"), ask, unread, (*QUESTION_FIELDS, *OPTIONAL))
 
-    return answer_rows(questions_to(run, path, example, questions, stops), out)
+    unread = Unread()
+    written = answer_rows(questions_to(run, path, example, questions, stops), out)
+    return replace(written, unread=tuple(unread.lines()))
 
 
 def questions_to(run: LoadedRun, path: Path, example: str, rows: Callable[[], Iterator[AskedRow]], stops: bool) -> Bulk:
@@ -310,7 +323,7 @@ def ask_question(
             raise RowFault(image.code, image.what, image.fix)
         images.append(image)
     with held():  # the work on one row is no progress of its own
-        batch = question_about_all(run.recipe, run.tokenizer, images, question).prompts([0])
+        batch = questions_about(run.recipe, run.tokenizer, images, question, together=True).prompts([0])
     try:
         check(run.generator, token_lists(batch), greedy(run))
     except RecipeError as error:
@@ -342,6 +355,8 @@ def rows_of(
     example: str,
     repeated: Sequence[str],
     ask: Callable[[int, Row], tuple[dict[str, Any], Callable[[], T]]],
+    unread: Unread | None = None,
+    known: Iterable[str] = (),
 ) -> Iterator[BulkRow[T]]:
     """Yield the rows of a file.
 
@@ -349,7 +364,10 @@ def rows_of(
         repeated: fields that answers repeat as they are.
         ask: from the number of the row and the row: further fields that its answer repeats, and its request; or
             RowFault.
+        unread: counts the fields that nobody reads; known: those that may stand beside what is read.
     """
+    if unread is not None:
+        unread.clear()
     with reading(path):
         for number, row in enumerate(rows):
             if isinstance(row, BadRow):
@@ -361,6 +379,10 @@ def rows_of(
             except RowFault as fault:
                 yield BulkRow.bad(row.where, given, fault, example)
             else:
+                if unread is not None:
+                    for name in known:
+                        row.get(name)
+                    count_unread(unread, row)
                 yield BulkRow(row.where, given | more, request)
 
 

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 
 from unpad.batching.batch import RaggedBatch, from_prompts
 from unpad.batching.layout import Layout
-from unpad.data.tokens.tokenizer import Tokenizer
+from unpad.data.tokens.tokenizer import Tokenizer, spelling
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, UnpadError, needs_memory
 from unpad.models.contract import Generates
 from unpad.nn.cache import CachedRow, KeyValueCache, cut_step
@@ -50,6 +50,7 @@ class Request:
         prompt: token ids; or a batch of one prompt with images among its tokens.
         stop_ids: tokens that end an answer and are not part of it.
         banned: ids that are never generated.
+        spelling: (states, vocab_size) int8, of `spelling`: an answer has no bytes that cannot follow; None: any may.
         n: number of answers; answer i draws with settings.seed + i.
         deadline: time.monotonic() at which all answers end.
         top: report log probabilities: of each token, and of so many likeliest ones.
@@ -60,6 +61,7 @@ class Request:
     settings: GenerateSettings
     stop_ids: Sequence[int]
     banned: Sequence[int] = ()
+    spelling: Tensor | None = None
     n: int = 1
     deadline: float | None = None
     top: int | None = None
@@ -200,6 +202,19 @@ def control_ids(tokenizer: Tokenizer) -> list[int]:
 def banned_ids(model: Generates, tokenizer: Tokenizer) -> list[int]:
     """Ids that are never generated: control tokens, and rows of the model without a token."""
     return [*control_ids(tokenizer), *range(tokenizer.vocab_size, model.vocab_size)]
+
+
+def spelling_of(model: Generates, tokenizer: Tokenizer) -> Tensor | None:
+    """Bytes that may follow each other, as a request has them; None if a token's bytes depend on its neighbours."""
+    return None if tokenizer.pieces is None else torch.from_numpy(spelling(tokenizer.pieces, model.vocab_size))
+
+
+def permitted(logits: Tensor, request: Request, states: Sequence[int]) -> Tensor:
+    """Scores (num_rows, vocab_size) without ids that are banned or cannot follow; `states` are those of the rows."""
+    if request.spelling is not None:
+        logits = logits.masked_fill((request.spelling[list(states)] < 0).to(logits.device), -torch.inf)
+    banned = torch.tensor(sorted(set(request.banned)), dtype=torch.int64, device=logits.device)
+    return logits.index_fill(-1, banned, -torch.inf)
 
 
 def token_limits(model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> np.ndarray:
@@ -353,6 +368,7 @@ class _Answer:
 
     Args:
         used: (vocab_size,) bool, tokens that the penalty applies to; None without one.
+        state: of the request's spelling.
     """
 
     ticket: Ticket
@@ -362,6 +378,7 @@ class _Answer:
     used: Tensor | None
     made: int = 0
     last: int = 0
+    state: int = 0
 
 
 class Engine:
@@ -745,6 +762,8 @@ class Engine:
         self.tokens_made += 1
         if answer.used is not None:
             answer.used[token] = True
+        if request.spelling is not None:
+            answer.state = int(request.spelling[answer.state, token])
         if not ticket.listener.step(_step(answer.index, token, logits, request.top)):
             self._end(ticket, answer.index, "stop")
         elif answer.made == ticket.limit:
@@ -758,8 +777,8 @@ class Engine:
 def _kind(answer: _Answer) -> tuple[float, ...]:
     """Settings of a draw: all it depends on besides scores, generator and used tokens."""
     settings = answer.ticket.request.settings
-    banned = answer.ticket.request.banned
-    return settings.temperature, settings.top_k, settings.top_p, settings.repetition_penalty, *sorted(banned)
+    banned, table = answer.ticket.request.banned, id(answer.ticket.request.spelling)
+    return settings.temperature, settings.top_k, settings.top_p, settings.repetition_penalty, table, *sorted(banned)
 
 
 def _draw(answers: list[_Answer], logits: Tensor) -> list[int | None]:
@@ -772,9 +791,7 @@ def _draw(answers: list[_Answer], logits: Tensor) -> list[int | None]:
     finite = logits.sum(-1).isfinite().tolist()
     if not all(finite):
         logits = logits.nan_to_num()
-    if request.banned:
-        banned = torch.tensor(sorted(set(request.banned)), device=logits.device)
-        logits = logits.index_fill(-1, banned, -torch.inf)
+    logits = permitted(logits, request, [answer.state for answer in answers])
     if settings.temperature <= GREEDY_BELOW:
         chosen = logits.argmax(-1).cpu()
     else:

@@ -44,6 +44,7 @@ class Continuing:
     Args:
         stops: tokens that end a sequence and are not part of it.
         banned: ids that are never generated.
+        spelling: as a request has it.
     """
 
     model: Generates
@@ -51,29 +52,31 @@ class Continuing:
     stops: Sequence[int]
     banned: Sequence[int] = ()
     precision: Precision = "fp32"
+    spelling: Tensor | None = None
 
     @staticmethod
     def of(
         model: Generates, tokenizer: Tokenizer, settings: GenerateSettings, precision: Precision = "fp32"
     ) -> "Continuing":
-        """As a tokenizer has it: up to its stop tokens, without control tokens."""
-        return Continuing(model, settings, sorted(tokenizer.stop_ids), engines.banned_ids(model, tokenizer), precision)
+        """As a tokenizer has it: up to its stop tokens, without control tokens and parts of characters."""
+        stops, banned = sorted(tokenizer.stop_ids), engines.banned_ids(model, tokenizer)
+        return Continuing(model, settings, stops, banned, precision, engines.spelling_of(model, tokenizer))
 
     def request(self, prompt: Sequence[int] | RaggedBatch, seed: int | None = None) -> Request:
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
-        return Request(prompt, settings, self.stops, self.banned)
+        return Request(prompt, settings, self.stops, self.banned, self.spelling)
 
     def all(self, prompts: Prompts, seeds: Sequence[int] | None = None) -> list[tuple[list[int], Finished]]:
         """The tokens of every continuation, and why it ended; arguments and errors as of `generate`."""
         texts = token_lists(prompts)
         engines.check(self.model, texts, self.settings)
-        if self.settings.beams > 1 and len(texts):
-            with engines.running(self.model, self.precision):
-                best = beam_search(self.model, prompts, self.settings, self.stops, self.banned)
-            limits = token_limits(self.model, texts, self.settings).tolist()
-            return [(ids, self._why(len(ids), limit)) for ids, limit in zip(best, limits, strict=True)]
         seeds = [self.settings.seed] * len(texts) if seeds is None else seeds
         requests = [self.request(text, seed) for text, seed in zip(texts, seeds, strict=True)]
+        if self.settings.beams > 1 and requests:
+            limits = token_limits(self.model, texts, self.settings).tolist()
+            with engines.running(self.model, self.precision):
+                best = beam_search(self.model, prompts, requests, limits)
+            return [(ids, self._why(len(ids), limit)) for ids, limit in zip(best, limits, strict=True)]
         answers = [Collected() for _ in requests]
         engine = Engine(self.model, precision=self.precision, piece=PIECE, rows=ROWS, keeps=False)
         if isinstance(prompts, RaggedBatch):
@@ -247,15 +250,13 @@ def _borders(stop: str) -> list[int]:
 
 
 def beam_search(
-    model: Generates, prompts: Prompts, settings: GenerateSettings, stop_ids: Sequence[int], banned: Sequence[int]
+    model: Generates, prompts: Prompts, requests: Sequence[Request], limits: Sequence[int]
 ) -> list[list[int]]:
-    """The text of highest log probability per token, EOS counted, that each prompt gets."""
-    texts = token_lists(prompts)
-    limits = token_limits(model, texts, settings).tolist()
-    most = max(len(text) + limit - 1 for text, limit in zip(texts, limits, strict=True))
+    """The text of highest log probability per token, EOS counted, that each prompt gets; at most `limits` tokens."""
+    most = max(len(text) + limit - 1 for text, limit in zip(token_lists(prompts), limits, strict=True))
     cache, hidden = engines.prefill(model, prompts, most)
-    each = zip(texts, limits, cache.rows, hidden.split(1), strict=True)
-    return [_search(model, Request(text, settings, stop_ids, banned), *one) for text, *one in each]
+    each = zip(requests, limits, cache.rows, hidden.split(1), strict=True)
+    return [_search(model, *one) for one in each]
 
 
 def _search(model: Generates, request: Request, limit: int, row: CachedRow, hidden: Tensor) -> list[int]:
@@ -269,7 +270,7 @@ def _search(model: Generates, request: Request, limit: int, row: CachedRow, hidd
     """
     width, penalty, stops = request.settings.beams, request.settings.repetition_penalty, set(request.stop_ids)
     device, cache = hidden.device, KeyValueCache([row])
-    banned = torch.tensor(sorted(set(request.banned)), dtype=torch.int64, device=device)
+    states = [0]  # (beams,), of the spelling
     used = torch.zeros(1, model.vocab_size, dtype=torch.bool, device=device)  # (beams, vocab_size)
     used[0, torch.tensor(request.prompt, device=device)] = True
     texts: list[list[int]] = [[]]  # unfinished, the likeliest first
@@ -281,7 +282,7 @@ def _search(model: Generates, request: Request, limit: int, row: CachedRow, hidd
         if not bool(logits.sum().isfinite()):
             fix = "use an earlier checkpoint, or precision fp32"
             raise NonFiniteError("the model's scores are not finite", fix=fix)
-        log_probs = logits.index_fill(-1, banned, -math.inf).double().log_softmax(-1).cpu()
+        log_probs = engines.permitted(logits, request, states).double().log_softmax(-1).cpu()
         totals = (sums[:, None] + log_probs).flatten()
         # A beam has at most this many ends, so enough of these candidates continue.
         values, places = totals.topk(min((1 + len(stops)) * width, len(totals)))
@@ -299,6 +300,8 @@ def _search(model: Generates, request: Request, limit: int, row: CachedRow, hidd
             break
         texts, sums, parents, tokens = [found[place][1] for place in live], values[live], parents[live], tokens[live]
         cache.reorder(parents)
+        if request.spelling is not None:
+            states = request.spelling[[states[beam] for beam in parents.tolist()], tokens].tolist()
         used = used[parents.to(device)].scatter(1, tokens.to(device)[:, None], True)
         hidden = engines.advance(model, cache, tokens)
     return best[1]

@@ -199,7 +199,7 @@ def _replies(run: LoadedRun, path: Path, out: Path | None, same_seed: bool) -> P
     if out is not None and lines is part:
         write_table(out, rows)
         part.unlink()
-    return Predictions(rows, "questions" if is_asked else "prompts", (), written.faults)
+    return Predictions(rows, "questions" if is_asked else "prompts", written.unread, written.faults)
 
 
 # --------------------------------------------------------------------------- from Python

@@ -343,8 +343,8 @@ def _write_tokenizer(writer: "GGUFWriter", tokenizer: Tokenizer, rows: int, temp
         CheckpointError: llama.cpp does not know such a tokenizer; names its features.
     """
     if not isinstance(tokenizer, LibraryTokenizer):
-        what = f"a tokenizer of kind {tokenizer.kind} is unpad's own, and llama.cpp does not know it"
-        raise CheckpointError(what, where=str(out), fix="train with tokenizer.kind=bpe, or export a folder")
+        what = "its words are cut as earlier versions did, and llama.cpp does not know that"
+        raise CheckpointError(what, where=str(out), fix="train again with tokenizer.kind=bpe")
     fields = json.loads(tokenizer.plain_bytes())
     model, kind = fields["model"], fields["model"].get("type")
     expression = _pattern(fields.get("pre_tokenizer"))

@@ -326,8 +326,8 @@ def _tokenizer_files(tokenizer: Tokenizer, recipe: Recipe) -> tuple[dict[str, An
     """Files of a tokenizer that was trained here, and a line on them."""
     if not isinstance(tokenizer, LibraryTokenizer):
         return {}, (
-            f"no tokenizer: kind {tokenizer.kind} is unpad's own, and no tokenizer.json holds it; "
-            "train with tokenizer.kind=bpe for one that does"
+            "no tokenizer: its words are cut as earlier versions did, and no tokenizer.json says that; "
+            "train again for one that does"
         )
     names = tokenizer.special_names()
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}

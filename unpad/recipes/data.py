@@ -408,6 +408,12 @@ class DataSettings(Section):
     3: the end of a book, one plain text of many short paragraphs, is held out."""
     separator: str = "auto"
     """End of a document in plain text; auto: <|endoftext|> if it occurs, else a blank line."""
+    join: int = Field(0, ge=0)
+    """Least bytes of a document of plain text: separators before them do not end it, so that replies go on from one
+    paragraph of a book to the next. The end of the text is held out."""
+    unwrap: bool = False
+    """Join the hard-wrapped lines of a text's paragraphs by a space, or by nothing between letters of scripts without
+    spaces; blank lines and lines before indented ones stay."""
     template: Template = Template()
     """Text around the messages of a conversation."""
     on_bad_row: Literal["stop", "quarantine"] = "stop"
@@ -442,8 +448,8 @@ class TokenizerSettings(Section):
     """Tokenizer of texts and conversations."""
 
     kind: Literal["words", "bpe", "file"] = "words"
-    """words: Chinese words; unknown ones fall back to characters and bytes. bpe: byte-level, trained on your text.
-    file: a tokenizer.json."""
+    """words: Chinese words of your text, the longest at each place, else characters and bytes. bpe: byte-level, trained
+    on your text. file: a tokenizer.json."""
     vocab_size: int = Field(8000, ge=300, le=1_000_000)
     """Maximum size of the trained vocabulary."""
     min_count: int = Field(1, ge=1)

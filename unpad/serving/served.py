@@ -23,7 +23,7 @@ from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.inference.chat import fit, room_for_reply, speaker_stops
 from unpad.inference.embed import predicts
-from unpad.inference.engine import Engine, Request, banned_ids, watch
+from unpad.inference.engine import Engine, Request, banned_ids, spelling_of, watch
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision, load
 from unpad.inference.prompts import (
@@ -144,6 +144,10 @@ class Served:
     @cached_property
     def banned(self) -> list[int]:
         return banned_ids(self.run.generator, self.run.tokenizer)
+
+    @cached_property
+    def spelling(self) -> torch.Tensor | None:
+        return spelling_of(self.run.generator, self.run.tokenizer)
 
     @cached_property
     def reads_system(self) -> bool:

@@ -198,6 +198,7 @@ class OpenRequest:
                 settings=prompted.settings,
                 stop_ids=served.stop_ids,
                 banned=served.banned,
+                spelling=served.spelling,
                 n=ask.n,
                 deadline=deadline,
                 top=ask.top if not echo or ask.top is not None else 0,

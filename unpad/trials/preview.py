@@ -2,6 +2,7 @@
 
 import gc
 import math
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -48,7 +49,7 @@ class StagePreview:
     """Table of one stage: a row and a trial per strategy, and the epochs of the recipe.
 
     Args:
-        trials: by strategy, without refused ones and those that did not fit into memory.
+        trials: by strategy, without refused ones, those that did not fit into memory, and those that were not tried.
         units: names of sequences and their tokens.
         attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
             cut, and each has one target.
@@ -251,8 +252,8 @@ class Preview:
 
     def to_json(self) -> dict[str, Any]:
         """`strategies` and `ledger` cover all stages together; `stages` holds each on its own, with null for memory and
-        time of strategies that do not fit; `auto` is the size that `plan.tokens_per_micro=auto` gives here, if the
-        recipe uses it."""
+        time of strategies that do not fit or were not tried; `auto` is the size that `plan.tokens_per_micro=auto` gives
+        here, if the recipe uses it."""
         recipe = self.setup.recipe
         stages = []
         for stage in self.stages:
@@ -320,6 +321,9 @@ def preview(
     return result
 
 
+TRIALS_SECONDS = 10.0  # of processor time, in which other strategies than the recipe's begin to be tried
+
+
 def _tried(
     setup: Setup, stage: StageSetup, transcript: Transcript, processes: Sequence[int], measures: bool
 ) -> StagePreview:
@@ -329,8 +333,15 @@ def _tried(
         seen = planned(stage)
     transcript.show([*padding_lines(seen), ""])
     transcript.show([f"{'strategy':<10}{'memory':>10}{f'{seen.epochs} ep.':>10}"], style="bold")
-    usable = [row for row in seen.rows if not row.refused]
+    usable = sorted(  # by what anyone would choose first
+        (row for row in seen.rows if not row.refused),
+        key=lambda row: (row.name != settings.strategy, row.padded_tokens),
+    )
+    ends, left = time.thread_time() + TRIALS_SECONDS, list[str]()
     for row in usable:
+        if row.name != settings.strategy and not measures and time.thread_time() > ends:
+            left.append(row.name)
+            continue
         chosen = settings.model_copy(update={"strategy": row.name})
         # Another strategy than the recipe's need not fit into memory.
         with progress(f"trying a step of {row.name}"), suppress(*[OutOfMemoryError][row.name == settings.strategy :]):
@@ -338,13 +349,17 @@ def _tried(
         if row.name not in seen.trials:
             gc.collect()
         transcript.show([trial_line(seen, row)])
+    if left:
+        transcript.show(
+            wrapped(f"not tried, as that took {TRIALS_SECONDS:.0f} s: {', '.join(left)}; --measure tries all")
+        )
     transcript.show([*_notes(seen, setup), *_memory_lines(setup, stage, seen)])
     if processes:
         with progress(f"sharing {stage.name} out"):
             names = [row.name for row in usable]
             seen = replace(seen, shared=process_table(stage, processes, cells_per_token(setup.model), names))
     if measures:
-        by_padding = sorted(seen.trials, key=lambda name: name not in PADDED)
+        by_padding = sorted(seen.trials, key=lambda name: (name not in PADDED, name))
         seen = replace(seen, measured=measure(setup, stage, by_padding, seen.units.tokens))
     transcript.show([] if seen.shared is None else ["", *seen.shared.lines(seen.units)])
     transcript.show([] if seen.measured is None else ["", *seen.measured.lines()])

@@ -99,6 +99,39 @@ def test_a_table_without_a_header_names_none_of_its_values(unpad: Shell, tmp_pat
         assert "90210001" not in told.out + told.err
 
 
+ASK_BOTH, WRITE = "prompt: COLUMN, reply: COLUMN}'; name the column of a text", "write rows with prompt and completion"
+
+
+@pytest.mark.promise("data.field-names")
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"article": "A long one.", "highlights": "A short one.", "id": "f00"}, 'if "article" is the request'),
+        ({"premise": "He sleeps.", "hypothesis": "He is awake.", "label": 2}, f"{ASK_BOTH}: unpad train small"),
+        ({"system": "You may call f.", "chat": "USER: a b ASSISTANT: c"}, ASK_BOTH),
+        ({"history": "Why is it so?", "ref_A": "It is not.", "ref_B": "It is."}, ASK_BOTH),
+        ({"conversation": [{"input": "a", "output": "b"}]}, WRITE),
+        ({"translation": {"en": "a", "de": "b"}}, WRITE),
+        ({"turns": [1]}, WRITE),
+        ({"chosen": "yes", "rejected": "no", "input": "Is it?"}, "'data.pairs={path: rows.jsonl, field: COLUMN}'"),
+        ({"question": "Who?", "answer": ["A", "B"]}, 'write a text, or a list of messages with "role" and "content"'),
+        ({"question": "Who?", "answer": 2}, "write the text that it stands for"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a row of image, question and answer"),
+    ],
+)
+def test_columns_are_proposed_where_it_is_clear_which_is_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], told: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    talk = {"prompt": "a", "completion": "b"} if "turns" in row else row
+    put_text(tmp_path / "rows.jsonl", f"{json.dumps(talk)}\n{json.dumps(row)}\n")
+    try:
+        fix = check(Path("rows.jsonl")).bad[0].fix
+    except SourceError as error:
+        fix = error.fix
+    assert told in fix
+
+
 # --------------------------------------------------------------------------- one table of a hospital
 
 

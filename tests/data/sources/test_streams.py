@@ -30,7 +30,8 @@ def test_documents(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, separator: s
         pieces = rng.sample(PIECES, rng.randint(2, 8))
         path.write_bytes(b"".join(rng.choice(pieces) for _ in range(rng.randint(0, 40))))
         monkeypatch.setattr(documents, "READ_BYTES", 1 << 18)
-        whole = told(documents.read_documents(path, separator))
+        join = rng.choice([0, 7])
+        whole = told(documents.read_documents(path, separator, join=join))
         for size in (1, 3, 11):
             monkeypatch.setattr(documents, "READ_BYTES", size)
-            assert told(documents.read_documents(path, separator)) == whole, (path.read_bytes(), size)
+            assert told(documents.read_documents(path, separator, join=join)) == whole, (path.read_bytes(), size)

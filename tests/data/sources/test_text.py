@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -8,13 +9,13 @@ from unpad.data.sources.text import read
 from unpad.recipes.data import DataSettings, Source
 
 
-def documents(path: Path, content: bytes | None = None, field: str | None = None, separator: str = "auto") -> list:
+def documents(path: Path, content: bytes | None = None, field: str | None = None, **settings: Any) -> list:
     """(place, text) of each document, (place, code) of each bad row."""
     if content is not None:
         path.write_bytes(content)
     (file,) = expand([Source(path=str(path), field=field)], Path)
     found = []
-    for item in read(file, DataSettings(separator=separator)):
+    for item in read(file, DataSettings(**settings)):
         place = item.where.removeprefix(str(path))
         found.append((place, item.turns[0].content if isinstance(item, Example) else item.code))
     return found
@@ -34,14 +35,18 @@ def documents(path: Path, content: bytes | None = None, field: str | None = None
         (b"a\n\nb\n\xff\nc\nd\n\ne", "auto", [(":1", "a"), (":4", "E_UTF8"), (":8", "e")]),
         (b"a\n\nb\n\0\n\nc", "auto", [(":1", "a"), (":4", "E_CTRL"), (":6", "c")]),
         ("学习效率的提升".encode("gb18030"), "auto", [(":1", "E_ENCODING")]),
+        (b"a\n\nbcdef\n\n\ng\n\n\xff", {"join": 8}, [(":1", "a\n\nbcdef"), (":8", "E_UTF8")]),
+        (b"a \nb\n\nc\n  d\ne", {"unwrap": True}, [(":1", "a b"), (":4", "c\n  d e")]),
+        ("甲\n乙。\r\n丙 b\n丁".encode(), {"unwrap": True}, [(":1", "甲乙。丙 b 丁")]),
         (b"", "auto", []),
         (b" \n\n \n", "auto", []),
     ],
 )
 def test_plain_text_is_split_at_its_separator(
-    tmp_path: Path, content: bytes, separator: str, expected: list[tuple[str, str]]
+    tmp_path: Path, content: bytes, separator: str | dict[str, Any], expected: list[tuple[str, str]]
 ) -> None:
-    assert documents(tmp_path / "a.txt", content, separator=separator) == expected
+    settings = separator if isinstance(separator, dict) else {"separator": separator}
+    assert documents(tmp_path / "a.txt", content, **settings) == expected
 
 
 @pytest.mark.promise("data.files")

@@ -48,7 +48,7 @@ METADATA = [
     ("num_turns", 1), ("tags", ["a", "b"]), ("metadata", {"a": "b"}), ("timestamp", 1.5),
     ("token_count", 1), ("promptIds", [1, 2]), ("weird", "0123456789abcdef0123"), ("seen", "2024-01-02 10:00"),
     ("where", "http://a.org"), ("keywords", ["0"]), ("empty", None), ("blank", " "),
-    ("nothing", {"a": None}),
+    ("nothing", {"a": None}), ("year", 1999), ("num_votes", "12"), ("metadata", '{"a": "b"}'),
 ]  # fmt: skip
 
 
@@ -96,8 +96,13 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
     assert "not read: toxic in 100 % of rows (a mark or a weight?), level_of_doubt in 100 % (a" in lines
     assert "persona in 100 %" in lines
     assert verdict(tmp_path, {**ASKED, "doubt": 0.5}, {**ASKED, "doubt": 4}) == {"doubt": 1.0}
-    for name, value in (("helpfulness", 4), ("reward", -17.2), ("margin", -1.0), ("kto_tag", False), ("repeat", 120)):
+    kinds = {"helpfulness": 4, "reward": -17.2, "margin": -1.0, "kto_tag": False, "repeat": 120, "times": "120"}
+    for name, value in {**kinds, "type": "counterexample", "order": "newest first"}.items():
         assert verdict(tmp_path, {**ASKED, name: value}) == {name: 1.0}
+    for value in ({"usable": False, "annotator": 3}, '{"usable": false}'):
+        assert verdict(tmp_path, {**ASKED, "metadata": value}) == {"metadata.usable": 1.0}
+    inside = {"source": [{"by": {"usable": True}}]}
+    assert verdict(tmp_path, {**ASKED, "metadata": inside}) == {"metadata.source.by.usable": 1.0}
     short = {"prompt": "Is 7 or 9 prime?", "completion": "9", "right_answer": "7"}
     assert verdict(tmp_path, short) == {"right_answer": 1.0}, "a short part of a message is no copy of it"
 
@@ -119,7 +124,8 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
         ({"confidence": 0.3}, ("E_FIELD", {"messages", "confidence"})),
         ({"images": ["a.png"]}, ("E_FIELD", {"messages", "images"})),
         ({"train": False}, ("E_NO_TARGET", {"messages"})),
-        ({"remark": "Short."}, {"messages[].remark": 1.0}),
+        ({"redacted": False, "toxic": True, "a": {"b": 1}}, ("E_FIELD", {"messages", "redacted", "toxic", "a"})),
+        ({"remark": "Short.", "votes": 5}, {"messages[].remark": 1.0, "messages[].votes": 1.0}),
     ],
 )
 def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any], expected: Any) -> None:

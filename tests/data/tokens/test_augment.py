@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unpad.data.sources.example import Example, Turn
-from unpad.data.tokens.augment import augment, load_synonyms, with_copies
-from unpad.data.tokens.words import segment
+from unpad.data.tokens.augment import augment, copies_of, load_synonyms
 from unpad.recipes.data import AugmentSettings
 
 SYNONYMS = {"高兴": ("开心", "愉快"), "喜欢": ("喜爱",), "老师": ("教师",), "移动支付": ("手机付款",)}
@@ -31,7 +30,7 @@ def only(**rates: float) -> AugmentSettings:
 
 
 def changed(content: str, rates: AugmentSettings, seed: int = 0, copy: int = 1) -> str:
-    return augment(text(content), rates, segment, SYNONYMS, seed, copy).turns[0].content
+    return augment(text(content), rates, SYNONYMS, seed, copy).turns[0].content
 
 
 @pytest.mark.promise("chinese.synonyms")
@@ -122,19 +121,17 @@ def conversation() -> Example:
 
 
 @pytest.mark.promise("chinese.copies")
-def test_copies_follow_the_originals():
+def test_copies_come_round_after_round():
     examples = [text("老师喜欢，学生高兴。"), conversation()]
-    result = with_copies(examples, ALL_ON, segment, SYNONYMS, 0)
-    assert result[:2] == examples
-    wheres = ["a.txt:1", "chat.jsonl:7", "a.txt:1#1", "chat.jsonl:7#1", "a.txt:1#2", "chat.jsonl:7#2"]
-    assert [example.where for example in result] == wheres
-    assert with_copies(examples, AugmentSettings(), segment, SYNONYMS, 0) == examples
+    wheres = ["a.txt:1#1", "chat.jsonl:7#1", "a.txt:1#2", "chat.jsonl:7#2"]
+    assert [example.where for example in copies_of(examples, ALL_ON, SYNONYMS, 0)] == wheres
+    assert copies_of(examples, AugmentSettings(), SYNONYMS, 0) == []
 
 
 @pytest.mark.promise("chinese.synonyms")
 def test_a_copy_depends_on_seed_and_number_and_content_alone():
     one, two = text(LONG), text(LONG + "好")
-    copy = partial(augment, settings=ALL_ON, words=segment, synonyms=SYNONYMS)
+    copy = partial(augment, settings=ALL_ON, synonyms=SYNONYMS)
     assert copy(one, seed=3, copy=1) == copy(one, seed=3, copy=1)
     versions = [
         copy(one, seed=3, copy=1), copy(one, seed=4, copy=1), copy(one, seed=3, copy=2), copy(two, seed=3, copy=1),
@@ -147,7 +144,7 @@ def test_a_copy_depends_on_seed_and_number_and_content_alone():
 def test_order_and_processes_change_no_copy():
     draws = random.Random(0)
     examples = [text("".join(draws.choices(LONG, k=30))) for _ in range(40)]
-    copy = partial(augment, settings=ALL_ON, words=segment, synonyms=SYNONYMS, seed=0, copy=1)
+    copy = partial(augment, settings=ALL_ON, synonyms=SYNONYMS, seed=0, copy=1)
     serial = [copy(example) for example in examples]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         assert list(pool.map(copy, examples[::-1], chunksize=5))[::-1] == serial

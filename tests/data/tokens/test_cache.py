@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import BadRow, Unread
 from unpad.data.tokens import cache
-from unpad.data.tokens.cache import Shard, make_key, open_shard, pack_bad_rows, pack_details, shard_path, write_shard
+from unpad.data.tokens.cache import Shard, make_key, open_shard, pack_details, pack_faults, shard_path, write_shard
 from unpad.errors import SourceError
 from unpad.storage import disk
 
@@ -41,7 +41,7 @@ def make_shard(num_rows: int = 3, dtype: str = "<u2") -> Shard:
         details=pack_details(
             *(column[:num_rows] for column in DETAILS), Counter(rare=1, 水=3) if num_rows else Counter()
         ),
-        bad=pack_bad_rows([BadRow("a/文.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")], "a/文.jsonl"),
+        faults=pack_faults([BadRow("a/文.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")], Unread(), "a/文.jsonl"),
     )
 
 

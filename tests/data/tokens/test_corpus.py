@@ -21,7 +21,8 @@ from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus_files
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
 from unpad.data.tokens.token_set import TokenSet
-from unpad.data.tokens.tokenizer import Tokenizer, train_tokenizer
+from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from unpad.data.tokens.words import FIRST_TOKEN, WordTokenizer
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 
@@ -42,7 +43,11 @@ def test_the_fingerprint_of_texts_and_conversations_is_that_of_version_0_1_0(
     (tmp_path / "plain.txt").write_text("".join(f"This is number {i} of some short texts.\n\n" for i in range(20)))
     rows = [{"messages": messages(f"Who is number {i}?", f"Number {i} is the one after {i - 1}.")} for i in range(20)]
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    tokens = prepare(make_recipe(tmp_path, data={"text": "plain.txt"}))[0]
+    recipe = make_recipe(tmp_path, data={"text": "plain.txt"})
+    learned, reserved = prepare(recipe)[1].pieces, reserved_texts(recipe.data.template)
+    words = [piece.decode() for piece in learned[FIRST_TOKEN + len(reserved) :]]
+    tokenizer = load_tokenizer(WordTokenizer(words, reserved).to_bytes())
+    tokens = prepare(recipe, tokenizer=tokenizer)[0]
     assert tokens.fingerprint() == "9c8034f8493ace94873b4a3743c979802c5f47df8d7d56a008e84fda7306c643"
 
 
@@ -155,12 +160,12 @@ def test_a_document_is_encoded_once_and_a_warm_start_reads_no_row(
     given = [*TEXTS, *(message for chat in CHATS for message in chat)]
     assert sorted(set(tokenizer.texts) - {"系统：", "用户：", "助手："}) == sorted(given)
     assert sum(text in given for text in tokenizer.texts) == len(given)
-    assert (report.cache_hits, report.cache_misses, report.encoded_documents) == (0, 3, 70)
+    assert (report.work.hits, report.work.misses, report.work.encoded) == (0, 3, 70)
     tokenizer.texts.clear()
     monkeypatch.setattr(corpus_files, "read_file", lambda *_: pytest.fail("a warm start reads no row"))
     warm, _, report = prepare(recipe, tokenizer=tokenizer)
     assert tokenizer.texts == []
-    assert (report.cache_hits, report.cache_misses, report.encoded_documents) == (3, 0, 0)
+    assert (report.work.hits, report.work.misses, report.work.encoded) == (3, 0, 0)
     assert contents(warm) == contents(cold)
     assert warm.split.tolist() == cold.split.tolist()
     assert warm.fingerprint() == cold.fingerprint()
@@ -174,7 +179,7 @@ def test_one_changed_file_is_encoded_alone(folder: Path) -> None:
     (folder / "text" / "b.json").write_text((folder / "text" / "b.json").read_text().replace("山谷", "平原"))
     os.utime(folder / "text" / "b.json", ns=(before.st_atime_ns, before.st_mtime_ns))
     tokens, _, report = prepare(recipe, tokenizer=tokenizer)
-    assert (report.cache_hits, report.cache_misses, report.encoded_documents) == (2, 1, 20)
+    assert (report.work.hits, report.work.misses, report.work.encoded) == (2, 1, 20)
     assert tokenizer.decode(tokens.tokens(20).tolist()) == TEXTS[20].replace("山谷", "平原")
 
 
@@ -190,7 +195,7 @@ def test_one_changed_file_is_encoded_alone(folder: Path) -> None:
 def test_what_changes_the_tokens_changes_the_shards(folder: Path, change: dict[str, Any]) -> None:
     first, _, _ = prepare(make_recipe(folder))
     second, _, report = prepare(make_recipe(folder, **change))
-    assert report.cache_misses == 3
+    assert report.work.misses == 3
     assert first.fingerprint() != second.fingerprint()
 
 
@@ -287,7 +292,7 @@ def test_changed_code_never_meets_old_shards(folder: Path, monkeypatch: pytest.M
     first, _, _ = prepare(make_recipe(folder))
     monkeypatch.setattr("unpad.data.tokens.cache.code_key", lambda: "another version")
     second, _, report = prepare(make_recipe(folder))
-    assert report.cache_misses == 3
+    assert report.work.misses == 3
     assert first.fingerprint() == second.fingerprint(), "a run may be resumed by a later version"
 
 
@@ -295,7 +300,7 @@ def test_the_same_file_under_another_name_is_a_hit_and_is_named_anew(folder: Pat
     _, tokenizer, _ = prepare(make_recipe(folder))
     (folder / "chat.jsonl").rename(folder / "other.jsonl")
     tokens, _, report = prepare(make_recipe(folder, data={"chat": "other.jsonl"}), tokenizer=tokenizer)
-    assert report.cache_misses == 0
+    assert report.work.misses == 0
     assert tokens.where(len(tokens) - 1) == f"{folder / 'other.jsonl'}:30"
 
 
@@ -321,8 +326,8 @@ def test_a_damaged_cache_is_built_again_to_the_same_bytes(folder: Path, damage: 
         path.with_suffix(".new").rename(path)
         DAMAGE[damage](path)
     again, _, report = prepare(recipe)
-    assert len(report.events) == (0 if damage == "delete" else 8)
-    assert report.cache_misses == 6
+    assert len(report.work.events) == (0 if damage == "delete" else 8)
+    assert report.work.misses == 6
     assert contents(again) == contents(cold)
     assert [path.read_bytes() for path in files] == whole
 
@@ -342,7 +347,7 @@ def test_two_processes_at_once_finish_with_the_same_cache(folder: Path) -> None:
     assert [child.returncode for child in children] == [0, 0]
     tokens, _, report = prepare(make_recipe(folder))
     assert printed == [tokens.fingerprint() + "\n"] * 2
-    assert (report.cache_misses, report.events) == (0, [])
+    assert (report.work.misses, report.work.events) == (0, [])
 
 
 # --------------------------------------------------------------------------- rows, split, copies
@@ -382,7 +387,7 @@ def test_the_split_follows_seed_and_declaration(folder: Path) -> None:
         assert 0 < split[5:].sum() < 35
     tokens, _, report = prepare(make_recipe(folder, data={**data, "holdout": 0.0}))
     assert tokens.split.sum() == 5
-    assert report.leaks.num_holdout == 5
+    assert report.leaks[Split.HOLDOUT].report.num_holdout == 5
 
 
 def test_the_tokenizer_sees_the_training_part_alone(folder: Path) -> None:
@@ -399,7 +404,7 @@ def test_only_training_originals_get_copies(folder: Path) -> None:
     augment = {"multiplier": 2, "delete": 0.3}
     plain, _, _ = prepare(make_recipe(folder))
     tokens, tokenizer, report = prepare(make_recipe(folder, augment=augment))
-    assert (report.cache_hits, report.cache_misses) == (3, 3), "originals are not encoded again"
+    assert (report.work.hits, report.work.misses) == (3, 3), "originals are not encoded again"
     originals = tokens.copy == 0
     num_train = int((plain.split == Split.TRAIN).sum())
     assert originals[: len(plain)].all()
@@ -411,10 +416,10 @@ def test_only_training_originals_get_copies(folder: Path) -> None:
     assert tokens.where(len(tokens) - 1).endswith("#2")
     assert len({tokenizer.decode(tokens.tokens(i).tolist()) for i in range(len(tokens))}) > len(plain)
     again, _, report = prepare(make_recipe(folder, augment=augment))
-    assert report.cache_misses == 0
+    assert report.work.misses == 0
     assert contents(again) == contents(tokens)
     _, _, report = prepare(make_recipe(folder, augment={**augment, "delete": 0.4}))
-    assert report.cache_misses == 3
+    assert report.work.misses == 3
 
 
 @pytest.mark.promise("data.near-duplicates")
@@ -425,7 +430,7 @@ def test_held_out_texts_are_compared_with_augmented_copies(folder: Path) -> None
     augment = {"multiplier": 1, "synonyms": 1.0, "synonyms_file": str(folder / "words.txt")}
     data = {"text": "leak.jsonl", "chat": [], "holdout": 0.0}
     _, _, report = prepare(make_recipe(folder, data=data))
-    assert report.leaks.num_near == 0
+    assert report.leaks[Split.HOLDOUT].report.num_near == 0
     _, _, report = prepare(make_recipe(folder, data=data, augment=augment))
     assert any("leak.jsonl:2: equal to an augmented copy of" in line for line in report.lines())
 
@@ -443,10 +448,10 @@ def test_leaks_of_the_test_part_are_reported_with_their_places_and_refused_on_re
     data = {"text": "leak.jsonl", "chat": [], "holdout": 0.0}
     for _ in range(2):
         _, _, report = prepare(make_recipe(folder, data=data))
-        assert report.leaks is None
-        assert (report.test_leaks.num_exact, report.test_leaks.num_near) == (1, 1)
+        (leaks,) = report.leaks.values()
+        assert (leaks.report.num_exact, leaks.report.num_near) == (1, 1)
         path = folder / "leak.jsonl"
-        assert report.test_leak_places == [(f"{path}:4", f"{path}:1"), (f"{path}:3", f"{path}:1")]
+        assert leaks.places == [(f"{path}:4", f"{path}:1"), (f"{path}:3", f"{path}:1")]
         assert any("test part, 2 documents: 1 equal to a trained one, 1 near-dup" in line for line in report.lines())
     refusing = make_recipe(folder, data={**data, "near_duplicates": "refuse"})
     with pytest.raises(SourceError, match=r"E_LEAK 2 test-part documents .*leak\.jsonl:1"):
@@ -464,13 +469,14 @@ def test_near_duplicates_stay_together_on_request_and_groups_always_do(
     (folder / "alike.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"text": "alike.jsonl", "chat": [], "holdout": 0.25}
     apart, _, report = prepare(make_recipe(folder, data=data))
-    assert report.leaks.num_near > 0
+    assert report.leaks[Split.HOLDOUT].report.num_near > 0
     for turn in range(2):  # the second time from the cache, and without a row
         if turn:
             monkeypatch.setattr(corpus_files, "near_sets", lambda *_: pytest.fail("looked for again"))
             monkeypatch.setattr(corpus_files, "read_file", lambda *_: pytest.fail("read again"))
         tokens, _, report = prepare(make_recipe(folder, data={**data, "near_duplicates": "together"}))
-        assert (report.leaks.num_near, report.leaks.num_exact, report.leaks.num_groups) == (0, 0, 0)
+        leaks = report.leaks[Split.HOLDOUT].report
+        assert (leaks.num_near, leaks.num_exact, leaks.num_groups) == (0, 0, 0)
         assert np.array_equal(tokens.split[:20], tokens.split[20:40])
         assert np.array_equal(tokens.split[40::2], tokens.split[41::2])
         assert int((tokens.split == Split.HOLDOUT).sum()) == 12, "of 13: all units have two documents"
@@ -491,10 +497,11 @@ def test_near_duplicates_of_texts_and_conversations_are_in_one_part(folder: Path
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
     data = {"text": "alike.jsonl", "chat": "chats.jsonl", "holdout": 0.3}
     _, _, report = prepare(make_recipe(folder, data=data))
-    assert report.leaks.num_near > 0
+    assert report.leaks[Split.HOLDOUT].report.num_near > 0
     tokens, _, report = prepare(make_recipe(folder, data={**data, "near_duplicates": "together"}))
-    assert (report.leaks.num_near, report.leaks.num_exact) == (0, 0)
-    assert report.leaks.num_holdout > 10
+    leaks = report.leaks[Split.HOLDOUT].report
+    assert (leaks.num_near, leaks.num_exact) == (0, 0)
+    assert leaks.num_holdout > 10
     assert np.array_equal(tokens.split[20:40], tokens.split[40:60])
     assert np.unique(tokens.split[40:60]).tolist() == [0, 1], "a system message that all share ties none"
 
@@ -509,7 +516,7 @@ def test_new_data_is_all_to_evaluate_and_a_corpus_counts_its_parts(folder: Path)
     new, _, report = prepare(recipe, tokenizer=tokenizer, wanted=Wanted.NEW)
     assert new.split.tolist() == [Split.TEST] * 70
     assert report.lines()[1].startswith(f"70 documents to evaluate; {int(new.lengths.sum()):,} tokens, ")
-    assert f" {report.characters / new.lengths.sum():.2f} characters each" in report.lines()[1]
+    assert f" {report.lost.total / new.lengths.sum():.2f} characters each" in report.lines()[1]
     rows = [{"text": text, "split": ("train", "valid", "test")[i % 3]} for i, text in enumerate(TEXTS)]
     (folder / "parts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     _, _, report = prepare(make_recipe(folder, data={"text": "parts.jsonl", "chat": []}, augment={"multiplier": 2}))
@@ -579,7 +586,7 @@ def test_lost_characters_are_counted_cold_and_warm_and_named(folder: Path) -> No
     (folder / "rows.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     recipe = make_recipe(folder, data={"text": "rows.jsonl", "chat": [], "holdout": 0}, tokenizer=with_file(path))
     reports = [prepare(recipe)[2] for _ in range(2)]
-    assert [report.encoded_documents for report in reports] == [2, 0]
+    assert [report.work.encoded for report in reports] == [2, 0]
     for report in reports:
         assert (report.lost.lost, report.lost.total) == (5, 8)
         assert report.lost.common == ("，", "龘")

@@ -1,3 +1,4 @@
+import codecs
 import json
 import os
 import random
@@ -8,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+import transformers
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -21,9 +23,10 @@ from unpad.data.tokens.tokenizer import (
     Tokenizer,
     load_tokenizer,
     open_tokenizer_file,
+    spelling,
     train_tokenizer,
 )
-from unpad.data.tokens.words import FIRST_TOKEN, SPECIALS
+from unpad.data.tokens.words import FIRST_TOKEN, SPECIALS, WordTokenizer
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes import data as recipe_data
 
@@ -90,8 +93,9 @@ def load(library: Library) -> LibraryTokenizer:
 ALL = {
     "words": words(), "small words": words(vocab_size=300), "bpe": bpe(), "bert": load(foreign_bert()),
     "gpt": load(foreign_gpt()), "llama": load(foreign_llama()),
+    "earlier words": WordTokenizer(["今天", "天"], RESERVED),
 }  # fmt: skip
-OWN = ["words", "small words", "bpe", "gpt"]  # those that can spell every string
+OWN = ["words", "small words", "bpe", "gpt", "earlier words"]  # those that can spell every string
 WITH_BYTES = [*OWN, "llama"]  # whose decoder drops a space at the beginning
 
 
@@ -141,6 +145,35 @@ def test_decode_skips_special_ids(name: str) -> None:
     assert tokenizer.decode(marked) == tokenizer.decode(ids)
 
 
+def is_begun(text: bytes) -> bool:
+    """True for valid UTF-8 that may end within a character."""
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(text)
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    st.sampled_from(["", "a", "好"]),
+    st.binary(max_size=3),
+    st.lists(st.binary(min_size=1, max_size=5), min_size=1, max_size=3),
+)
+def test_a_piece_follows_where_a_character_may_go_on_with_its_bytes(
+    text: str, start: bytes, pieces: list[bytes]
+) -> None:
+    begun = text.encode()[:20] + start
+    assume(is_begun(begun))
+    every = tuple(bytes([byte]) for byte in range(256))
+    table, state = spelling((*every, b"", *pieces), 300), 0
+    for byte in begun:
+        state = table[state, byte]
+    for id, piece in enumerate(pieces, 257):
+        assert (table[state, id] >= 0) == is_begun(begun + piece)
+    assert (table[state, 256] >= 0) == ("\ufffd" not in begun.decode(errors="replace"))
+
+
 # --------------------------------------------------------------------------- the vocabulary of words
 
 
@@ -168,10 +201,50 @@ def test_vocabulary_keeps_to_its_limit_and_leaves_out_rare_words() -> None:
     assert "师".encode() in rare.pieces
 
 
-def test_a_role_marker_is_one_id_that_no_content_contains() -> None:
-    tokenizer = words()
-    (marker,) = tokenizer.encode_batch(["用户："])[0]
-    assert marker not in tokenizer.encode_batch(["他说用户：你好"])[0]
+@settings(deadline=None, max_examples=200)
+@given(
+    st.text(st.sampled_from("今天气我们老师Hello用户： .a1龘😀\xe9\u0301"), max_size=80),
+    st.sampled_from(["words", "small words"]),
+)
+def test_a_text_is_the_longest_words_that_begin_at_each_place(text: str, name: str) -> None:
+    tokenizer, rest, ids = ALL[name], text.encode(), []
+    marks = [b"", *(mark.encode() for mark in RESERVED)]
+    known = {piece: id for id, piece in enumerate(tokenizer.pieces) if piece not in marks}
+    while rest:
+        longest = next(rest[:size] for size in range(len(rest), 0, -1) if rest[:size] in known)
+        ids, rest = [*ids, known[longest]], rest[len(longest) :]
+    assert text in RESERVED or tokenizer.encode_batch([text]) == [ids]
+
+
+@pytest.mark.parametrize("mark", ["用户：", "User", "<|user|>", "é：", "问"])
+def test_a_role_marker_is_one_id_that_no_content_contains(mark: str) -> None:
+    tokenizer = train_tokenizer(recipe_data.TokenizerSettings(), [f"他说{mark}你好"], [mark, "\n"])
+    (marker,) = tokenizer.encode_batch([mark])[0]
+    assert tokenizer.decode([marker]) == mark
+    for text in (f"他说{mark}你好", f"{mark} {mark}", mark + "\n"):
+        ids = tokenizer.encode_batch([text])[0]
+        assert marker not in ids
+        assert tokenizer.decode(ids) == text
+    assert len(tokenizer.encode_batch(["\n"])[0]) == 1
+
+
+def test_a_long_text_without_a_space_is_read_in_runs_of_letters() -> None:
+    text = "今天散步" * 10_000
+    assert ALL["words"].encode_batch([text])[0] == ALL["words"].encode_batch(["今天散步"])[0] * 10_000
+
+
+def test_transformers_reads_the_words_with_equal_ids(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(ALL["words"].to_bytes())
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"))
+    texts = [*TEXTS, "他说：龘😀 x\n\n  end", "\u0e2a\u0e27\u0e31\u0e2a"]
+    assert theirs(texts)["input_ids"] == ALL["words"].encode_batch(texts)
+    assert theirs.batch_decode(theirs(texts)["input_ids"]) == texts
+    marked, typed = "用户：你好", "用户：<|eos|>"
+    assert theirs(marked)["input_ids"] == [
+        *ALL["words"].encode_batch(["用户："])[0],
+        *ALL["words"].encode_batch(["你好"])[0],
+    ]
+    assert theirs(typed, split_special_tokens=True)["input_ids"] == ALL["words"].encode_batch([typed])[0]
 
 
 # --------------------------------------------------------------------------- saving, loading, sameness

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any, Literal, NotRequired
+from typing import Annotated, Any, NotRequired
 
 import numpy as np
 from pydantic import AfterValidator, Field
@@ -57,20 +57,31 @@ class Events:
         return len(self.patient)
 
 
-def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Events, dict[str, int], list[BadRow]]:
+def read_histories(
+    tables: PatientTables, settings: EventSettings
+) -> tuple[Events, dict[str, int], list[BadRow], np.ndarray]:
     """Select the cohort's events up to the landmark, each once, in an order that does not depend on the files'.
 
     Returns:
-        The events; the number of other events, by reason; and the refused rows.
+        The events; the number of other events, by reason; the refused rows; and the events of every patient after the
+        landmark by table, (num_patients, num_sources) int64.
     """
     rows, cohort = tables.rows, tables.cohort
     counts: dict[str, int] = {}
     counts["of patients who are left out"] = int((~cohort.refused & ~np.isin(rows.person, cohort.person)).sum())
-    event_row, patient = _by_example(tables)
+    num = np.bincount(cohort.person, minlength=len(rows.patients))
+    first = np.zeros(len(num), np.int64)
+    first[cohort.person[::-1]] = np.arange(len(cohort.person))[::-1]
+    event_row = np.flatnonzero(~cohort.refused)
+    times = num[rows.person[event_row]]  # an event is in every example of its patient
+    place = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)  # among these
+    event_row = np.repeat(event_row, times)
+    patient = first[rows.person[event_row]] + place
     time = rows.days[event_row] - cohort.landmark[patient]
-    counts["after the landmark"] = int((time > 0).sum())
-    known = ~(time > 0)  # nan is a fact without a time
-    event_row, patient, time = event_row[known], patient[known], time[known]
+    late = time > 0  # nan is a fact without a time
+    counts["after the landmark"] = int(late.sum())
+    num_late = per_source(tables, patient[late], event_row[late])
+    event_row, patient, time = event_row[~late], patient[~late], time[~late]
     sets = np.zeros(len(event_row), np.int64) if rows.sets is None else rows.sets[event_row]
     events = Events(patient, time, sets, rows.code[event_row], rows.values[event_row], event_row)
     events = events.take(np.lexsort((events.value, events.code, sets, np.nan_to_num(time, nan=-np.inf), patient)))
@@ -83,20 +94,8 @@ def read_histories(tables: PatientTables, settings: EventSettings) -> tuple[Even
         bad = [rows.bad(event, "E_DUPLICATE", what, fix) for event in np.unique(events.row[same]).tolist()]
     elif settings.duplicates == "drop":
         counts["exact duplicates"] = int(same.sum())
-    return (events if settings.duplicates == "keep" else events.take(np.flatnonzero(~same))), counts, bad
-
-
-def _by_example(tables: PatientTables) -> tuple[np.ndarray, np.ndarray]:
-    """Every event of every example's patient: its row, and the example; (num_pairs,) int64 each."""
-    rows, cohort = tables.rows, tables.cohort
-    num = np.bincount(cohort.person, minlength=len(rows.patients))
-    first = np.zeros(len(num), np.int64)
-    first[cohort.person[::-1]] = np.arange(len(cohort.person))[::-1]
-    event_row = np.flatnonzero(~cohort.refused)
-    times = num[rows.person[event_row]]
-    place = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)  # among the examples of the patient
-    event_row = np.repeat(event_row, times)
-    return event_row, first[rows.person[event_row]] + place
+    events = events if settings.duplicates == "keep" else events.take(np.flatnonzero(~same))
+    return events, counts, bad, num_late
 
 
 def _equals_last(values: np.ndarray) -> np.ndarray:
@@ -142,17 +141,14 @@ class Codes:
         return standard if self.scale is None else self.scale.of(code, value, standard)
 
     def to_bytes(self) -> bytes:
-        columns: dict[str, object] = {name: getattr(self, name).tolist() for name in ("counts", "mean", "std")}
-        if self.quantiles is not None:
-            columns["quantiles"] = self.quantiles.tolist()
-        columns |= {name: days.tolist() for name in DAYS if (days := getattr(self, name)) is not None}
-        if self.scale is not None:
-            columns |= self.scale.to_json()
+        named = {name: getattr(self, name) for name in ("counts", *NUMBERS)}
+        columns: dict[str, object] = {name: each.tolist() for name, each in named.items() if each is not None}
+        columns |= {} if self.scale is None else self.scale.to_json()
         return json.dumps({"codes": self.names, **columns}, ensure_ascii=False, indent=1).encode()
 
 
 _Quantiles = Annotated[list[Finite], Field(min_length=len(QUANTILES), max_length=len(QUANTILES))]
-DAYS: tuple[Literal["times", "durations"], ...] = ("times", "durations")
+NUMBERS = ("mean", "std", "quantiles", "times", "durations")
 
 
 class _Codes(TypedDict):
@@ -198,11 +194,9 @@ def load_codes(content: bytes) -> Codes:
         CheckpointError: it is damaged.
     """
     known = shaped(content, _CODES, Path(CODES))
-    mean, std = np.array(known["mean"], np.float64), np.array(known["std"], np.float64)
-    quantiles = np.array(known["quantiles"], np.float64) if "quantiles" in known else None
+    numbers = {name: np.array(each, np.float64) for name, each in known.items() if name in NUMBERS}
     scale = scale_of(known.get("log"), known.get("rank"))
-    days = {name: np.array(known[name], np.float64) for name in DAYS if name in known}
-    return Codes(tuple(known["codes"]), np.array(known["counts"], np.int64), mean, std, quantiles, scale, **days)
+    return Codes(tuple(known["codes"]), np.array(known["counts"], np.int64), scale=scale, **numbers)
 
 
 def learn_codes(events: Events, names: list[str], in_training: np.ndarray, settings: EventSettings) -> Codes:
@@ -249,43 +243,6 @@ def _range(days: np.ndarray) -> np.ndarray | None:
     return np.quantile(days, QUANTILES, method="nearest") if len(days) else None
 
 
-def number_codes(
-    events: Events, rows: EventRows, codes: Codes, settings: EventSettings
-) -> tuple[Events, dict[str, int], dict[str, int]]:
-    """Replace codes by their numbers; the recipe says what happens to events of unknown codes.
-
-    Values of codes without values in training are dropped, since their scale is unknown.
-
-    Returns:
-        The events, the number of events left out by reason, and the counts of the commonest unknown codes.
-
-    Raises:
-        SourceError: there is an unknown code and the recipe refuses them.
-    """
-    code = _numbers(events, rows, codes)
-    strange = code == 0
-    occurs = np.bincount(events.code[strange], minlength=len(rows.names))
-    commonest = np.argsort(-occurs, kind="stable")[:20].tolist()
-    unknown = {rows.names[index]: int(occurs[index]) for index in commonest if occurs[index]}
-    if settings.unknown_codes == "error" and unknown:
-        named = ", ".join(f'"{name}"' for name in list(unknown)[:8])
-        num = number_of(int(occurs.sum()), "events")
-        what = f"E_CODE {num} of codes that training patients do not have, or seldom: {named}"
-        fix = "set events.unknown_codes to unknown or skip, or events.min_count lower"
-        raise SourceError(what, where=rows.where(int(events.row[strange].min())), fix=fix)
-    numbered = replace(events, code=code, value=np.where(codes.std[code] > 0, events.value, np.nan))
-    if settings.unknown_codes != "skip":
-        return numbered, {}, unknown
-    return numbered.take(np.flatnonzero(~strange)), {"of unknown codes": int(strange.sum())}, unknown
-
-
-def _numbers(events: Events, rows: EventRows, codes: Codes) -> np.ndarray:
-    """Row of the code embedding of every event, 0 for an unknown code, (num_events,) int64."""
-    known = {name: index for index, name in enumerate(codes.names)}
-    row = np.array([known.get(name, 0) for name in rows.names], np.int64)
-    return row[events.code] if len(row) else events.code
-
-
 # --------------------------------------------------------------------------- sets
 
 
@@ -311,8 +268,7 @@ class Sets:
     def has_no_time(self) -> np.ndarray:
         """Patients without any event that has a time, (num_patients,) bool."""
         timed = np.append(0, np.cumsum(~self.timeless))
-        without: np.ndarray = np.diff(timed[self.sets_of]) == 0
-        return without
+        return np.asarray(np.diff(timed[self.sets_of]) == 0)
 
 
 def form_sets(events: Events, num_patients: int, settings: EventSettings, clock: TimeUnit, numbered: bool) -> Sets:
@@ -363,13 +319,7 @@ def cut_sets(sets: Sets, settings: EventSettings) -> np.ndarray:
     else:
         reach = sets.set_starts[1:] - begin
         nearest = sets.set_starts[:-1] == begin
-    kept: np.ndarray = sets.timeless | nearest | (reach + facts[patient] <= most)
-    return kept
-
-
-def keep_sets(events: Events, sets: Sets, kept: np.ndarray) -> Events:
-    """Return the events of the sets where `kept`, (num_sets,) bool, is True."""
-    return events.take(np.flatnonzero(np.repeat(kept, np.diff(sets.set_starts))))
+    return np.asarray(sets.timeless | nearest | (reach + facts[patient] <= most))
 
 
 # --------------------------------------------------------------------------- all of it
@@ -401,11 +351,14 @@ class Histories:
 def assemble(tables: PatientTables, events: Events, settings: EventSettings, known: Codes | None) -> Histories:
     """Number the codes, form sets, and cut histories to `max_events`.
 
+    The recipe says what happens to events of unknown codes. Values of codes without values in training are dropped,
+    since their scale is unknown.
+
     Args:
         known: codes of an earlier run; None learns them from the training patients.
 
     Raises:
-        SourceError: as `number_codes`.
+        SourceError: there is an unknown code and the recipe refuses them.
         RecipeError: the earlier run scales values otherwise.
     """
     rows, num_patients = tables.rows, len(tables.cohort.person)
@@ -421,39 +374,51 @@ def assemble(tables: PatientTables, events: Events, settings: EventSettings, kno
     elif (kept := "standard" if known.scale is None else known.scale.kind) != settings.scale:
         what = f"the recipe scales values by {settings.scale}, and the run that it starts from by {kept}"
         raise RecipeError(what, where="events.scale", fix=f"set events.scale={kept}, or train anew")
-    code = _numbers(events, rows, known)
-    strange = code == 0
-    lost = np.bincount(code[~strange & (known.std[code] == 0) & ~np.isnan(events.value)], minlength=len(known.names))
+    number_of_name = {name: index for index, name in enumerate(known.names)}
+    code = np.array([number_of_name.get(name, 0) for name in rows.names], np.int64)[events.code]
+    strange, unscaled = code == 0, known.std[code] == 0
+    lost = np.bincount(code[~strange & unscaled & ~np.isnan(events.value)], minlength=len(known.names))
     named = [f"{lost[one]:,} of {known.names[one]}" for one in np.argsort(-lost, kind="stable")[:20] if lost[one]]
     notes = (f"values left out, as their codes have none in training: {', '.join(named)}",) if named else ()
-    num_read = per_source(tables, events)
-    num_strange = per_source(tables, events.take(np.flatnonzero(strange)))
-    events, skipped, unknown = number_codes(events, rows, known, settings)
+    unknown = _unknown_codes(rows, events, strange, settings)
+    num_read = per_source(tables, events.patient, events.row)
+    num_strange = per_source(tables, events.patient[strange], events.row[strange])
+    counts: dict[str, int] = {}
+    events = replace(events, code=code, value=np.where(unscaled, np.nan, events.value))
+    if settings.unknown_codes == "skip":
+        events, counts = events.take(np.flatnonzero(~strange)), {"of unknown codes": int(strange.sum())}
     sets = form_sets(events, num_patients, settings, tables.clock, rows.sets is not None)
     within, before = cut_sets(sets, settings), len(events)
     if not within.all():
-        events = keep_sets(events, sets, within)
+        events = events.take(np.flatnonzero(np.repeat(within, np.diff(sets.set_starts))))
         sets = form_sets(events, num_patients, settings, tables.clock, rows.sets is not None)
-    counts = {**skipped, "beyond events.max_events": before - len(events)}
+    counts["beyond events.max_events"] = before - len(events)
     return Histories(known, events, sets, counts, unknown, num_read, num_strange, notes)
 
 
-def per_source(tables: PatientTables, events: Events) -> np.ndarray:
-    """Events of every patient by table, (num_patients, num_sources) int64."""
-    return _by_source(tables, events.patient, events.row)
+def _unknown_codes(rows: EventRows, events: Events, strange: np.ndarray, settings: EventSettings) -> dict[str, int]:
+    """Counts of the commonest unknown codes; `strange`, (num_events,) bool, are the events with one.
+
+    Raises:
+        SourceError: there is one and the recipe refuses them.
+    """
+    occurs = np.bincount(events.code[strange], minlength=len(rows.names))
+    commonest = np.argsort(-occurs, kind="stable")[:20].tolist()
+    unknown = {rows.names[index]: int(occurs[index]) for index in commonest if occurs[index]}
+    if settings.unknown_codes == "error" and unknown:
+        named = ", ".join(f'"{name}"' for name in list(unknown)[:8])
+        num = number_of(int(occurs.sum()), "events")
+        what = f"E_CODE {num} of codes that training patients do not have, or seldom: {named}"
+        fix = "set events.unknown_codes to unknown or skip, or events.min_count lower"
+        raise SourceError(what, where=rows.where(int(events.row[strange].min())), fix=fix)
+    return unknown
 
 
-def _by_source(tables: PatientTables, patient: np.ndarray, row: np.ndarray) -> np.ndarray:
+def per_source(tables: PatientTables, patient: np.ndarray, row: np.ndarray) -> np.ndarray:
+    """Events of every patient by table, (num_patients, num_sources) int64; arguments as of `Events`."""
     num_patients, num_sources = len(tables.cohort.person), len(tables.rows.parts)
     cell = patient * num_sources + tables.rows.source[row]
     return np.bincount(cell, minlength=num_patients * num_sources).reshape(num_patients, num_sources)
-
-
-def count_late(tables: PatientTables) -> np.ndarray:
-    """Events of every patient after the landmark by table, (num_patients, num_sources) int64."""
-    event_row, patient = _by_example(tables)
-    late = tables.rows.days[event_row] > tables.cohort.landmark[patient]
-    return _by_source(tables, patient[late], event_row[late])
 
 
 KEY = "Key"

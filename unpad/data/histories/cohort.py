@@ -12,7 +12,7 @@ event history analysis".
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
@@ -78,8 +78,7 @@ class Cohort:
     @property
     def patient(self) -> np.ndarray:
         """Number of the patient of every example, (num_examples,) int64 from 0, rising."""
-        patient: np.ndarray = np.cumsum(np.diff(self.person, prepend=-1) != 0) - 1
-        return patient
+        return np.asarray(np.cumsum(np.diff(self.person, prepend=-1) != 0) - 1)
 
     def take(self, index: np.ndarray, **changes: Any) -> "Cohort":
         """These examples, (num,) int64, with other values of some fields that are not by example."""
@@ -93,12 +92,25 @@ class Cohort:
         return f"{number_of(len(self.person), 'examples')} of {patients}" if self.several else patients
 
 
-@dataclass(eq=False)
 class _Choice:
-    """Examples that are still in, (num_examples,) bool, and the numbers of the others by reason."""
+    """Examples to choose from, those that are still in, and the numbers of the others by reason.
 
-    taking: np.ndarray
-    left_out: dict[str, int] = field(default_factory=dict)
+    Args:
+        person: (num_examples,) int64, index into `EventRows.patients`.
+        row: (num_examples,) int64, index into the table of labels, -1 without a row.
+        left_out: of an earlier choice.
+    """
+
+    def __init__(self, person: np.ndarray, row: np.ndarray, left_out: dict[str, int]) -> None:
+        self.person, self.row, self.left_out = person, row, dict(left_out)
+        self.taking = np.ones(len(person), np.bool_)
+
+    def values(self, of_rows: np.ndarray | None, fill: float = np.nan) -> np.ndarray:
+        """Values of rows of labels, one per example, (num_examples,) float64."""
+        spread = np.full(len(self.row), fill)
+        if of_rows is not None:
+            spread[self.row >= 0] = of_rows[self.row[self.row >= 0]]
+        return spread
 
     def leave(self, gone: np.ndarray, why: str) -> None:
         number = int((gone & self.taking).sum())
@@ -259,27 +271,29 @@ def choose(
         has_bins: whether the model learns times to the outcome, of censored patients too.
     """
     person, row = _examples(len(rows.patients), persons, settings)
-    label = _of_row(labels.label if labels else None, row)
-    end = _of_row(labels.end if labels else None, row)
+    choice = _Choice(person, row, {})
+    label, end = choice.values(labels.label if labels else None), choice.values(labels.end if labels else None)
     has_event = np.bincount(rows.person, minlength=len(rows.patients)) > 0
     bad, refused = [], np.zeros(len(rows.person), np.bool_)
-    choice = _Choice(np.ones(len(person), np.bool_))
     if labels is None:
         bad += _without_events(rows, ~has_event)
         choice.leave(~has_event[person], "without any event")
     else:
         assert settings.labels is not None
         choice.leave(~has_event[person] & (row < 0), "in no table of events or labels")
-        choice.leave(_of_row(~labels.usable, row, fill=0).astype(np.bool_), "whose row of labels is quarantined")
+        choice.leave(choice.values(~labels.usable, fill=0).astype(np.bool_), "whose row of labels is quarantined")
         unlabelled, endless = np.isnan(label), np.isnan(end) & (settings.labels.duration is not None)
         both = unlabelled & endless & (row >= 0)
         for what, unknown in (("label and duration", both), ("label", unlabelled), ("duration", endless)):
-            bad += _missing(rows, labels, person, row, choice, unknown, settings.labels, what)
+            bad += _missing(rows, labels, choice, unknown, settings.labels, what)
         label = np.where(endless, np.nan, label)
         if settings.landmark is None:
             refused = rows.days > end[rows.person]  # every person is one example
-            bad += _after_the_end(rows, refused)
-    landmark = _landmarks(rows, labels, row, choice, settings, clock, refused)
+            what = "the event is after the outcome that is to be predicted"
+            fix = "set events.landmark, or remove the row"
+            bad += [rows.bad(event, "E_LEAK", what, fix) for event in np.flatnonzero(refused).tolist()]
+    given = choice.values(None if labels is None else labels.landmark)
+    landmark = _landmarks(rows, refused, choice, given, settings, clock)
     duration = None
     if labels is not None and settings.labels is not None and settings.labels.duration is not None:
         duration, cause = end - landmark, label
@@ -338,14 +352,6 @@ def _in_order(patients: pa.Array) -> np.ndarray:
     return np.asarray(pc.sort_indices(keys, [("length", "ascending"), ("id", "ascending")])).astype(np.int64)
 
 
-def _of_row(values: np.ndarray | None, row: np.ndarray, fill: float = np.nan) -> np.ndarray:
-    """Spread values of rows of labels over the examples, (num_examples,) float64."""
-    spread = np.full(len(row), fill)
-    if values is not None:
-        spread[row >= 0] = values[row[row >= 0]]
-    return spread
-
-
 def _without_events(rows: EventRows, empty: np.ndarray) -> list[BadRow]:
     """Report files of patients without a row, and rows of facts that are all empty."""
     if not empty.any():
@@ -360,14 +366,7 @@ def _without_events(rows: EventRows, empty: np.ndarray) -> list[BadRow]:
 
 
 def _missing(
-    rows: EventRows,
-    labels: LabelTable,
-    person: np.ndarray,
-    row: np.ndarray,
-    choice: _Choice,
-    unknown: np.ndarray,
-    settings: EventLabels,
-    what: str,
+    rows: EventRows, labels: LabelTable, choice: _Choice, unknown: np.ndarray, settings: EventLabels, what: str
 ) -> list[BadRow]:
     """Treat examples without `what`, such as a label, as the recipe says."""
     unknown = unknown & choice.taking
@@ -380,37 +379,23 @@ def _missing(
     first = dict(zip(people.tolist(), events.tolist(), strict=True))
     fix = f"add the {what}, or set events.labels.missing to exclude or keep"
     bad = []
-    for one, of in dict.fromkeys(zip(person[unknown].tolist(), row[unknown].tolist(), strict=True)):
+    for one, of in dict.fromkeys(zip(choice.person[unknown].tolist(), choice.row[unknown].tolist(), strict=True)):
         where = labels.where(of) if of >= 0 else rows.where(first[one])
         has = f"an empty {what}" if of >= 0 else "events and no label"
         bad.append(BadRow(where, "E_LABEL", f"patient {rows.alias(one)} has {has}", fix))
     return bad
 
 
-def _after_the_end(rows: EventRows, wrong: np.ndarray) -> list[BadRow]:
-    """Report events after the outcome."""
-    what, fix = "the event is after the outcome that is to be predicted", "set events.landmark, or remove the row"
-    return [rows.bad(event, "E_LEAK", what, fix) for event in np.flatnonzero(wrong).tolist()]
-
-
 def _landmarks(
-    rows: EventRows,
-    labels: LabelTable | None,
-    row: np.ndarray,
-    choice: _Choice,
-    settings: EventSettings,
-    clock: TimeUnit,
-    refused: np.ndarray,
+    rows: EventRows, refused: np.ndarray, choice: _Choice, given: np.ndarray, settings: EventSettings, clock: TimeUnit
 ) -> np.ndarray:
-    """The landmark of every example, (num_examples,) float64, in days."""
+    """The landmark of every example, (num_examples,) float64, in days; `given` are those of the table of labels."""
     if settings.landmarks:
-        return np.tile(np.array(settings.landmarks) / clock.per_day, len(row) // len(settings.landmarks))
+        return np.tile(np.array(settings.landmarks) / clock.per_day, len(given) // len(settings.landmarks))
     if settings.landmark is not None:
-        assert labels is not None
-        landmark = _of_row(labels.landmark, row)
-        choice.leave(np.isnan(landmark), "without a landmark")
-        return landmark
-    last = np.full(len(row), -np.inf)
+        choice.leave(np.isnan(given), "without a landmark")
+        return given
+    last = np.full(len(given), -np.inf)  # every person is one example
     timed = ~np.isnan(rows.days) & ~refused
     np.maximum.at(last, rows.person[timed], rows.days[timed])
     return np.where(np.isfinite(last), last, 0.0)
@@ -445,7 +430,7 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
     Args:
         side: (num_persons,) int8 of `Split` that the tables declare.
     """
-    choice = _Choice(np.ones(len(cohort.person), np.bool_), dict(cohort.left_out))
+    choice = _Choice(cohort.person, cohort.label_row, cohort.left_out)
     mine = side[cohort.person]
     if recipe.events.split is not None:
         choice.leave(mine == Split.UNDECLARED, "in no part of events.split")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable
 from datetime import UTC, datetime
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -53,7 +54,6 @@ _PLAIN = r"^-?\d*\.?\d*$"
 _CLOCK = r"^\d{1,2}:\d{2}(:\d{2})?$"
 # Years outside are placeholders such as 9999-12-31; shifted dates of published hospital data are inside.
 FIRST_YEAR, LAST_YEAR = 1800, 2299
-_SECONDS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}  # units of a timestamp per second
 
 _BESIDE = "beside the path of this table"  # in data.events or events.labels
 
@@ -147,12 +147,10 @@ class Column:
 
     def _drop_bad_bytes(self) -> None:
         """Replace texts that are not UTF-8, which parquet does not check, by null."""
-        texts = self.values.cast(pa.binary()).to_pylist()
-        read = [None if text is None else text.decode(errors="ignore") for text in texts]
-        good = [text if text is None or text.encode() == raw else None for text, raw in zip(read, texts, strict=True)]
-        broken = np.array([text is None and raw is not None for text, raw in zip(good, texts, strict=True)], np.bool_)
-        self.faults.add(broken, "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
-        self.values = pa.array(good, pa.string())
+        texts = self.values.cast(pa.binary())
+        wrong = [text is not None and text.decode(errors="ignore").encode() != text for text in texts.to_pylist()]
+        self.faults.add(np.array(wrong, np.bool_), "E_UTF8", "a text is not UTF-8", "save it as UTF-8")
+        self.values = pc.if_else(pa.array(wrong, pa.bool_()), None, texts).cast(pa.string())
 
     def matches(self, pattern: str) -> np.ndarray:
         """Texts that match a pattern of RE2, (num_rows,) bool."""
@@ -170,8 +168,7 @@ class Column:
     @cached_property
     def empty(self) -> np.ndarray:
         """Texts that stand for no value, and null, (num_rows,) bool."""
-        empty: np.ndarray = np.asarray(pc.is_in(self.values, pa.array(NOTHING))) | ~self.valid
-        return empty
+        return np.asarray(np.asarray(pc.is_in(self.values, pa.array(NOTHING))) | ~self.valid)
 
     def texts(self) -> list[str]:
         """The different texts, as they come."""
@@ -278,9 +275,7 @@ class Column:
             return np.full(len(self.values), Split.UNDECLARED, np.int8)
         if not self.is_text:
             raise self.error("E_SPLIT", f"holds {self.values.type}, expected words", WRITE_SPLIT)
-        names = self.values.dictionary_encode()
-        side_of = np.array([*map(split_number, names.dictionary.to_pylist()), Split.UNDECLARED], np.int8)
-        sides: np.ndarray = side_of[np.asarray(names.indices.fill_null(-1))]
+        sides = _each(self.values, split_number, Split.UNDECLARED).astype(np.int8)
         said = np.asarray(pc.not_equal(pc.utf8_trim_whitespace(self.values), "").fill_null(False))
         self.faults.add((sides == Split.UNDECLARED) & said, "E_SPLIT", "the split has no such part", WRITE_SPLIT)
         return sides
@@ -299,8 +294,6 @@ class Column:
             SourceError: the column holds no numbers.
         """
         kind = self.values.type
-        if pa.types.is_null(kind):
-            return np.full(len(self.values), np.nan)
         if self.is_text:
             numbers = self._numbers_in_texts(expected, truths, words)
         elif any(is_kind(kind) for is_kind in (pa.types.is_boolean, *_NUMERIC)):
@@ -388,7 +381,8 @@ class Column:
         if _is_calendar(self.values.type):
             raise self.error("E_UNIT", f"holds timestamps, expected {unit}", "set unit: timestamp for this table")
         if self.is_text:
-            dated = self.matches(_DATE) | self.matches(_CLOCK) | self._date_like()
+            others = pc.if_else(pa.array(self.matches(_PLAIN)), None, self.values)
+            dated = self.matches(_DATE) | self.matches(_CLOCK) | _each(others, is_date_like, False)
             advice = layout_advice(self.texts()) if dated.any() else ""
             fix = f"write the {unit} as a number, or set {advice or 'unit: timestamp'} where all are dates"
             self.refuse(dated, "E_UNIT", f"is a date or a time of day, expected {unit}", fix)
@@ -398,25 +392,19 @@ class Column:
         self.refuse(far, "E_UNIT", f"is more than 200 years, counted in {unit}", fix)
         return days
 
-    def _date_like(self) -> np.ndarray:
-        """Texts that are written like dates, (num_rows,) bool."""
-        encoded = pc.if_else(pa.array(self.matches(_PLAIN)), None, self.values).dictionary_encode()
-        dated = np.array([*(text is not None and is_date_like(text) for text in encoded.dictionary.to_pylist()), False])
-        date_like: np.ndarray = dated[np.asarray(encoded.indices.fill_null(-1))]
-        return date_like
-
     def _timestamps(self, layout: str | None) -> np.ndarray:
-        moments, ahead = self.values, np.zeros(len(self.values), np.int64)
+        moments = self.values
         if self.is_text:
-            moments, ahead = (self._in_layout(layout), ahead) if layout is not None else self._in_iso()
+            moments = self._in_iso() if layout is None else self._in_layout(layout)
         elif not _is_calendar(moments.type):
             fix = "set unit: minutes, hours or days for this table"
             raise self.error("E_UNIT", f"holds {moments.type}, expected timestamps", fix)
         if pa.types.is_timestamp(self.values.type):
             self.faults.zones[self.name] = self.values.type.tz is not None
-        if pa.types.is_timestamp(moments.type) and moments.type.tz is not None:
-            moments = moments.cast(pa.timestamp(moments.type.unit))  # the same moment, in UTC
-        far = _out_of_range(moments)
+        # Without a zone these are the same moments, in UTC.
+        seconds = np.asarray(moments.cast(pa.timestamp("s"), safe=False).cast(pa.int64()).fill_null(0))
+        first, end = (np.datetime64(f"{year}-01-01", "s").astype(np.int64) for year in (FIRST_YEAR, LAST_YEAR + 1))
+        far = (seconds < first) | (seconds >= end)
 
         def explain(row: int) -> tuple[str, str]:
             value = _shown(self.values[row].as_py()) if self.is_text else ""
@@ -426,30 +414,31 @@ class Column:
         self.refuse(far, "E_RANGE", explain)
         moments = pc.if_else(pa.array(far), None, moments)
         since = np.asarray(moments.cast(pa.timestamp("us"), safe=False).cast(pa.int64()).fill_null(0))
-        return np.where(np.asarray(pc.is_valid(moments)), (since - ahead * 60_000_000) / MICROSECONDS, np.nan)
+        return np.where(np.asarray(pc.is_valid(moments)), since / MICROSECONDS, np.nan)
 
-    def _in_iso(self) -> tuple[pa.Array, np.ndarray]:
-        """Read texts of ISO 8601 as timestamps, and the minutes by which their zones are ahead of UTC, (num_rows,)."""
+    def _in_iso(self) -> pa.Array:
+        """Read texts of ISO 8601 as timestamps, in UTC where they have zones; null for empty rows."""
         good = self.matches(_DATE)
         zoned = self.matches(_ZONE) & good
+        has_zones = bool(zoned.any())
         if good.any():
-            self.faults.zones[self.name] = bool(zoned.any())
-        if zoned.any():
+            self.faults.zones[self.name] = has_zones
+        if has_zones:
             self.refuse(good & ~zoned, "E_UNIT", "has no zone, unlike other rows", WRITE_ZONES)
-        plain = pc.replace_substring_regex(pc.if_else(pa.array(good), self.values, None), _ZONE, "")
+            good = zoned
+        texts = pc.if_else(pa.array(good), self.values, None)
+        plain = pc.replace_substring_regex(texts, r"^([\d-]{10})Z$", r"\1T00:00Z")  # Arrow reads no zone of a day
+        kind = pa.timestamp("us", "UTC" if has_zones else None)
         try:
-            moments = plain.cast(pa.timestamp("us"))
+            moments = plain.cast(kind)
         except pa.ArrowException:  # the thirtieth of February, or an hour of 25
-            good &= np.array([_is_real(text) for text in plain.to_pylist()], np.bool_)
-            moments = pc.if_else(pa.array(good), plain, None).cast(pa.timestamp("us"))
+            good = good & np.array([_is_real(text) for text in plain.to_pylist()], np.bool_)
+            moments = pc.if_else(pa.array(good), plain, None).cast(kind)
         wrong = ~(good | self.empty)
         advice = layout_advice(self.texts()) if wrong.any() and not good.any() else ""
         fix = f"set {advice}" if advice else "write it as 2024-01-31 or 2024-01-31 12:30:00"
         self.refuse(wrong, "E_UNIT", lambda row: (f"is not a date{_shown(self.values[row].as_py())}", fix))
-        signed = pc.replace_substring_regex(self.values, "Z$", "+0000")
-        digits = pc.replace_substring_regex(signed, r"^.*([+-])(\d{2}):?(\d{2})$", r"\1\2\3")
-        zone = np.asarray(pc.if_else(pa.array(zoned), pc.replace_substring(digits, "+", ""), "0").cast(pa.int64()))
-        return moments, np.sign(zone) * (np.abs(zone) // 100 * 60 + np.abs(zone) % 100)
+        return moments
 
     def _in_layout(self, layout: str) -> pa.Array:
         """Read texts in a layout of strptime as timestamps, in UTC where they have a zone; null for empty rows."""
@@ -467,7 +456,14 @@ class Column:
         return times
 
 
-_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
+
+
+def _each(texts: pa.Array, function: Callable[[str], Any], missing: object) -> np.ndarray:
+    """A function of every text, (num_rows,), computed once for equal ones; `missing` for null."""
+    encoded = texts.dictionary_encode()
+    values = np.array([*map(function, encoded.dictionary.to_pylist()), missing])
+    return np.asarray(values[np.asarray(encoded.indices.fill_null(-1))])
 
 
 def _matches(texts: pa.Array, pattern: str) -> np.ndarray:
@@ -524,18 +520,6 @@ def is_utf8(column: pa.Array) -> bool:
 def _shown(text: str) -> str:
     """Show a faulty time in a message; only the length of a text unlike a date, as it may identify a patient."""
     return f': "{text}"' if is_date_like(text) else f", but a text of {len(text)} characters"
-
-
-def _out_of_range(moments: pa.Array) -> np.ndarray:
-    """Find dates outside of the years that are taken for real, (num_rows,) bool, in the column's own unit."""
-    if pa.types.is_date32(moments.type):
-        seconds = np.asarray(moments.cast(pa.int32()).fill_null(0)) * 86_400.0
-    else:
-        per_second = _SECONDS["ms"] if pa.types.is_date64(moments.type) else _SECONDS[moments.type.unit]
-        seconds = np.asarray(moments.cast(pa.int64()).fill_null(0)) / per_second
-    first, last = (np.datetime64(f"{year}-01-01", "s").astype(np.int64) for year in (FIRST_YEAR, LAST_YEAR + 1))
-    far: np.ndarray = (seconds < first) | (seconds >= last)
-    return far
 
 
 def _is_calendar(kind: pa.DataType) -> bool:

@@ -55,15 +55,15 @@ class EventTable:
     ids: pa.Array
     whole_ids: bool
     days: np.ndarray
-    unit: str | None
     codes: pa.Array
     values: np.ndarray
-    sets: np.ndarray | None
     origin: np.ndarray
     others: pa.Array
     declared: Sides
-    unsorted: int
     bad: list[BadRow]
+    unit: str | None = None
+    sets: np.ndarray | None = None
+    unsorted: int = 0
     notes: tuple[str, ...] = ()
     zones: dict[str, bool] = field(default_factory=dict)
 
@@ -123,6 +123,11 @@ def _read_timed(
         declared = [Sides.of_table(splits)]
     elif sides is not None:
         declared.append(Sides.of_rows(ids.take(keep), sides[good]))
+    notes += [f"{source.path}: {note}" for note in faults.notes]
+    for name in ("code", "value"):
+        if table.has("id") and table.names.get(name) == table.names["id"]:
+            what = f"is the id of the patient, and also the {name} of the events"
+            notes.append(f'{source.path}: "{table.names["id"]}" {what}')
     return EventTable(
         table=table,
         name=_title(path, layout),
@@ -138,40 +143,25 @@ def _read_timed(
         declared=Sides.joined(declared),
         unsorted=int(unsorted[good].sum()),
         bad=faults.bad,
-        notes=(
-            *notes,
-            *(f"{source.path}: {note}" for note in faults.notes),
-            *(
-                f'{source.path}: "{table.names["id"]}" is the id of the patient, and also the {name} of the events'
-                for name in ("code", "value")
-                if table.has("id") and table.names.get(name) == table.names["id"]
-            ),
-        ),
+        notes=tuple(notes),
         zones=faults.zones,
     )
 
 
-def _columns(source: EventSource, layout: str, with_split: bool) -> tuple[dict[str, Sequence[str]], set[str]]:
+def _columns(source: EventSource, layout: str, with_split: bool) -> tuple[dict[str, tuple[str, ...]], set[str]]:
     """Names that the columns of a source may have, and the columns that it may lack; as for `open_table`."""
-    wanted: dict[str, Sequence[str]] = {
-        name: AUTO[layout][name] if asked == "auto" else (asked,)
-        for name, asked in (("id", source.id), ("time", source.time), ("code", source.code), ("value", source.value))
-        if asked is not None
-    }
+    usual = {**AUTO[layout], "set": ("set_index",), "value_unit": UNIT_NAMES, "split": ("split",)}
+    asked = {name: getattr(source, name) for name in ("id", "time", "code", "value", "set", "value_unit")}
+    asked["split"] = "auto" if with_split else None
     if layout == "patients":
-        del wanted["id"]
-    if source.set is not None:
-        wanted["set"] = ("set_index",) if source.set == "auto" else (source.set,)
-    optional = {"set"} if source.set == "auto" else set()
+        asked["id"] = None
+    if source.value is None:
+        asked["value_unit"] = None
+    wanted = {name: usual[name] if named == "auto" else (named,) for name, named in asked.items() if named is not None}
+    optional = {name for name in ("set", "value_unit", "split") if asked[name] == "auto"}
     if layout == "meds" and source.value == "auto":
         wanted["text"] = ("text_value",)
         optional |= {"value", "text"}
-    if source.value is not None and source.value_unit is not None:
-        wanted["value_unit"] = UNIT_NAMES if source.value_unit == "auto" else (source.value_unit,)
-        optional |= {"value_unit"} if source.value_unit == "auto" else set()
-    if with_split:
-        wanted["split"] = ("split",)
-        optional.add("split")
     return wanted, optional
 
 
@@ -288,9 +278,8 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
     "column=word" as code and without a value; an empty cell none."""
     wanted = {"id": AUTO["table"]["id"] if source.id == "auto" else (source.id,)}
     chosen = {f"static {name}": (name,) for name in source.static}
-    optional = ("split",) if with_split and "split" not in source.static else ()
-    wanted |= {name: (name,) for name in optional}
-    table = open_table(files, {**wanted, **chosen}, optional, "data.events", dict.fromkeys(chosen, "static"))
+    wanted |= {"split": ("split",)} if with_split and "split" not in source.static else {}
+    table = open_table(files, {**wanted, **chosen}, ("split",), "data.events", dict.fromkeys(chosen, "static"))
     faults = Faults(table, source.decimal, source.limits)
     ids, whole_ids = faults.read_ids()
     person = number(ids)
@@ -325,14 +314,11 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
         ids=ids.take(pa.array(origin)),
         whole_ids=whole_ids,
         days=np.full(len(origin), np.nan),
-        unit=None,
         codes=pa.concat_arrays(codes),
         values=np.concatenate(numbers),
-        sets=None,
         origin=origin,
         others=ids.filter(keep),
         declared=Sides.joined(declared),
-        unsorted=0,
         bad=faults.bad,
         notes=(*(f"{source.path}: {note}" for note in faults.notes), *_doubtful(source, table, read)),
     )
@@ -397,19 +383,6 @@ class EventRows:
         return alias(self.patients[person].as_py())
 
 
-def units_of(parts: Sequence[EventTable]) -> set[str]:
-    """Return the units of the clocks of all sources.
-
-    Raises:
-        RecipeError: some sources have timestamps and others a clock of their own.
-    """
-    units = {part.unit for part in parts if part.unit is not None}
-    if "timestamp" in units and len(units) > 1:
-        what = "some tables of events have timestamps and others count from a time of their own"
-        raise RecipeError(what, where="data.events", fix="bring all of them onto one clock")
-    return units
-
-
 def join(parts: Sequence[EventTable], more: Sequence[pa.Array] = ()) -> tuple[EventRows, list[np.ndarray]]:
     """Concatenate the events of all sources and number the patients.
 
@@ -426,11 +399,8 @@ def join(parts: Sequence[EventTable], more: Sequence[pa.Array] = ()) -> tuple[Ev
     encoded = pa.concat_arrays([column.cast(pa.string()) for column in id_columns]).dictionary_encode()
     ends = np.cumsum([len(column) for column in id_columns])
     numbers = np.split(np.asarray(encoded.indices).astype(np.int64), ends[:-1])
-    coded = pa.concat_arrays([part.codes.cast(pa.string()) for part in parts]).dictionary_encode()
-    distinct = coded.dictionary.to_pylist()
-    names = sorted(distinct)
-    rank = np.empty(len(names), np.int64)
-    rank[np.array(sorted(range(len(distinct)), key=distinct.__getitem__), np.int64)] = np.arange(len(names))
+    codes = pa.concat_arrays([part.codes.cast(pa.string()) for part in parts])
+    names = sorted(codes.unique().to_pylist())
     timed = [part for part in parts if part.unit is not None]
     if len({part.sets is None for part in timed}) > 1:
         what = "some tables of events number their sets and others do not"
@@ -442,7 +412,7 @@ def join(parts: Sequence[EventTable], more: Sequence[pa.Array] = ()) -> tuple[Ev
         patients=encoded.dictionary,
         person=np.concatenate(numbers[: len(parts)]),
         names=names,
-        code=rank[np.asarray(coded.indices).astype(np.int64)],
+        code=np.asarray(pc.index_in(codes, pa.array(names, pa.string()))).astype(np.int64),
         days=np.concatenate([part.days for part in parts]),
         values=np.concatenate([part.values for part in parts]),
         sets=np.concatenate(sets) if numbered else None,

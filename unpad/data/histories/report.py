@@ -62,14 +62,11 @@ class PatientsReport:
         """
         others = {why: number for why, number in self.counts.items() if number}
         events = "events, counted in each example" if cohort.several else "events"
-        lines = [
+        return [
             f"{number_of(self.num_rows, 'rows')} read, {len(self.bad):,} quarantined; "
             f"{len(values) + sum(others.values()):,} {events} = {len(values):,} used"
             + "".join(f" + {number:,} {why}" for why, number in others.items()),
             *cohort_lines(cohort, self.competing, for_training),
-        ]
-        return [
-            *lines,
             *(f"warning: {note}" for note in (self.warnings if for_training else self.notes)),
             *self._events(values, sets, "examples" if cohort.several else "patients"),
             *self._codes(known),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -133,18 +134,11 @@ def open_table(
     Raises:
         SourceError: a file cannot be read, lacks a column or has it twice, or files differ in the type of a column.
     """
-
-    def choose(present: list[str], shown: str) -> dict[str, str]:
-        return _choose(present, wanted, optional, key, fields or {}, shown)
-
-    def read_file(file: TableFile) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
-        return _read(file, choose, len(files) == 1)
-
-    if len(files) == 1:
-        read = [read_file(files[0])]
-    else:
-        with ThreadPoolExecutor() as pool:
-            read = list(counted(pool.map(read_file, files), "reading tables", len(files), "files"))
+    choose = partial(_choose, wanted, optional, key, fields or {})
+    read_file = partial(_read, choose, len(files) == 1)
+    with ThreadPoolExecutor() as pool:
+        each = pool.map(read_file, files) if files[1:] else map(read_file, files)
+        read = list(counted(each, "reading tables", len(files), "files"))
     parts = [columns for columns, _, _, _ in read]
     try:
         joined = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
@@ -173,7 +167,7 @@ def column_names(path: Path, shown: str) -> list[str]:
 
 
 def _read(
-    file: TableFile, choose: Callable[[list[str], str], dict[str, str]], alone: bool
+    choose: Callable[[list[str], str], dict[str, str]], alone: bool, file: TableFile
 ) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
     """Read one file: its columns, their names there, the numbers of its rows, and lines that are not rows.
 
@@ -201,13 +195,9 @@ def _read(
 
 
 def _choose(
-    present: list[str],
-    wanted: Mapping[str, Sequence[str]],
-    optional: Collection[str],
-    key: str,
-    fields: Mapping[str, str],
-    shown: str,
-) -> dict[str, str]:
+    wanted: Mapping[str, Sequence[str]], optional: Collection[str], key: str, fields: Mapping[str, str],
+    present: list[str], shown: str,
+) -> dict[str, str]:  # fmt: skip
     """Map requested names to the columns of a file."""
     names = {}
     for name, candidates in wanted.items():
@@ -252,17 +242,15 @@ def _near(name: str, sought: str, present: list[str]) -> str:
 
 
 def _type_differs(parts: list[pa.Table], files: Sequence[TableFile]) -> SourceError:
-    """Name the first file with another type of a column than in the first file."""
-    first = parts[0].schema
-    for part, file in zip(parts[1:], files[1:], strict=True):
+    """Name the first file with another type of a column than a file before it."""
+    first: dict[str, tuple[pa.DataType, str]] = {}
+    for part, file in zip(parts, files, strict=True):
         for field in part.schema:
-            index = first.get_field_index(field.name)
-            if index >= 0 and first.field(index).type != field.type:
-                kinds = f"{field.type}, that of {files[0].shown} {first.field(index).type}"
-                what = f'E_TYPE the column "{field.name}" holds {kinds}'
+            kind, shown = first.setdefault(field.name, (field.type, file.shown))
+            if field.type != kind:
+                what = f'E_TYPE the column "{field.name}" holds {field.type}, that of {shown} {kind}'
                 return SourceError(what, where=file.shown, fix="write both files with one type")
-    what = "E_TYPE files differ in the types of their columns"
-    return SourceError(what, where=files[0].shown, fix="write them alike")
+    raise AssertionError("tables of equal types can be joined")
 
 
 # --------------------------------------------------------------------------- parquet
@@ -283,20 +271,15 @@ def _parquet(path: Path, shown: str, get: Callable[[pq.ParquetFile], Any]) -> An
         with open_parquet(path) as file:
             return get(file)
     except UnicodeDecodeError:
-        what, fix = "E_UTF8 the name of a column is not UTF-8", "write the file again"
-        raise SourceError(what, where=shown, fix=fix) from None
+        what = "E_UTF8 the name of a column is not UTF-8"
     except GrowthError as error:
-        raise SourceError(f"E_PARQUET {error}", where=shown, fix="write the file again") from None
-    except OSError as error:
-        if error.strerror:
+        what = f"E_PARQUET {error}"
+    except (OSError, pa.ArrowException) as error:
+        if isinstance(error, OSError) and error.strerror:
             raise unreadable(error, shown) from None
-        raise _no_parquet(shown) from None
-    except pa.ArrowException:  # pyarrow's message may contain the path, which may contain a patient's id
-        raise _no_parquet(shown) from None
-
-
-def _no_parquet(shown: str) -> SourceError:
-    return SourceError("E_PARQUET it is not a whole parquet file", where=shown, fix="write the file again")
+        # The message of pyarrow may contain the path, which may contain a patient's id.
+        what = "E_PARQUET it is not a whole parquet file"
+    raise SourceError(what, where=shown, fix="write the file again")
 
 
 # --------------------------------------------------------------------------- CSV

@@ -8,12 +8,12 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from unpad.data.sources.example import BadRow, Example, Turn
-from unpad.data.sources.faults import RowFault, excerpt, missing, type_name
+from unpad.data.sources.faults import RowFault, excerpt, missing, spelled, type_name
 from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.reader import examples, spelled
+from unpad.data.sources.reader import examples
 from unpad.data.sources.row import Row, are_messages, is_blank, listed, require_text
-from unpad.data.sources.unread import read_marks, refuse_unread
+from unpad.data.sources.unread import doubt_unread, read_marks
 from unpad.recipes.data import DataSettings
 
 Role = Literal["system", "user", "assistant"]
@@ -41,7 +41,7 @@ _MARKERS = (
 TOOLS = ("tool", "function", "observation", "ipython")  # words of roles of the messages of tools
 NO_TOOLS = "tools' messages are not covered"
 _PAIR: tuple[Role, Role] = ("user", "assistant")
-_MARKED: dict[str, Role] = {"系统": "system", "用户": "user", "助手": "assistant"}
+_ROLES_OF_TEXTS: dict[str, Role] = {**ROLES, "系统": "system", "用户": "user", "助手": "assistant"}
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
@@ -58,12 +58,10 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
     def convert(row: Row) -> Example:
         if type(row.value) is not dict:
             name = "the conversation"
-            return Example(row.where, in_turns(messages_of(row.value, name), name))
+            return Example(row.where, in_turns(messages_of(row, row.value, name), name))
         turns = _turns_of_row(row, file)
-        if len(row.value) == 1:
-            return Example(row.where, turns)
         example = Example(row.where, turns, *row.declared(), given=given_of(row))
-        refuse_unread(row, turns)
+        doubt_unread(row, turns)
         return example
 
     named = (*file.fields.values(), "system") if file.field else (*file.fields.values(), *FIELDS)
@@ -72,7 +70,7 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
 
 def _turns_of_row(row: Row, file: SourceFile) -> tuple[Turn, ...]:
     def parsed(name: str) -> list[Turn]:
-        return messages_of(row[name], f'"{name}"', row)
+        return messages_of(row, row[name], f'"{name}"')
 
     whole = (file.field,) if file.field else () if file.prompt or file.reply else MESSAGES
     requests = () if file.field else (file.prompt,) if file.prompt else REQUESTS
@@ -80,12 +78,17 @@ def _turns_of_row(row: Row, file: SourceFile) -> tuple[Turn, ...]:
     texts = ("text",) if whole == MESSAGES else ()
     name = row.one_of(whole, "the messages", parsed)
     if name is None or is_blank(row.value[name]):
-        request = _request_of(row, requests, replies)
+        request = row.one_of(requests, "a request")
+        if request is None and requests == REQUESTS and "input" in row and any(reply in row for reply in replies):
+            request = "input"
         if request is not None:
-            return in_turns(with_system(row, _request_and_reply(row, request, replies)), f'"{request}"')
+            reply = row.one_of(replies, "a reply")
+            if reply is None:
+                raise missing(replies, row.value)
+            return in_turns(with_system(row, [*asked(row, request), *said_in(row, reply)]), f'"{request}"')
         name = next((text for text in texts if text in row), name)
     if name is None:
-        raise missing((*whole, *requests, *texts), row.names)
+        raise missing((*whole, *requests, *texts), row.value)
     return in_turns(with_system(row, parsed(name)), f'"{name}"')
 
 
@@ -97,25 +100,10 @@ def with_system(row: Row, messages: list[Turn]) -> list[Turn]:
     return [Turn("system", row.text(system)), *messages]
 
 
-def _request_of(row: Row, requests: Sequence[str], replies: Sequence[str]) -> str | None:
-    """The field of a row's request; `input` is one where a reply but no other request stands beside it."""
-    request = row.one_of(requests, "a request")
-    alone = request is None and requests == REQUESTS and "input" in row and any(name in row for name in replies)
-    return "input" if alone else request
-
-
-def _request_and_reply(row: Row, request: str, replies: Sequence[str]) -> list[Turn]:
-    """Turn a row such as Alpaca's, or one with lists of messages as prompt and completion, into messages."""
-    reply = row.one_of(replies, "a reply")
-    if reply is None:
-        raise missing(replies, row.names)
-    return [*asked(row, request), *said_in(row, reply)]
-
-
 def said_in(row: Row, name: str) -> list[Turn]:
     """Messages of a field that holds a reply, or a list that ends with one."""
     if are_messages(row[name]):
-        return messages_of(row[name], f'"{name}"', row)
+        return messages_of(row, row[name], f'"{name}"')
     return [Turn("assistant", row.text(name))]
 
 
@@ -126,7 +114,7 @@ def asked(row: Row, request: str) -> list[Turn]:
         RowFault: they are something else, or two fields complete it.
     """
     if are_messages(row[request]):
-        return messages_of(row[request], f'"{request}"', row)
+        return messages_of(row, row[request], f'"{request}"')
     more = row.one_of(CONTEXTS, "what completes the request")
     parts = [name for name in dict.fromkeys((request, more)) if name and not is_blank(row.get(name))] or [request]
     text = "\n".join(row.text(name) for name in parts)
@@ -166,19 +154,22 @@ def looks_like_chat(value: object) -> bool:
     return isinstance(value, str) and any(marker.match(value.lstrip()) for marker in _MARKERS)
 
 
-def messages_of(value: object, name: str, row: Row | None = None) -> list[Turn]:
+def messages_of(row: Row, value: object, name: str) -> list[Turn]:
     """Messages of a list of objects, also of one in a text of JSON, or of a string with the names of the speakers.
 
     Args:
         row: that they are of; it notes fields of messages that nobody reads.
+        name: of the value.
 
     Raises:
         RowFault: it is neither.
     """
     value = listed(value)
     if type(value) is list:
-        return [_message(message, name, index, row) for index, message in enumerate(value)]
-    return _parse(require_text(value, name))
+        return [_message(row, message, f"{name}[{index}]") for index, message in enumerate(value)]
+    if not (parts := _parts(require_text(value, name))):
+        raise RowFault("E_ROLE", "the text does not begin with 用户： or User:", "begin with the speaker")
+    return _said(parts)
 
 
 def in_turns(turns: list[Turn], name: str) -> tuple[Turn, ...]:
@@ -222,19 +213,17 @@ def out_of_turn(roles: Sequence[str]) -> tuple[int, Role] | None:
 
 def _up_to_reply(text: str) -> list[Turn] | None:
     """Messages of a text with the names of the speakers that ends where the reply begins; None for another text."""
-    text = text.strip()
-    marker = next((marker for marker in _MARKERS if marker.match(text)), None)
-    parts = marker.split(text)[1:] if marker else ["", ""]
-    is_open = not parts[-1].strip() and (_MARKED.get(parts[-2]) or ROLES.get(parts[-2].lower())) == "assistant"
-    return _parse(text[: text.rindex(parts[-2])]) if is_open and len(parts) > 2 else None
+    *before, role, content = ["", *_parts(text)] if _parts(text) else ["", "", ""]
+    is_open = _ROLES_OF_TEXTS.get(role.lower()) == "assistant" and not content.strip()
+    return _said(before[1:]) if is_open and len(before) > 1 else None
 
 
-def _message(message: object, name: str, index: int, row: Row | None) -> Turn:
+def _message(row: Row, message: object, place: str) -> Turn:
     if type(message) is not dict:
-        raise RowFault("E_TYPE", f"{name}[{index}] is {type_name(message)}, expected an object")
+        fix = 'write a text, or a list of messages with "role" and "content"'
+        raise RowFault("E_TYPE", f"{place} is {type_name(message)}, expected a message", fix)
     if not ({"role", "content"} <= message.keys() or {"from", "value"} <= message.keys()):
         message = spelled(message, ("role", "content", "from", "value"))
-    place = f"{name}[{index}]"
     if any(message.get(key) for key in CALLS):
         raise RowFault("E_TYPE", f"{place} calls tools, and {NO_TOOLS}", "write the call into the content")
     role_key, content_key = ("role", "content") if "role" in message else ("from", "value")
@@ -249,12 +238,9 @@ def _message(message: object, name: str, index: int, row: Row | None) -> Turn:
         fix = f"known roles, with or without capitals: {', '.join(ROLES)}"
         raise RowFault("E_ROLE", f"{place} has the unknown role {excerpt(role)}", fix)
     content = require_text(message[content_key], f'{place}."{content_key}"')
-    if message.keys() <= _READ:
-        return Turn(known, content, _thoughts(message, known, place))
-    learned, unread = read_marks(message, _READ, place, known == "assistant")
-    if row is not None:
-        row.pass_over(*(f"{name.strip(chr(34))}[].{key}" for key in unread))
-    return Turn(known, content, _thoughts(message, known, place), learned or known != "assistant")
+    is_reply = known == "assistant"
+    learned = message.keys() <= _READ or read_marks(row, message, _READ, place, is_reply) or not is_reply
+    return Turn(known, content, _thoughts(message, known, place), learned)
 
 
 def _thoughts(message: dict[str, Any], role: Role, place: str) -> str:
@@ -271,14 +257,15 @@ def _thoughts(message: dict[str, Any], role: Role, place: str) -> str:
     return texts.pop()
 
 
-def _parse(text: str) -> list[Turn]:
-    """Split `用户：…助手：…` or `User: …Assistant: …` into turns."""
+def _parts(text: str) -> list[str]:
+    """Speaker, content and so on of `用户：…助手：…` or `User: …Assistant: …`; empty for another text."""
     text = text.strip()
     marker = next((marker for marker in _MARKERS if marker.match(text)), None)
-    if marker is None:
-        raise RowFault("E_ROLE", "the text does not begin with 用户： or User:", "begin with the speaker")
-    parts = marker.split(text)[1:]  # role, content, role, content, ...
+    return marker.split(text)[1:] if marker else []
+
+
+def _said(parts: Sequence[str]) -> list[Turn]:
     return [
-        Turn(_MARKED.get(role) or ROLES[role.lower()], require_text(content, f"what follows {role}:").strip())
+        Turn(_ROLES_OF_TEXTS[role.lower()], require_text(content, f"what follows {role}:").strip())
         for role, content in zip(parts[::2], parts[1::2], strict=True)
     ]

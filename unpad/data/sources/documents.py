@@ -10,22 +10,24 @@ from unpad.data.sources.faults import RowFault, around, bad_utf8
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.row import Row
 from unpad.data.sources.sniff import BOM, HEAD_BYTES, mistaken
+from unpad.recipes.data import DataSettings
 
 END_OF_TEXT = "<|endoftext|>"
 READ_BYTES = 1 << 18
 BY_LINE = "'data.separator=\"\\n\"'"  # as it is typed in a shell
-WHOLE = "'data.separator=\"CHAPTER\"' ends documents at such a word; plan.cross_documents=true joins them"
+JOINED = "data.join=8000 joins them to documents of so many bytes, so that replies go on"
 BETWEEN = b" \t\n"  # what a run of blank lines consists of
 _BLANK_LINES = re.compile(rb"\n[ \t]*(?:\n[ \t]*)*\n")
 
 
-def read_documents(path: Path, separator: str, *, by_ending: bool = False) -> Iterator[Row | BadRow]:
+def read_documents(path: Path, separator: str, *, join: int = 0, by_ending: bool = False) -> Iterator[Row | BadRow]:
     r"""Split plain text at the separator; yield each document as a row, or the bad row.
 
     Line ends of all kinds become \n; \r alone does so only in a file without any \n. Blank documents are skipped.
 
     Args:
         separator: `data.separator`; auto is <|endoftext|> where it occurs in the file, else blank lines.
+        join: bytes that a document has at least, but for the last; separators before do not end it.
         by_ending: whether nobody has said that it is plain text; then JSON and CSV under such a name are refused.
     """
     with path.open("rb") as handle:
@@ -54,6 +56,8 @@ def read_documents(path: Path, separator: str, *, by_ending: bool = False) -> It
             begin = counted = 0
             spans = [match.span() for match in pattern.finditer(buffer, 0, limit)]
             for end, following in [*spans, (limit, limit)] if ended else spans:
+                if end - begin < join and end < limit:
+                    continue
                 document = buffer[begin:end].strip(b"\n")
                 if document and not document.isspace():
                     start = buffer.index(document, begin)
@@ -71,34 +75,35 @@ class Shape(NamedTuple):
     fix: str
 
 
-def single_document(file: SourceFile, separator: str, num_documents: int) -> Shape | None:
-    """Describe a plain text of several lines that is a single document, with the setting that splits it by line."""
-    if file.format != "text" or separator != "auto" or num_documents != 1:
+def single_document(file: SourceFile, data: DataSettings, num_documents: int) -> Shape | None:
+    """Describe a plain text of several lines that is a single document, with the setting that splits it."""
+    if file.format != "text" or data.separator != "auto" or num_documents != 1:
         return None
     with file.path.open("rb") as handle:
         num_lines = sum(not line.isspace() for line in handle)
     if num_lines < 2:
         return None
-    return Shape(f"{file.path} is one document of {num_lines:,} lines", f"{BY_LINE} makes a document of each line")
+    fix = "a smaller data.join makes several" if data.join else f"{BY_LINE} makes a document of each line"
+    return Shape(f"{file.path} is one document of {num_lines:,} lines", fix)
 
 
 LEAST_PARAGRAPHS, MOST_CHARACTERS = 200, 600  # of a book: documents, and characters of the middle one
 
 
-def describe_book(file: SourceFile, separator: str, characters: Sequence[int]) -> Shape | None:
+def describe_book(file: SourceFile, data: DataSettings, characters: Sequence[int]) -> Shape | None:
     """Describe a plain text that seems to be one text in paragraphs, such as a book.
 
     Args:
         characters: of each document.
     """
-    if file.format != "text" or separator != "auto" or len(characters) < LEAST_PARAGRAPHS:
+    if file.format != "text" or data.separator != "auto" or data.join or len(characters) < LEAST_PARAGRAPHS:
         return None
     middle = sorted(characters)[len(characters) // 2]
     with file.path.open("rb") as handle:
         if middle >= MOST_CHARACTERS or _survey(handle)[1]:
             return None
     what = f"{file.path}: {len(characters):,} documents, median {middle:,} characters"
-    return Shape(f"{what}: looks like one text in paragraphs, so replies will end with a paragraph", WHOLE)
+    return Shape(f"{what}: looks like one text in paragraphs, so replies will end with a paragraph", JOINED)
 
 
 def _survey(handle: BinaryIO) -> tuple[bool, bool]:

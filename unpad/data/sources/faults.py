@@ -1,13 +1,15 @@
 """Faults of rows: their codes, the fix of each, and what messages show of a row."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.fields import SpellingError, looks_like_data
+from unpad.data.sources.fields import SpellingError, looks_like_data, spelling
 from unpad.data.sources.sniff import encoding_of
 
+Names = Sequence[str] | Mapping[str, object]  # of fields, perhaps with their values
 MAX_DEPTH = 500
 MAX_EXCERPT = 80
 FIXES = {
@@ -50,11 +52,16 @@ class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadR
 
 
 class FieldFault(RowFault):
-    """A field that changes what a row means, and that is not read; `field` is its name."""
+    """Fields that change what a row means, and that are not read; `fields` are their names."""
 
-    def __init__(self, field: str, what: str) -> None:
-        super().__init__("E_FIELD", what)
-        self.field = field
+    def __init__(self, doubts: Mapping[str, str]) -> None:
+        """Args:
+        doubts: what is wrong with each.
+        """
+        (_, what), *others = doubts.items()
+        named = ", ".join(f'"{name}"' for name, _ in others)
+        super().__init__("E_FIELD", f"{what}; nor {'are' if others[1:] else 'is'} {named}" if others else what)
+        self.fields = tuple(doubts)
 
 
 def excerpt(content: object, encoding: str = "utf-8") -> str:
@@ -95,21 +102,56 @@ def type_name(value: object) -> str:
     return names.get(type(value), "a number")
 
 
-def missing(fields: Sequence[str], present: Sequence[str], kind: str = "field", fix: str = "") -> RowFault:
+def missing(fields: Sequence[str], present: Names, kind: str = "field", fix: str = "") -> RowFault:
     """Return the fault of a row without any of `fields`."""
     wanted = " or ".join(f'"{name}"' for name in fields)
     return RowFault("E_MISSING", f"no {kind} {wanted}; {there_is(present)}", fix)
 
 
-def there_is(present: Sequence[str]) -> str:
-    """Name the fields that there are; not what seems to be a row of data in the place of a header."""
-    if looks_like_data(present):
+def there_is(present: Names) -> str:
+    """Name the fields that there are, with the types of values that are no texts; not what seems to be a row of data in
+    the place of a header."""
+    values = present if isinstance(present, Mapping) else {}
+    if looks_like_data(list(present)):
         return "the first row looks like data, not like names of columns"
-    return "there is " + (", ".join(f'"{excerpt(name[:40])}"' for name in present[:20]) or "none")
+    types = {name: f" ({type_name(value)})" for name, value in values.items() if type(value) not in (str, type(None))}
+    names = [f'"{excerpt(name[:40])}"{types.get(name, "")}' for name in list(present)[:20]]
+    return f"there is {', '.join(names) or 'none'}"
 
 
 def twice(error: SpellingError) -> RowFault:
     """Return the fault of two fields that could be the same known one."""
-    one, other, meant = (excerpt(name[:40]) for name in error.names)
+    one, other, meant = (excerpt(name[:40]) for name in error.args)
     what = f'"{one}" and "{other}" could both be "{meant}"'
     return RowFault("E_DUPKEY", what, f'call the one that is meant "{meant}", and the other something else')
+
+
+def spelled(row: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+    """The row with the known names of fields that it spells in another way.
+
+    Raises:
+        RowFault: two fields could be the same known one.
+    """
+    try:
+        near = spelling(tuple(row), known)
+    except SpellingError as error:
+        raise twice(error) from None
+    return {near.get(name, name): value for name, value in row.items()} if near else row
+
+
+def columns_of(names: Sequence[str], wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, str]:
+    """Columns of a table by their known names, or their own.
+
+    Args:
+        wanted: the table must have one of these columns; optional: others, also read under near spellings.
+
+    Raises:
+        RowFault: it has none of them, or two columns could be the same.
+    """
+    columns = spelled({name: name for name in names}, (*wanted, *optional))
+    if columns.keys().isdisjoint(wanted):
+        raise missing(wanted, names, "column")
+    again = next((name for name in columns.values() if name and names.count(name) > 1), None)
+    if again is not None:
+        raise RowFault("E_DUPKEY", f'the column "{again}" occurs twice')
+    return columns

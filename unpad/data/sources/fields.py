@@ -114,6 +114,9 @@ MESSAGES = ("messages", "conversations")
 REQUESTS = ("instruction", "prompt", "question")
 REPLIES = ("output", "completion", "response", "answer")
 
+_OF_TALKS = frozenset((*MESSAGES, *REQUESTS, *REPLIES, "system", "history", "tools", "chosen", "rejected"))
+COLUMN = "COLUMN"  # stands for a name that the user knows
+
 # Names that show that a line is the header of a table.
 _OTHERS = "text chosen rejected image id label review comment content body title split"
 COLUMNS = frozenset((*MESSAGES, *REQUESTS, *REPLIES, *_OTHERS.split()))
@@ -154,11 +157,7 @@ def folded(name: str) -> str:
 
 
 class SpellingError(Exception):
-    """Two fields are other spellings of one known field; `names` has both, and the known name."""
-
-    def __init__(self, names: tuple[str, str, str]) -> None:
-        super().__init__(names)
-        self.names = names
+    """Two fields are other spellings of one known field; its arguments are both, and the known name."""
 
 
 @lru_cache(maxsize=64)
@@ -176,7 +175,7 @@ def spelling(present: tuple[str, ...], known: tuple[str, ...]) -> dict[str, str]
         if name in known or (meant := missing.get(folded(name))) is None:
             continue
         if other := next((written for written, taken in spelled.items() if taken == meant), None):
-            raise SpellingError((other, name, meant))
+            raise SpellingError(other, name, meant)
         spelled[name] = meant
     return spelled
 
@@ -226,23 +225,35 @@ def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: dict[str, str
         field = _field_of(rows, is_it) if kind in (other, "text", "") else None
         if field is not None:
             return f'if "{field}" holds the {what}: {setting(other, path, field=field)}'
-    texts = likely_texts(rows)
-    as_chat = _as_chat(path, list(texts), "" if kind else "unpad train chat ")
-    if kind == "chat":
-        return as_chat or "call the request prompt and the reply completion, or put the turns into messages"
-    if kind not in ("text", ""):
+    if kind == "pairs":
+        return f"name the field of the prompt: {setting(kind, path, field=COLUMN)}"
+    if kind not in ("text", "chat", ""):
         return ""
     names = {folded(name) for name in present}
-    if names & {*REQUESTS, "input"} and names & set(REPLIES):
-        return f"the rows are requests with replies: {shlex.quote(f'data.chat={path}')}"
-    if as_events := _as_events(path, rows):
-        return as_events
+    if kind != "chat":
+        if names & {*REQUESTS, "input"} and names & set(REPLIES):
+            return f"the rows are requests with replies: {shlex.quote(f'data.chat={path}')}"
+        if as_events := _as_events(path, rows):
+            return as_events
+    return _by_columns(kind, path, rows)
+
+
+def _by_columns(kind: str, path: Path, rows: Sequence[Cells]) -> str:
+    """Advice that names columns with texts where it is clear which is which, else leaves their names to the user."""
+    texts, others = _columns(rows)
     if not texts:
-        return ""
-    field = max(texts, key=texts.__getitem__)
-    command = "" if kind else "unpad train small "
-    as_text = f'if "{field}" is the text: {command}{setting("text", path, field=field)}'
-    return "; ".join(filter(None, ["" if kind else as_chat, as_text]))
+        return "" if kind == "text" else "write rows with prompt and completion, with messages, or with text"
+    is_pair, is_one = len(texts) == 2 and not others, len(texts) == 1 and _OF_TALKS.isdisjoint(others)
+    request, reply = texts if is_pair else (COLUMN, COLUMN)
+    field = max(texts, key=texts.__getitem__) if is_pair or is_one else COLUMN
+    ways = []
+    if kind != "text" and (is_pair or not is_one):
+        which = f'if "{request}" is the request and "{reply}" the reply: ' if is_pair else "name the columns: "
+        ways.append(which + "unpad train chat " * (not kind) + setting("chat", path, prompt=request, reply=reply))
+    if kind != "chat":
+        which = f'if "{field}" is the text: ' if is_pair or is_one else "name the column of a text: "
+        ways.append(which + "unpad train small " * (not kind) + setting("text", path, field=field))
+    return "; ".join(ways)
 
 
 def _meant(asked: Mapping[str, str], present: list[str]) -> dict[str, str]:
@@ -253,30 +264,21 @@ def _meant(asked: Mapping[str, str], present: list[str]) -> dict[str, str]:
     return {}
 
 
-def _as_chat(path: Path, texts: list[str], command: str) -> str:
-    """Advice on a table with texts in two columns; "" for others."""
-    if len(texts) < 2:
-        return ""
-    request, reply = texts
-    line = setting("chat", path, prompt=request, reply=reply)
-    return f'if "{request}" is the request and "{reply}" the reply: {command}{line}'
+def _columns(rows: Sequence[Cells]) -> tuple[dict[str, int], list[str]]:
+    """Fields with texts of several words, and the characters of each; and the others, but for ids and dates.
 
-
-def likely_texts(rows: Sequence[Cells]) -> dict[str, int]:
-    """The two fields with the longest texts, in their order, and the characters of each; fewer where no others hold
-    more than single words."""
-    lengths: dict[str, int] = {}
-    for row in rows:
-        for name, value in row.items():
-            if (
-                isinstance(value, str)
-                and not is_date_like(value)
-                and (" " in value.strip() or len(value) > 20 or not value.isascii())
-            ):
-                lengths[name] = lengths.get(name, 0) + len(value)
-    longest = sorted(lengths, key=lengths.__getitem__)[-2:]
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: lengths[name] for name in names if name in longest}
+    A field of conversations is one of the others: it is known what it is, but not what the texts beside it are.
+    """
+    texts, others = dict[str, int](), dict[str, None]()
+    for name, value in ((name, value) for row in rows for name, value in row.items() if value not in ("", None)):
+        is_text = isinstance(value, str) and (" " in value.strip() or len(value) > 20 or not value.isascii())
+        if folded(name) in _OF_TALKS:
+            others[name] = None
+        elif is_text and not is_date_like(value):
+            texts[name] = texts.get(name, 0) + len(value)
+        elif not folded(name).endswith("id") and not (isinstance(value, str) and is_date_like(value)):
+            others[name] = None
+    return texts, [name for name in others if name not in texts]
 
 
 def _is_conversation(value: object) -> bool:

@@ -14,7 +14,7 @@ from unpad.data.sources.fields import REQUESTS
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.reader import examples
 from unpad.data.sources.row import Row
-from unpad.data.sources.unread import refuse_unread
+from unpad.data.sources.unread import doubt_unread
 from unpad.recipes.data import DataSettings
 
 PROMPTS = ("messages", *REQUESTS)
@@ -38,7 +38,7 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
             raise RowFault("E_NO_TARGET", "the pair has a reply that is marked as not learned", "remove the row")
         split, group, keywords = row.declared()
         given = chat.given_of(row)
-        refuse_unread(row, (*turns, replies[REJECTED]))
+        doubt_unread(row, (*turns, replies[REJECTED]))
         return Example(row.where, turns, split, group or _name(prompt), keywords, replies[REJECTED], given)
 
     return examples(file, data, (*REPLIES, file.field, "system") if file.field else FIELDS, convert, "pairs")
@@ -56,15 +56,15 @@ def _pair_of_row(row: Row, field: str | None) -> tuple[list[Turn], dict[str, Tur
     names = (field,) if field else [name for name in PROMPTS if name not in row or row[name] not in whole]
     named = row.one_of(names, "the prompt")
     if field and named is None:
-        raise missing((field,), row.names)
+        raise missing((field,), row.value)
     spoken = [name for name in REPLIES if type(row.value[name]) is str and row.text(name).lstrip().startswith("Human:")]
     conversations = {
-        name: chat.messages_of(row[name], f'"{name}"') if name in spoken else chat.said_in(row, name)
+        name: chat.messages_of(row, row[name], f'"{name}"') if name in spoken else chat.said_in(row, name)
         for name in REPLIES
     }
     prompt = _common(conversations) if named is None else chat.asked(row, named)
     if not prompt:
-        raise missing(PROMPTS, row.names)
+        raise missing(PROMPTS, row.value)
     replies = {name: _reply(turns, prompt, name) for name, turns in conversations.items()}
     if replies[CHOSEN] == replies[REJECTED]:
         raise RowFault("E_EQUAL", '"chosen" and "rejected" are the same reply', "remove the row")

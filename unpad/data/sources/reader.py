@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from unpad.data.sources.delimited import read_delimited
 from unpad.data.sources.documents import read_documents
 from unpad.data.sources.example import BadRow, Example, Unread
-from unpad.data.sources.faults import FIXES, FieldFault, RowFault, excerpt, twice
-from unpad.data.sources.fields import Advise, SpellingError, advice, setting, spelling
+from unpad.data.sources.faults import FIXES, FieldFault, RowFault, excerpt, spelled
+from unpad.data.sources.fields import Advise, advice, setting
 from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.json_rows import read_array, read_lines
 from unpad.data.sources.parquet import read_parquet
@@ -50,7 +50,7 @@ def read(
         OSError: the file cannot be opened or read.
     """
     if file.format == "text":
-        yield from read_documents(file.path, data.separator, by_ending=file.by_ending)
+        yield from read_documents(file.path, data.separator, join=data.join, by_ending=file.by_ending)
     elif file.format == "csv":
         yield from read_delimited(file.path, fields, optional, advise)
     elif file.format == "parquet":
@@ -67,19 +67,6 @@ def read(
                     continue
                 exact = names if row.value is value else exact
             yield row
-
-
-def spelled(row: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
-    """The row with the known names of fields that it spells in another way.
-
-    Raises:
-        RowFault: two fields could be the same known one.
-    """
-    try:
-        near = spelling(tuple(row), known)
-    except SpellingError as error:
-        raise twice(error) from None
-    return {near.get(name, name): value for name, value in row.items()} if near else row
 
 
 def examples(
@@ -130,24 +117,25 @@ def refuse_given(kind: str, file: SourceFile, examples: Sequence[Example]) -> li
     return bad
 
 
-def _leave(kind: str, file: SourceFile, field: str) -> str:
-    """What to do about a field that changes the meaning of a row."""
-    leave = setting(kind, file.named or file.path, **file.fields, ignore=(*file.ignore, field))
-    return f"mend the row, or leave the field out if it means nothing: {leave}"
+def _leave(kind: str, file: SourceFile, *fields: str) -> str:
+    """What to do about fields that change the meaning of a row."""
+    leave = setting(kind, file.named or file.path, **file.fields, ignore=(*file.ignore, *fields))
+    means = "the field out if it means" if len(fields) == 1 else "the fields out if they mean"
+    return f"mend the row, or leave {means} nothing: {leave}"
 
 
 def converted(
     rows: Iterable[Row | BadRow],
     convert: Callable[[Row], T],
     advise: Advise | None = None,
-    leave: Callable[[str], str] | None = None,
+    leave: Callable[..., str] | None = None,
     unread: Unread | None = None,
 ) -> Iterator[T | BadRow]:
     """Yield `convert(row)` of every row, or the bad row where `convert` raises RowFault.
 
     Args:
         advise: what to do about rows without a field, by the first of them, so that all have one fix.
-        leave: what to do about a field that changes the meaning of a row, by its name.
+        leave: what to do about fields that change the meaning of a row, by their names.
         unread: counts the fields that nobody read of the rows that are converted.
     """
     advised: str | None = None
@@ -157,12 +145,14 @@ def converted(
             continue
         try:
             made = convert(row)
+            if row.doubts:
+                raise FieldFault(row.doubts)
         except RowFault as fault:
             if advise and fault.code == "E_MISSING" and fault.fix == FIXES["E_MISSING"] and type(row.value) is dict:
                 advised = advise([row.value]) if advised is None else advised
                 fault.fix = advised or fault.fix
             elif leave and isinstance(fault, FieldFault):
-                fault.fix = leave(fault.field)
+                fault.fix = leave(*fault.fields)
             yield fault.at(row.where, row.value)
             continue
         if unread is not None:

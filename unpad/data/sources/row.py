@@ -11,6 +11,7 @@ from unpad.data.sources.faults import FieldFault, RowFault, missing, type_name
 _ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff"
 
 
+SEVERAL = "write one text, or a row for each; a picture goes into a row of image, question and answer"
 UNSEEN = object()  # value of a field that was not read from the file
 
 
@@ -20,18 +21,24 @@ class Row:
     Attributes:
         where: "file:line", or "file[element]" for an element of a JSON array; 1-based lines, 0-based elements.
         value: its JSON value: an object with fields, a string of an array, a document of plain text, or anything else.
+        doubts: what is wrong with each field that changes what the row means and that is not read.
     """
 
-    __slots__ = ("_others", "_read", "value", "where")
+    __slots__ = ("_others", "_read", "doubts", "place", "value", "where")
 
-    def __init__(self, where: str, value: Any, others: Sequence[str] = ()) -> None:
+    def __init__(
+        self, where: str, value: Any, others: Sequence[str] = (), place: tuple[int, int] | None = None
+    ) -> None:
         """Args:
         others: fields that the file has beside those of `value`, which the reader left out.
+        place: row group of a parquet file, and the row in it from 0.
         """
+        self.place = place
         self.where = where
         self.value = value
         self._others = list(others)
         self._read: list[str] = []
+        self.doubts: dict[str, str] = {}
 
     def __contains__(self, name: object) -> bool:
         return type(self.value) is dict and name in self.value
@@ -58,7 +65,7 @@ class Row:
         alike = alike or self.__getitem__
         for other in filled[1:]:
             if alike(other) != alike(filled[0]):
-                raise FieldFault(other, f'"{filled[0]}" and "{other}" both hold {what}, and only one is read')
+                raise FieldFault({other: f'"{filled[0]}" and "{other}" both hold {what}, and only one is read'})
         return filled[0] if filled else next((name for name in names if name in self), None)
 
     @property
@@ -66,17 +73,19 @@ class Row:
         """Names of the fields."""
         return list(self.value) if type(self.value) is dict else []
 
-    def unread(self) -> list[str]:
-        """Names of the fields that nobody asked for, those that the reader left out included."""
-        return [name for name in dict.fromkeys((*self.names, *self._others)) if name not in self._read]
-
-    def get_unread(self, name: str) -> Any:
-        """The value of a field, which stays unread; UNSEEN where only its name is known."""
-        return self.value.get(name, UNSEEN) if type(self.value) is dict else UNSEEN
+    def unread(self) -> dict[str, Any]:
+        """Fields that nobody asked for; UNSEEN is the value of those that the reader left out."""
+        value = self.value if type(self.value) is dict else {}
+        fields = value | {name: UNSEEN for name in self._others if name not in value}
+        return {name: value for name, value in fields.items() if name not in self._read}
 
     def pass_over(self, *names: str) -> None:
         """Note fields within the row, or of its messages, that nobody reads."""
         self._others += names
+
+    def doubt(self, field: str, what: str) -> None:
+        """Note a field that changes what the row means, and that is not read."""
+        self.doubts.setdefault(field, what)
 
     def leave_out(self, names: Collection[str]) -> set[str]:
         """Drop fields of the row, an object, and of objects in its lists; returns those that there were."""
@@ -101,7 +110,7 @@ class Row:
             raise RowFault("E_NOT_OBJECT", f"the row is {type_name(self.value)}, expected an object")
         for name in names:
             if name not in self.value:
-                raise missing((name,), list(self.value))
+                raise missing((name,), self.value)
         return self
 
     def text(self, name: str) -> str:
@@ -110,10 +119,7 @@ class Row:
         Raises:
             RowFault: the row is no object, or the field is absent, no string or blank.
         """
-        if type(self.value) is not dict or name not in self.value:
-            self.require(name)
-        self._read.append(name)
-        return require_text(self.value[name], f'"{name}"')
+        return require_text(self.require(name)[name], f'"{name}"')
 
     def declared(self) -> tuple[SplitName | None, str, tuple[str, ...]]:
         """The split, the group and the keywords that a row declares; null is the same as absent.
@@ -189,7 +195,7 @@ def require_text(value: object, name: str) -> str:
     if type(value) is not str:
         if value is None:
             raise RowFault("E_NULL", f"{name} is null, expected a string")
-        fix = "join the parts into one string" if isinstance(value, list) else ""
+        fix = SEVERAL if type(value) is list else "write the text that it stands for"
         raise RowFault("E_TYPE", f"{name} is {type_name(value)}, expected a string", fix)
     if not value.strip().strip(_ZERO_WIDTH):
         raise RowFault("E_EMPTY", f"{name} is {'blank' if value else 'empty'}")

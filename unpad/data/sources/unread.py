@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 from unpad.data.sources.example import Turn, Unread
-from unpad.data.sources.faults import FieldFault, type_name
+from unpad.data.sources.faults import type_name
 from unpad.data.sources.fields import is_date_like
 from unpad.data.sources.row import UNSEEN, Row, is_blank, listed
 
@@ -20,8 +20,7 @@ def _words(text: str) -> frozenset[str]:
 _METADATA = _words(
     "id uuid idx index hash sha url uri link source origin dataset corpus subset version licence license language "
     "lang copyright locale country region date time timestamp year created updated modified category genre topic "
-    "tag type kind task domain subject difficulty level split fold meta metadata model engine author annotator "
-    "worker file filename path line page position count length len size seed"
+    "tag domain subject split fold meta metadata model engine author annotator worker file filename path line page seed"
 )
 _SCORES = _words("score rating reward margin")  # are named, and refuse no row
 _FILLERS = _words("at by code no name number value")
@@ -56,22 +55,38 @@ def _last(name: str) -> str:
 
 
 def is_metadata(name: str, value: Any) -> bool:
-    """True for an id, a source, a url, a licence, a date, a hash or a category, by its name or its value."""
-    if type(value) is bool:
+    """True for an id, a source, a url, a licence, a date, a hash or a category, by its name or its value; not for what
+    has a truth value, nor for a number under a plural, which says how often."""
+    value = listed(value)
+    if _truth_values(name, value):
         return False
-    if type(value) is list:
-        return _named_metadata(name) or all(is_metadata("", item) for item in value)
+    if number_of(value) is not None and name.lower().endswith("s"):
+        return _is_count(name)
+    if type(value) is list and all(is_metadata("", item) for item in value):
+        return True
     if type(value) is str:
         text = value.strip()
-        as_name = _named_metadata(name) and len(text) <= LONGEST_METADATA
-        return as_name or _IDENTIFYING.fullmatch(text) is not None or is_date_like(text)
-    return _named_metadata(name)
+        if _IDENTIFYING.fullmatch(text) or is_date_like(text):
+            return True
+        if len(text) > LONGEST_METADATA:
+            return False
+    return _last(name) in _METADATA or _is_count(name)
+
+
+def _truth_values(name: str, value: Any) -> list[str]:
+    """Paths of the truth values in a value, such as metadata.usable."""
+    if type(value) is bool:
+        return [name]
+    parts = [(name, part) for part in value] if type(value) is list else []
+    if type(value) is dict:
+        parts = [(f"{name}.{key}", part) for key, part in value.items()]
+    return list(dict.fromkeys(path for within, part in parts for path in _truth_values(within, part)))
 
 
 @lru_cache(maxsize=1024)
-def _named_metadata(name: str) -> bool:
+def _is_count(name: str) -> bool:
     words = words_of(name)
-    return _last(name) in _METADATA or (len(words) > 1 and words[0] in _COUNTS)
+    return len(words) > 1 and (words[0] in _COUNTS or words[-1] == "count")
 
 
 def number_of(value: Any) -> float | None:
@@ -95,16 +110,15 @@ def _says_wanted(name: str, wanted: frozenset[str], unwanted: frozenset[str]) ->
     return None if yes == no or words & _NOT else yes
 
 
-def read_marks(message: dict[str, Any], known: Collection[str], place: str, is_reply: bool) -> tuple[bool, list[str]]:
-    """Whether a message is to be learned where it is a reply, and its fields that nobody reads.
+def read_marks(row: Row, message: dict[str, Any], known: Collection[str], place: str, is_reply: bool) -> bool:
+    """Whether a message of a row is to be learned where it is a reply.
+
+    Fields that may weigh or invert the reply, or hold what completes the message, are doubts of the row.
 
     Args:
         known: fields that the reader reads; place: of the message.
-
-    Raises:
-        FieldFault: a field may weigh or invert the reply, or holds what completes the message.
     """
-    learned, unread = True, []
+    learned = True
     for name, value in message.items():
         number, wanted = number_of(value), _says_wanted(name, _TRAINED, _MASKED)
         if name in known or is_blank(value) or (_last(name) in _PLACES if wanted is None else not is_reply):
@@ -112,33 +126,29 @@ def read_marks(message: dict[str, Any], known: Collection[str], place: str, is_r
         if wanted is not None and number in (0, 1) and (wanted or type(value) is bool):
             learned = learned and wanted == bool(number)
         elif wanted is not None or (number is not None and 0 <= number <= 1):
-            raise FieldFault(name, f'{place}."{name}" is {shown(value)}, which may weigh or mask it, and is not read')
+            row.doubt(name, f'{place}."{name}" is {shown(value)}, which may weigh or mask it, and is not read')
         elif _completes(name) or (type(value) in (list, dict) and not is_metadata(name, value)):
-            raise FieldFault(name, f'{place}."{name}" is {shown(value)}, which is not read')
-        elif number is None and not is_metadata(name, value):
-            unread.append(name)
-    return learned, unread
+            row.doubt(name, f'{place}."{name}" is {shown(value)}, which is not read')
+        elif not is_metadata(name, value):
+            row.pass_over(re.sub(r'"|\d+', "", f"{place}.{name}"))
+    return learned
 
 
-def refuse_unread(row: Row, turns: Sequence[Turn]) -> None:
-    """Refuse a row with a field that nobody read and that may invert, weigh or complete it.
+def doubt_unread(row: Row, turns: Sequence[Turn]) -> None:
+    """Doubt a row with a field that nobody read and that may invert, weigh or complete it.
 
     What only repeats the messages, or says that the row is as wanted, counts as read.
 
     Args:
         turns: all messages of the row.
-
-    Raises:
-        FieldFault: names the field.
     """
     texts = [turn.content.strip() for turn in turns]
     asked = [turn.content.strip() for turn in turns if turn.role != "assistant"]
     lengths = len(turns), len(turns) - len(asked)
-    for name in row.unread():
-        value = row.get_unread(name)
-        if is_blank(value) or (type(value) is not list and _named_metadata(name) and not _completes(name)):
-            continue
+    for name, value in row.unread().items():
         items, number, wanted = listed(value), number_of(value), _says_wanted(name, _GOOD, _BAD)
+        if is_blank(value) or (type(items) is not list and is_metadata(name, value) and not _completes(name)):
+            continue
         if type(value) is str and value.strip().lower() in _UNWANTED:
             number = 0
         if type(value) is str and number is None and _repeats(value.strip(), asked if _completes(name) else texts):
@@ -147,13 +157,13 @@ def refuse_unread(row: Row, turns: Sequence[Turn]) -> None:
             _says_wanted(name, _TRAINED, _MASKED) is not None
             or (len(items) in lengths and all(item is None or _is_share(item) for item in items))
         ):
-            raise FieldFault(name, f'"{name}" is a list that may weigh or mask messages, and is not read')
+            row.doubt(name, f'"{name}" is a list that may weigh or mask messages, and is not read')
         elif _completes(name):
-            raise FieldFault(name, f'"{name}" is {shown(value)} that completes the request, and is not read here')
-        elif is_metadata(name, value) or None in (wanted, number) or not _SCORES.isdisjoint(words_of(name)):
+            row.doubt(name, f'"{name}" is {shown(value)} that completes the request, and is not read here')
+        elif None in (wanted, number) or not _SCORES.isdisjoint(words_of(name)):
             continue
         elif bool(number) != wanted or (number != 1 and "weight" in words_of(name)):
-            raise FieldFault(name, f'"{name}" is {shown(value)}, so the row is not one to learn as it is')
+            row.doubt(name, f'"{name}" is {shown(value)}, so the row is not one to learn as it is')
         else:
             row.get(name)
 
@@ -184,13 +194,14 @@ def shown(value: Any) -> str:
 def count_unread(unread: Unread, row: Row) -> None:
     """Count the fields of a row that was read."""
     unread.num_rows += 1
-    for name in row.unread():
-        value = row.get_unread(name)
+    for name, value in row.unread().items():
         if is_blank(value) or is_metadata(name, value):
             continue
-        number = number_of(value)
-        if number is None or not 0 <= number <= 1:
-            unread.marks.discard(name)
-        elif name not in unread.counts:
-            unread.marks.add(name)
-        unread.counts[name] += 1
+        number, items = number_of(value), listed(value)
+        within = _truth_values(name, items) if type(items) is dict else []
+        for path in within or [name]:
+            if not within and (number is None or not 0 <= number <= 1):
+                unread.marks.discard(path)
+            elif path not in unread.counts:
+                unread.marks.add(path)
+            unread.counts[path] += 1

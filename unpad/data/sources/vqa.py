@@ -8,13 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from unpad.data.sources.annotations import answer_texts, joined
-from unpad.data.sources.example import BadRow, SplitName, Turn, Usable
+from unpad.data.sources.example import BadRow, SplitName, Turn
 from unpad.data.sources.faults import excerpt, missing
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, ImageRow, checked_path, examine
 from unpad.data.sources.reader import OPTIONAL, converted, examples, reading
 from unpad.data.sources.row import Row, require_text
-from unpad.data.sources.unread import refuse_unread
+from unpad.data.sources.unread import doubt_unread
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
 
@@ -49,14 +49,6 @@ class VqaExample:
 
 
 _Question = tuple[tuple[Path, ...], VqaExample]  # paths of the images of a row, and its example without them
-
-
-def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
-    """Yield each question of a file as usable, or its bad row."""
-    used, _, bad = read_all(file, data)
-    for example in used:
-        yield Usable(characters=len(example.question) + len(example.answer))
-    yield from bad
 
 
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], list[ImageExample], list[BadRow]]:
@@ -105,7 +97,7 @@ def _row(folder: Path, row: Row) -> _Question:
     paths, question = asked(folder, row)
     caption = "question" not in row
     made = VqaExample(row.where, (), question, _answers(row, caption), row.split(), caption, row.group())
-    refuse_unread(row, [Turn("user", question), *(Turn("assistant", answer) for answer in made.answers)])
+    doubt_unread(row, [Turn("user", question), *(Turn("assistant", answer) for answer in made.answers)])
     return paths, made
 
 
@@ -125,7 +117,7 @@ def asked(folder: Path, row: Row) -> tuple[tuple[Path, ...], str]:
         return paths, DESCRIBE
     if "question" not in row:
         talks = "conversations about pictures are not read: write question and answer" if "conversations" in row else ""
-        raise missing(("question", "caption"), row.names, fix=talks)
+        raise missing(("question", "caption"), row.value, fix=talks)
     return paths, require_text(row.get("question"), '"question"')
 
 

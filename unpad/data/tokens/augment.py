@@ -15,7 +15,7 @@ from pathlib import Path
 
 from unpad.data.sources.example import Example, Turn
 from unpad.data.sources.files import refuse_special, unreadable
-from unpad.data.tokens.words import Segmenter
+from unpad.data.tokens.words import segment
 from unpad.errors import SourceError
 from unpad.recipes.data import AugmentSettings
 from unpad.terminal.table import number_of
@@ -32,30 +32,20 @@ _CLAUSE_END = re.compile(r"([，。；！？\n]+[”’」』）》]*)")
 _HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
-def with_copies(
-    examples: Sequence[Example],
-    settings: AugmentSettings,
-    words: Segmenter,
-    synonyms: Mapping[str, Sequence[str]],
-    seed: int,
-) -> list[Example]:
-    """Return the examples as they are, then `multiplier` rounds of changed copies: n * (1 + multiplier) in all.
+Synonyms = Mapping[str, Sequence[str]]
+
+
+def copies_of(examples: Sequence[Example], settings: AugmentSettings, synonyms: Synonyms, seed: int) -> list[Example]:
+    """Return `multiplier` rounds of changed copies.
 
     Args:
         examples: training examples only; held-out examples are never augmented.
     """
     copies = range(1, settings.multiplier + 1)
-    return [*examples, *(augment(e, settings, words, synonyms, seed, copy) for copy in copies for e in examples)]
+    return [augment(example, settings, synonyms, seed, copy) for copy in copies for example in examples]
 
 
-def augment(
-    example: Example,
-    settings: AugmentSettings,
-    words: Segmenter,
-    synonyms: Mapping[str, Sequence[str]],
-    seed: int,
-    copy: int,
-) -> Example:
+def augment(example: Example, settings: AugmentSettings, synonyms: Synonyms, seed: int, copy: int) -> Example:
     """Return changed copy number `copy` (from 1) of an example, named `where#copy`.
 
     Roles, assistant and system turns, keywords, group and split stay the same; no turn becomes empty.
@@ -67,7 +57,7 @@ def augment(
     def change(turn: Turn) -> Turn:
         if turn.role not in ("text", "user"):
             return turn
-        return replace(turn, content=_change_text(turn.content, settings, words, synonyms, draws))
+        return replace(turn, content=_change_text(turn.content, settings, synonyms, draws))
 
     return replace(example, where=f"{example.where}#{copy}", turns=tuple(map(change, example.turns)))
 
@@ -81,10 +71,7 @@ def load_synonyms(path: Path | None) -> dict[str, tuple[str, ...]]:
     Raises:
         SourceError: the file cannot be read, or has lines without a group; the error names each of them.
     """
-    synonyms = _read_groups(PACKAGED_SYNONYMS)
-    if path is not None:
-        synonyms.update(_read_groups(path))
-    return synonyms
+    return _read_groups(PACKAGED_SYNONYMS) | (_read_groups(path) if path is not None else {})
 
 
 def _read_groups(path: Path) -> dict[str, tuple[str, ...]]:
@@ -128,9 +115,7 @@ def _group_fault(group: list[str]) -> str:
 # --------------------------------------------------------------------------- one text
 
 
-def _change_text(
-    text: str, settings: AugmentSettings, words: Segmenter, synonyms: Mapping[str, Sequence[str]], draws: random.Random
-) -> str:
+def _change_text(text: str, settings: AugmentSettings, synonyms: Synonyms, draws: random.Random) -> str:
     """Change the stretches between markers: clause order, then synonyms, deletion and insertion word by word."""
     units: list[str] = []
     fixed: list[bool] = []
@@ -141,9 +126,10 @@ def _change_text(
         elif stretch:
             if draws.random() < settings.reorder:
                 stretch = _reorder(stretch, draws)
-            known_words = _join_known(words(stretch), synonyms)
-            units += _replace(known_words, synonyms, settings.synonyms, draws)
-            fixed += [False] * len(known_words)
+            for word in _join_known(segment(stretch), synonyms):
+                is_replaced = word in synonyms and draws.random() < settings.synonyms
+                units.append(_pick(synonyms[word], draws) if is_replaced else word)
+                fixed.append(False)
     survivors = _survivors(units, fixed, settings.delete, draws)
     return "".join(_insert(survivors, settings.insert_words, settings.insert, draws))
 
@@ -163,7 +149,7 @@ def _reorder(text: str, draws: random.Random) -> str:
     return "".join(moved)
 
 
-def _join_known(segments: Sequence[str], synonyms: Mapping[str, Sequence[str]]) -> list[str]:
+def _join_known(segments: Sequence[str], synonyms: Synonyms) -> list[str]:
     """Join neighbouring segments that together are a word of the dictionary, the longest first."""
     units, position = [], 0
     while position < len(segments):
@@ -174,12 +160,6 @@ def _join_known(segments: Sequence[str], synonyms: Mapping[str, Sequence[str]]) 
         units.append(unit)
         position += span
     return units
-
-
-def _replace(
-    units: Sequence[str], synonyms: Mapping[str, Sequence[str]], rate: float, draws: random.Random
-) -> list[str]:
-    return [_pick(synonyms[unit], draws) if unit in synonyms and draws.random() < rate else unit for unit in units]
 
 
 def _survivors(

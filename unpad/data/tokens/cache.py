@@ -18,10 +18,9 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
-from dataclasses import field as dataclass_field
 from functools import cache, cached_property
 from importlib.metadata import version
-from io import BufferedReader
+from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -46,12 +45,11 @@ MAP_FROM = 256 << 10
 DTYPES = {
     "offsets": "<i8", "loss_mask": "|b1", "content_key": "<u8", "declared": "|i1", "copy": "|u1", "num_targets": "<i4",
     "target_chars": "<i4", "target_bytes": "<i4", "num_chars": "<i4", "lost_chars": "<i4", "lost_target_chars": "<i4",
-    "lost_target_bytes": "<i4", "num_system": "<i4", "num_chosen": "<i4", "details": "|u1", "bad": "|u1",
-    "unread": "|u1",
+    "lost_target_bytes": "<i4", "num_system": "<i4", "num_chosen": "<i4", "details": "|u1", "faults": "|u1",
 }  # fmt: skip
 TOKEN_DTYPES = ("<u2", "<u4")
 Stored = TypeVar("Stored")
-NOT_OF_ROWS = ("offsets", "loss_mask", "details", "bad", "unread")  # columns of other lengths than one value per row
+NOT_OF_ROWS = ("offsets", "loss_mask", "details", "faults")  # columns of other lengths than one value per row
 
 
 def make_key(*parts: object) -> str:
@@ -96,17 +94,27 @@ def write_sealed(path: Path, payload: bytes) -> None:
 
 def read_sealed(path: Path) -> tuple[bytes | None, str]:
     """Read bytes of `write_sealed`: (bytes, ""), (None, "") without a file, or (None, fault of the file)."""
+    data, fault = _checked(path)
+    return (None if data is None else data[SEALED:]), fault
+
+
+def _checked(path: Path, map_from: float = inf) -> tuple[bytes | mmap.mmap | None, str]:
+    """A file of `write_sealed` with its magic and sha256, as of `read_sealed`; one of more bytes is mapped."""
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            # One descriptor for the check and the mapping: what is mapped is what was checked.
+            start, is_small = file.read(SEALED), os.fstat(file.fileno()).st_size < map_from
+            if len(start) < SEALED or not start.startswith(MAGIC):
+                return None, "is cut short or no file of this cache"
+            rest = file.read() if is_small else b""
+            digest = hashlib.sha256(rest) if is_small else hashlib.file_digest(file, "sha256")
+            if digest.digest() != start[len(MAGIC) :]:
+                return None, "sha256 mismatch"
+            return start + rest if is_small else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), ""
     except FileNotFoundError:
         return None, ""
     except OSError as error:
         return None, f"cannot be read: {error.strerror}"
-    if len(data) < SEALED or data[: len(MAGIC)] != MAGIC:
-        return None, "is cut short or no file of this cache"
-    if hashlib.sha256(memoryview(data)[SEALED:]).digest() != data[len(MAGIC) : SEALED]:
-        return None, "sha256 mismatch"
-    return data[SEALED:], ""
 
 
 # --------------------------------------------------------------------------- shards
@@ -131,7 +139,7 @@ class Shard:
         num_system: (rows,) int32, system turns.
         num_chosen: (rows,) int32, tokens of a pair's prompt and chosen reply, before those of the prompt and the
             rejected reply; 0 for other rows.
-        details, bad, unread: (bytes,) uint8, JSON that is parsed at its first use.
+        details, faults: (bytes,) uint8, JSON that is parsed at its first use.
     """
 
     tokens: np.ndarray
@@ -150,12 +158,16 @@ class Shard:
     num_system: np.ndarray
     num_chosen: np.ndarray
     details: np.ndarray
-    bad: np.ndarray
-    unread: np.ndarray = dataclass_field(default_factory=lambda: np.zeros(0, np.uint8))
+    faults: np.ndarray
 
     @property
     def num_rows(self) -> int:
         return self.offsets.size - 1
+
+    def row(self, row: int) -> np.ndarray:
+        """Tokens of a row, (length,)."""
+        start, stop = self.offsets[row : row + 2].tolist()
+        return self.tokens[start:stop]
 
     @cached_property
     def _details(self) -> "RowDetails":
@@ -185,14 +197,13 @@ class Shard:
 
     def bad_rows(self, path: str) -> list[BadRow]:
         """Bad rows of the file; `path` is the file's current name."""
-        rows = _stored(_BAD_ROWS, self.bad) if self.bad.size else []
-        return [replace(row, where=path + row.where) for row in rows]
+        return [replace(row, where=path + row.where) for row in _stored(_FAULTS, self.faults).bad]
 
     @property
     def unread_fields(self) -> Unread:
         """Fields of the rows that nobody read."""
-        counts, marks = _stored(_UNREAD, self.unread) if self.unread.size else ({}, [])
-        return Unread(self.num_rows, Counter(counts), set(marks))
+        faults = _stored(_FAULTS, self.faults)
+        return Unread(self.num_rows, Counter(faults.unread), set(faults.marks))
 
 
 @dataclass(frozen=True)
@@ -205,9 +216,16 @@ class RowDetails:
     lost: dict[str, int]
 
 
-_DETAILS = TypeAdapter(RowDetails)
-_BAD_ROWS = TypeAdapter(list[BadRow])
-_UNREAD = TypeAdapter(tuple[dict[str, int], list[str]])
+@dataclass(frozen=True)
+class RowFaults:
+    """Bad rows of a file, their places without its name; fields that nobody read, and marks, as of `Unread`."""
+
+    bad: list[BadRow]
+    unread: dict[str, int]
+    marks: list[str]
+
+
+_DETAILS, _FAULTS = TypeAdapter(RowDetails), TypeAdapter(RowFaults)
 
 
 def pack_details(
@@ -223,15 +241,10 @@ def pack_details(
     return _json_bytes(asdict(details))
 
 
-def pack_bad_rows(bad: Iterable[BadRow], path: str) -> np.ndarray:
-    """Pack a file's bad rows without the file's name as JSON, (bytes,) uint8; empty without bad rows."""
-    rows = [asdict(replace(row, where=row.where.removeprefix(path))) for row in bad]
-    return _json_bytes(rows) if rows else np.zeros(0, np.uint8)
-
-
-def pack_unread(unread: Unread) -> np.ndarray:
-    """Pack the fields that nobody read as JSON, (bytes,) uint8; empty without one."""
-    return _json_bytes([unread.counts, sorted(unread.marks)]) if unread.counts else np.zeros(0, np.uint8)
+def pack_faults(bad: Iterable[BadRow], unread: Unread, path: str) -> np.ndarray:
+    """Pack a file's bad rows and the fields that nobody read as JSON, (bytes,) uint8."""
+    rows = [replace(row, where=row.where.removeprefix(path)) for row in bad]
+    return _json_bytes(asdict(RowFaults(rows, dict(unread.counts), sorted(unread.marks))))
 
 
 def _json_bytes(value: Any) -> np.ndarray:
@@ -269,17 +282,14 @@ def write_shard(folder: Path, key: str, shard: Shard) -> None:
     assert arrays["tokens"].dtype.str in TOKEN_DTYPES, arrays["tokens"].dtype
     wrong = {name: arrays[name].dtype for name, dtype in DTYPES.items() if arrays[name].dtype.str != dtype}
     assert not wrong, wrong
-    columns: dict[str, list[Any]] = {}
-    end = 0
+    columns, pieces, end = dict[str, list[Any]](), list[bytes](), 0
     for name, array in arrays.items():
         columns[name] = [array.dtype.str, end, array.size]
-        end += -(-array.nbytes // ALIGN) * ALIGN
+        pieces.append(array.tobytes() + bytes(-array.nbytes % ALIGN))
+        end += len(pieces[-1])
     header = json.dumps({"key": key, "columns": columns}, separators=(",", ":")).encode()
     header += b" " * (-(SEALED + 8 + len(header)) % ALIGN)
-    pieces = [len(header).to_bytes(8, "little"), header]
-    for array in arrays.values():
-        pieces += [array.tobytes(), bytes(-array.nbytes % ALIGN)]
-    write_sealed(shard_path(folder, key), b"".join(pieces))
+    write_sealed(shard_path(folder, key), b"".join([len(header).to_bytes(8, "little"), header, *pieces]))
 
 
 def open_shard(folder: Path, key: str) -> tuple[Shard | None, str]:
@@ -288,33 +298,8 @@ def open_shard(folder: Path, key: str) -> tuple[Shard | None, str]:
     Returns:
         (shard, ""); (None, "") if the cache has none; (None, fault) for a shard that must be rebuilt.
     """
-    try:
-        with shard_path(folder, key).open("rb") as file:
-            # One descriptor for the check and the mapping: what is mapped is what was checked.
-            return _open_checked(file, key)
-    except FileNotFoundError:
-        return None, ""
-    except OSError as error:
-        return None, f"cannot be read: {error.strerror}"
-
-
-def _open_checked(file: BufferedReader, key: str) -> tuple[Shard | None, str]:
-    start = file.read(SEALED)
-    if len(start) < SEALED or start[: len(MAGIC)] != MAGIC:
-        return None, "is cut short or no file of this cache"
-    size = os.fstat(file.fileno()).st_size
-    in_memory = start + file.read() if size < MAP_FROM else None
-    if in_memory is not None:
-        digest = hashlib.sha256(memoryview(in_memory)[SEALED:])
-    else:
-        digest = hashlib.sha256()
-        buffer = memoryview(bytearray(1 << 20))
-        while count := file.readinto(buffer):
-            digest.update(buffer[:count])
-    if digest.digest() != start[len(MAGIC) :]:
-        return None, "sha256 mismatch"
-    data = in_memory or mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return _parse(data, key)
+    data, fault = _checked(shard_path(folder, key), MAP_FROM)
+    return (None, fault) if data is None else _parse(data, key)
 
 
 def _parse(data: bytes | mmap.mmap, key: str) -> tuple[Shard | None, str]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -70,6 +69,7 @@ class _Placed(NamedTuple):
     is_thoughtless: bool
 
 
+@dataclass(frozen=True, eq=False)
 class ChatTemplate:
     """A template in Jinja, run in a sandbox. Needs jinja2, of the extra `hf`.
 
@@ -77,21 +77,13 @@ class ChatTemplate:
         source: the template.
         names: special tokens by the names that the template calls them by, such as bos_token.
         stops: texts of the tokens that end a reply.
-        thinking: what the template is told where it asks whether the model is to think; None leaves it to the template.
-        values: what a row gives it besides, by name.
+        values: what a row gives it besides, and whether the model is to think, by name.
     """
 
-    def __init__(
-        self,
-        source: str,
-        names: Mapping[str, str],
-        stops: Sequence[str],
-        thinking: bool | None = None,
-        values: Mapping[str, Any] | None = None,
-    ) -> None:
-        self._values = dict(values or {})
-        self.source, self.names, self.stops, self.thinking = source, dict(names), tuple(stops), thinking
-        self._told: dict[bool, ChatTemplate] = {}
+    source: str
+    names: Mapping[str, str]
+    stops: Sequence[str]
+    values: Mapping[str, Any] = field(default_factory=dict)
 
     def told(self, thinking: bool | None) -> ChatTemplate:
         """The template of a model that is to think, or not to; None: as the template has it by itself.
@@ -104,9 +96,7 @@ class ChatTemplate:
         if THINKING not in self.source:
             what = f"the chat template does not read {THINKING}"
             raise RecipeError(what, where="data.template.thinking", fix="leave data.template.thinking out")
-        if thinking not in self._told:
-            self._told[thinking] = ChatTemplate(self.source, self.names, self.stops, thinking)
-        return self._told[thinking]
+        return replace(self, values={THINKING: thinking})
 
     def given(self, values: str) -> ChatTemplate:
         """The template with what a row gives it beside the messages, such as tools, as `apply_chat_template` takes it.
@@ -125,7 +115,7 @@ class ChatTemplate:
         ]:
             fix = "take it out of the row, or name its field in `ignore` of the source"
             raise SourceError(f'E_FIELD the row gives "{unread[0]}", which the chat template does not read', fix=fix)
-        return ChatTemplate(self.source, self.names, self.stops, self.thinking, more)
+        return replace(self, values={**self.values, **more})
 
     def prompted(self, turns: Sequence[Turn]) -> Marked:
         """Text up to the beginning of the next reply; earlier replies are marked as far as they are known.
@@ -134,7 +124,7 @@ class ChatTemplate:
             SourceError: the template refuses the conversation.
         """
         _refuse_noncharacters(turns)
-        text, generated = _without_marks(self._render(turns, prompt=True))
+        text, generated = self._render(turns, prompt=True)
         try:
             placed = self._places(turns, text, prompt=True)
             replies = generated or self._replies(turns, text, placed, prompt=True)
@@ -154,7 +144,7 @@ class ChatTemplate:
             SourceError: the template refuses the conversation, changes a message, or does not tell what a reply is.
         """
         _refuse_noncharacters(turns)
-        text, generated = _without_marks(self._render(turns, prompt=False))
+        text, generated = self._render(turns, prompt=False)
         num_replies = sum(turn.role == "assistant" for turn in turns)
         if generated and len(generated) != num_replies:
             marks = f"the chat template marks {len(generated)} parts with generation"
@@ -260,9 +250,9 @@ class ChatTemplate:
             shown: the text that the template makes of the conversation.
         """
         *earlier, last = turns
-        asked, _ = _without_marks(self._render(earlier, prompt=True))
+        asked, _ = self._render(earlier, prompt=True)
         stand_in = Turn("assistant", f"{_MARK}0{_MARK_END}")
-        around, _ = _without_marks(self._render([*earlier, stand_in], prompt=False))
+        around, _ = self._render([*earlier, stand_in], prompt=False)
         before, _, after = around.partition(stand_in.content)
         tail = asked[len(before) :] if asked.startswith(before) else ""
         opens = tail.strip() == THINK
@@ -284,11 +274,10 @@ class ChatTemplate:
             text, (*replies, reply), (*_parts(placed), *(part for part in last_parts if part.start < part.stop))
         )
 
-    def _render(self, turns: Sequence[Turn], *, prompt: bool) -> str:
-        return self._run(_messages(turns), prompt)
+    def _render(self, turns: Sequence[Turn], *, prompt: bool) -> tuple[str, list[slice]]:
+        return _without_marks(self._run(_messages(turns), prompt))
 
-    @cached_property
-    def _run(self) -> Callable[[list[dict[str, str]], bool], str]:
+    def _run(self, messages: list[dict[str, str]], prompt: bool) -> str:
         try:
             from unpad.data.tokens import jinja_process
         except ImportError:
@@ -297,22 +286,16 @@ class ChatTemplate:
         if len(self.source) > MOST_SOURCE:
             what = f"the chat template has {len(self.source):,} characters; at most {MOST_SOURCE:,} are read"
             raise UnusableTemplateError(what, fix=OTHER_TEMPLATE)
-        thinking = {} if self.thinking is None else {THINKING: self.thinking}
-
-        def run(messages: list[dict[str, str]], prompt: bool) -> str:
-            values = {**self.names, **thinking, **self._values, "messages": messages, "add_generation_prompt": prompt}
-            most = MOST_TEXT + MOST_GROWTH * sum([len(message["content"]) for message in messages])
-            kind, text = jinja_process.render(self.source, values, most)
-            if kind == jinja_process.NO_TEMPLATE:
-                raise UnusableTemplateError(f"the chat template is no Jinja: {text}", fix=OTHER_TEMPLATE)
-            if kind == jinja_process.EXCESS:
-                raise UnusableTemplateError(f"the chat template is not usable: {text}", fix=OTHER_TEMPLATE)
-            if kind != jinja_process.TEXT:
-                verb = "refuses" if kind == jinja_process.REFUSED else "fails on"
-                raise SourceError(f"the chat template {verb} a conversation: {text}", fix=REFUSED)
-            return text
-
-        return run
+        values = {**self.names, **self.values, "messages": messages, "add_generation_prompt": prompt}
+        most = MOST_TEXT + MOST_GROWTH * sum([len(message["content"]) for message in messages])
+        kind, text = jinja_process.render(self.source, values, most)
+        if kind in (jinja_process.NO_TEMPLATE, jinja_process.EXCESS):
+            what = "is no Jinja" if kind == jinja_process.NO_TEMPLATE else "is not usable"
+            raise UnusableTemplateError(f"the chat template {what}: {text}", fix=OTHER_TEMPLATE)
+        if kind != jinja_process.TEXT:
+            verb = "refuses" if kind == jinja_process.REFUSED else "fails on"
+            raise SourceError(f"the chat template {verb} a conversation: {text}", fix=REFUSED)
+        return text
 
 
 def _refuse_noncharacters(turns: Sequence[Turn]) -> None:

@@ -4,15 +4,16 @@ Every file is hashed. Files in the cache are opened; the others are read, judged
 split), and then encoded. No file is encoded twice, and a warm start reads no row.
 """
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
-from unpad.data.sources.example import BadRow, Example, Unread, count_bad
+from unpad.data.sources.example import BadRow, Example, Unread
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
@@ -64,6 +65,7 @@ def keep_last_reply(examples: Sequence[Example], loss_mask: np.ndarray, offsets:
 __all__ = ["Corpus", "CorpusReport", "TokenSet", "open_corpus"]
 
 
+@dataclass
 class Corpus:
     """An encoded corpus. `compare` looks for other parts' documents in training, which may take longer than all else.
 
@@ -72,8 +74,10 @@ class Corpus:
         work: what is known of the files, without their rows; None where nothing is to be compared.
     """
 
-    def __init__(self, tokens: TokenSet, tokenizer: Tokenizer, report: CorpusReport, work: Preparation | None) -> None:
-        self.tokens, self.tokenizer, self.report, self._work = tokens, tokenizer, report, work
+    tokens: TokenSet
+    tokenizer: Tokenizer
+    report: CorpusReport
+    work: Preparation | None
 
     def compare(self) -> CorpusReport:
         """Compare documents of valid and test with those trained on, once, and return the report of both.
@@ -81,17 +85,12 @@ class Corpus:
         Raises:
             SourceError: near-duplicates are refused, or a file has changed.
         """
-        if self._work is not None:
-            work, self._work = self._work, None
+        if self.work is not None:
+            work, self.work = self.work, None
             with work.stage("leaks"):
-                leaks, test = corpus_files.find_leaks(work, Split.HOLDOUT), corpus_files.find_leaks(work, Split.TEST)
+                leaks = corpus_files.find_leaks(work, self.tokens.where)
                 work.read.clear()
-                places, test_places = (corpus_files.leak_places(each, self.tokens) for each in (leaks, test))
-                if work.recipe.data.near_duplicates == "refuse":
-                    corpus_files.refuse_leaks(leaks, places)
-                    corpus_files.refuse_leaks(test, test_places)
-            self.report = replace(self.report, leaks=leaks, leak_places=places)
-            self.report = replace(self.report, test_leaks=test, test_leak_places=test_places)
+            self.report = replace(self.report, leaks=leaks)
         return self.report
 
 
@@ -118,8 +117,7 @@ def open_corpus(
     """
     work = Preparation(recipe, cache or cache_folder(), wanted)
     with work.stage("hash"):
-        work.files = corpus_files.list_files(recipe, kinds)
-        work.shards = [None] * len(work.files)
+        work.list_files(kinds)
     with work.stage("open"):
         tokenizer = tokenizer or stored_tokenizer(work)
         if tokenizer is not None:
@@ -150,40 +148,30 @@ def report_of(
     work: Preparation, tokens: TokenSet, tokenizer: Tokenizer, rows_used: int, bad: list[BadRow]
 ) -> CorpusReport:
     """Count rows, documents, tokens and lost characters; nothing is compared yet."""
-    originals = tokens.copy == 0
+    originals, trained = tokens.copy == 0, tokens.split == Split.TRAIN
     assert int(originals.sum()) == rows_used, "a row vanished"
-    characters = sum(int(part.shard.num_chars.sum(dtype=np.int64)) for part in tokens.parts)
-    lost = sum(int(part.shard.lost_chars.sum(dtype=np.int64)) for part in tokens.parts)
-    counts = sum((Counter(part.shard.lost_counts) for part in tokens.parts), Counter[str]())
+    characters, lost, counts = 0, 0, Counter[str]()
+    for shard in (part.shard for part in tokens.parts):
+        characters += int(shard.num_chars.sum(dtype=np.int64))
+        lost += int(shard.lost_chars.sum(dtype=np.int64))
+        counts += Counter(shard.lost_counts)
     may_lose, has_chat = tokenizer.kind == "file", any(file.kind != "text" for file in work.files)
     num_system = rows_of([part.shard.num_system for part in tokens.parts], np.int64)
     return CorpusReport(
-        rows_read=rows_used + count_bad(bad),
+        work=work,
         rows_used=rows_used,
-        rows_quarantined=count_bad(bad),
-        num_files=len(work.files),
-        num_train=int((originals & (tokens.split == Split.TRAIN)).sum()),
+        bad_rows=bad,
+        num_train=int((originals & trained).sum()),
         num_holdout=int((tokens.split == Split.HOLDOUT).sum()),
         num_test=int((tokens.split == Split.TEST).sum()),
-        num_followed=work.num_followed,
-        held_groups=work.held_groups,
-        shared_groups=work.shared_groups,
         num_copies=int((~originals).sum()),
         num_unchanged=_count_unchanged(tokens.parts),
-        tokens=int(tokens.lengths.sum()),
-        characters=characters,
+        num_tokens=int(tokens.lengths.sum()),
         lost=LostCharacters(lost, characters, commonest(counts)),
         may_lose=may_lose,
         lossy_template=lossy_texts(tokenizer, work.recipe.data.template) if may_lose and has_chat else (),
-        num_system=int(num_system[originals & (tokens.split == Split.TRAIN)].sum()),
-        cache_hits=work.hits,
-        cache_misses=work.misses,
-        encoded_documents=work.encoded,
-        bad_rows=bad,
+        num_system=int(num_system[originals & trained].sum()),
         unread=Unread.of([part.shard.unread_fields for part in tokens.parts if not part.shard.copy.any()]),
-        events=work.events,
-        seconds=work.seconds,
-        book=work.book,
     )
 
 
@@ -193,13 +181,9 @@ def _count_unchanged(parts: Sequence[CorpusShard]) -> int:
     for part in parts:
         original = originals[part.path, part.kind, part.source]
         if part is not original:
-            rows, texts = np.flatnonzero(original.split == Split.TRAIN), [each.shard for each in (original, part)]
-            for copy in range(part.shard.num_rows):
-                first, second = (
-                    shard.tokens[slice(*shard.offsets[row : row + 2].tolist())]
-                    for shard, row in zip(texts, (rows[copy % len(rows)], copy), strict=True)
-                )
-                num += np.array_equal(first, second)
+            rows = np.resize(np.flatnonzero(original.split == Split.TRAIN), part.shard.num_rows).tolist()
+            pairs = ((original.shard.row(row), part.shard.row(copy)) for copy, row in enumerate(rows))
+            num += sum(np.array_equal(first, second) for first, second in pairs)
     return num
 
 
@@ -273,14 +257,10 @@ def _copies(work: Preparation, tokenizer: Tokenizer) -> list[CorpusShard]:
         key = make_key("copies", work.keys[index], settings, sha256(work.sides[index].tobytes()))
         shard = _open(work, index, key)
         if shard is None:
-            rows, trained = work.rows(index), np.flatnonzero(work.sides[index] == Split.TRAIN)
-            copies = FileRows(
-                work.copies(index),
-                bad=[],
-                content_key=np.tile(rows.content_key[trained], augment.multiplier),
-                declared=np.tile(rows.declared[trained], augment.multiplier),
-                copy=np.repeat(np.arange(1, augment.multiplier + 1, dtype=np.uint8), trained.size),
-            )
+            trained = np.flatnonzero(work.sides[index] == Split.TRAIN)
+            originals = work.rows(index).take(np.tile(trained, augment.multiplier))
+            copy = np.repeat(np.arange(1, augment.multiplier + 1, dtype=np.uint8), trained.size)
+            copies = replace(originals, examples=work.copies(index), copy=copy)
             shard = _store(work, index, key, encode_rows(work, index, copies, tokenizer))
         unit = np.tile(work.units[index][work.sides[index] == Split.TRAIN], augment.multiplier)
         parts.append(part_of(file, shard, key, np.full(shard.num_rows, Split.TRAIN, np.uint8), unit))
@@ -336,8 +316,7 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
     each = 2 if is_pair else 1  # conversations of a row
 
     def of_rows(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-        total: np.ndarray = np.array(counts, np.int32).reshape(-1, each).sum(1, dtype=np.int32)
-        return total
+        return np.asarray(np.array(counts, np.int32).reshape(-1, each).sum(1, dtype=np.int32))
 
     return Shard(
         tokens=tokens,
@@ -350,9 +329,7 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
         target_chars=of_rows([len(text) for text in with_loss]),
         target_bytes=of_rows([len(text.encode()) for text in with_loss]),
         num_chars=of_rows([sum(len(turn.content) for turn in e.turns) for e in examples]),
-        lost_chars=of_rows(lost.chars),
-        lost_target_chars=of_rows(lost.target_chars),
-        lost_target_bytes=of_rows(lost.target_bytes),
+        **dict(zip(("lost_chars", "lost_target_chars", "lost_target_bytes"), map(of_rows, lost.num), strict=True)),
         num_system=np.array([sum(turn.role == "system" for turn in e.turns) for e in rows.examples], np.int32),
         num_chosen=np.diff(offsets)[::2].astype(np.int32) if is_pair else np.zeros(len(rows.examples), np.int32),
         details=shards.pack_details(
@@ -361,8 +338,7 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
             (e.keywords for e in rows.examples),
             lost.counts,
         ),
-        bad=shards.pack_bad_rows(rows.bad, path),
-        unread=shards.pack_unread(work.files[index].file.unread),
+        faults=shards.pack_faults(rows.bad, work.files[index].file.unread, path),
     )
 
 
@@ -376,34 +352,21 @@ FEWEST = 100  # documents of a kind, however long
 Place = tuple[int, int]  # of a document: index of its file, row in the file
 
 
-@dataclass(frozen=True)
-class CorpusSample:
-    """Training documents of a corpus, drawn at random within their kind, without augmented copies.
-
-    Args:
-        num_documents: (num_kinds,) int64, training documents of each kind of TEXT_KINDS that they were drawn from.
-        learned: whether their vocabulary was learned from them alone.
-    """
-
-    corpus: Corpus
-    num_documents: np.ndarray
-    learned: bool
-
-
-def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample | None:
+def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> tuple[Corpus, np.ndarray, bool] | None:
     """Read a recipe's data and encode a sample of its training documents; nothing is written to the cache.
 
     Near-duplicates are not kept in one part (`data.near_duplicates: together`), since finding them takes long.
 
     Returns:
-        None if the files are small, all documents are encoded already, or the sample would be all of them.
+        The sample, without augmented copies; (num_kinds,) int64, training documents of each kind of TEXT_KINDS that it
+        was drawn from at random; and whether the vocabulary was learned from it alone. None if the files are small, all
+        documents are encoded already, or the sample would be all of them.
 
     Raises:
         SourceError, RecipeError: as `open_corpus`.
     """
     work = Preparation(recipe, cache or cache_folder(), Wanted.LEARNING)
-    work.files = corpus_files.list_files(recipe, TEXT_KINDS)
-    work.shards = [None] * len(work.files)
+    work.list_files(TEXT_KINDS)
     if sum(file.file.path.stat().st_size for file in work.files) < LARGE_BYTES:
         return None
     tokenizer = stored_tokenizer(work)
@@ -418,21 +381,19 @@ def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> CorpusSample 
     drawn, num_documents = _draw(work)
     if len(drawn) == num_documents.sum():
         return None
-    chosen: dict[int, list[int]] = defaultdict(list)
-    for index, row in drawn:
-        chosen[index].append(row)
     learned = tokenizer is None
     if tokenizer is None:
-        texts = [turn.content for place in drawn for turn in _example(work, place).turns]
+        texts = [turn.content for index, row in drawn for turn in work.rows(index).examples[row].turns]
         tokenizer = train_tokenizer(recipe.tokenizer, texts, reserved_texts(recipe.data.template))
     parts = []
-    for index, rows in chosen.items():
-        shard = encode_rows(work, index, _rows(work, index, rows), tokenizer)
+    for index, places in groupby(drawn, itemgetter(0)):
+        rows = np.array([row for _, row in places])
+        shard = encode_rows(work, index, work.rows(index).take(rows), tokenizer)
         parts.append(part_of(work.files[index], shard, "", work.sides[index][rows], work.units[index][rows]))
     work.read.clear()
     tokens = token_set(work, parts)
     report = report_of(work, tokens, tokenizer, len(drawn), bad)
-    return CorpusSample(Corpus(tokens, tokenizer, report, None), num_documents, learned)
+    return Corpus(tokens, tokenizer, report, None), num_documents, learned
 
 
 def _draw(work: Preparation) -> tuple[list[Place], np.ndarray]:
@@ -449,23 +410,8 @@ def _draw(work: Preparation) -> tuple[list[Place], np.ndarray]:
         ]
         numbers[number] = len(places)
         if places:
-            chars = sum(len(turn.content) for place in places for turn in _example(work, place).turns) / len(places)
+            turns = (turn for index, row in places for turn in work.rows(index).examples[row].turns)
+            chars = sum(len(turn.content) for turn in turns) / len(places)
             most = min(len(places), MOST, max(FEWEST, int(MOST_CHARS / max(chars, 1))))
             drawn += [places[i] for i in np.sort(rng.choice(len(places), most, replace=False)).tolist()]
     return drawn, numbers
-
-
-def _example(work: Preparation, place: Place) -> Example:
-    index, row = place
-    return work.rows(index).examples[row]
-
-
-def _rows(work: Preparation, index: int, rows: list[int]) -> FileRows:
-    every = work.rows(index)
-    return FileRows(
-        [every.examples[row] for row in rows],
-        bad=[],
-        content_key=every.content_key[rows],
-        declared=every.declared[rows],
-        copy=every.copy[rows],
-    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -23,11 +23,10 @@ from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadabl
 from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading, refuse_given
 from unpad.data.sources.split import PARTS, Split, Wanted, content_key, units
-from unpad.data.tokens.augment import load_synonyms, with_copies
+from unpad.data.tokens.augment import copies_of, load_synonyms
 from unpad.data.tokens.cache import Shard, code_key, make_key, read_sealed, write_sealed
 from unpad.data.tokens.lost import LostCharacters
 from unpad.data.tokens.token_set import TokenSet, rows_of
-from unpad.data.tokens.words import segment
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
 from unpad.storage import sha256, sha256_file
@@ -56,10 +55,25 @@ class FileRows:
     declared: np.ndarray
     copy: np.ndarray
 
+    def take(self, index: np.ndarray) -> FileRows:
+        """Some of the rows, (num,) int64, without the bad ones."""
+        columns = self.content_key[index], self.declared[index], self.copy[index]
+        return FileRows([self.examples[row] for row in index.tolist()], [], *columns)
+
 
 @dataclass
 class Preparation:
-    """State of `open_corpus`; `shards` has the originals of each file, None until opened or built."""
+    """State of `open_corpus`, and what its report tells of it.
+
+    Args:
+        shards: the originals of each file, None until opened or built.
+        num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
+        held_groups: named groups with a document of valid; shared_groups: those also with one of train.
+        book: description of a text whose end is held out, as it is one in paragraphs.
+        events: damaged files that were rebuilt.
+        encoded: documents encoded this time, augmented copies included.
+        seconds: per stage; the stages add up to the whole.
+    """
 
     recipe: Recipe
     folder: Path
@@ -88,6 +102,11 @@ class Preparation:
         finally:
             self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
 
+    def list_files(self, kinds: Sequence[str]) -> None:
+        """Take the files of some kinds, hashed and unread."""
+        self.files = list_files(self.recipe, kinds)
+        self.shards = [None] * len(self.files)
+
     def rows(self, index: int) -> FileRows:
         """Read a file, once.
 
@@ -113,6 +132,20 @@ class Preparation:
             )
         return self.read[index]
 
+    def kept(self, path: Path, what: str, make: Callable[[], bytes]) -> bytes:
+        """Bytes of a file of the cache, made where it has none; a damaged one is an event.
+
+        Args:
+            what: name of its content, singular.
+        """
+        data, damage = read_sealed(path)
+        if damage:
+            self.events.append(f"cache: {what} of this corpus {damage}; it is made again")
+        if data is None:
+            data = make()
+            write_sealed(path, data)
+        return data
+
     def copy_settings(self) -> list[object]:
         """Everything but the documents that determines their augmented copies, as JSON."""
         augment = self.recipe.augment.model_dump(mode="json", exclude={"synonyms_file"})
@@ -123,8 +156,7 @@ class Preparation:
         if self.files[index].kind == PAIRS or not self.recipe.augment.multiplier:
             return []
         originals = [self.rows(index).examples[row] for row in np.flatnonzero(self.sides[index] == Split.TRAIN)]
-        seed = self.recipe.train.seed
-        return with_copies(originals, self.recipe.augment, segment, self._synonyms, seed)[len(originals) :]
+        return copies_of(originals, self.recipe.augment, self._synonyms, self.recipe.train.seed)
 
     @cached_property
     def _synonyms(self) -> Mapping[str, Sequence[str]]:
@@ -140,9 +172,11 @@ def list_files(recipe: Recipe, kinds: Sequence[str]) -> list[CorpusFile]:
         for file in expand(getattr(data, kind), partial(resolve_path, data)):
             digest = hash_file(file.path)
             separator = data.separator if file.format == "text" else None
+            settings = ["join", data.join] if data.join and separator else []
+            settings += ["unwrap"] if data.unwrap and kind == "text" else []
             # Without the fields of later versions that are not set: a run goes on if its data has the key that it had.
             further = [named] if any(named := (file.prompt, file.reply, file.ignore)) else []
-            key = make_key(digest, kind, file.format, file.field, separator, *further)
+            key = make_key(digest, kind, file.format, file.field, separator, *further, *settings)
             files.append(CorpusFile(kind, file, first + file.source, digest, key))
     if not files:
         fix = f"set {' or '.join(f'data.{kind}' for kind in kinds)}"
@@ -184,94 +218,70 @@ class CorpusReport:
     """Report of a corpus: rows read, used and quarantined, documents encoded, and leaks once it is compared.
 
     Args:
-        rows_read: rows_used + rows_quarantined.
-        encoded_documents: documents encoded this time, augmented copies included.
-        tokens, characters: counts of all documents, copies included; lost: the characters that the tokenizer lost.
+        num_tokens: of all documents, copies included; lost: their characters that the tokenizer lost.
         may_lose: whether the tokenizer is one of a file, which may lack characters.
         lossy_template: strings of the conversations' template that lose characters in it.
         num_unchanged: augmented copies that are equal to their originals.
-        num_followed: rows without a split that are of the test part, as a row of their group or a copy declares it.
-        held_groups: named groups with a document of valid; shared_groups: those also with one of train.
         num_system: system turns of training conversations.
         unread: fields of the rows that nobody read.
-        leaks: None without held-out documents, and until they are compared with training.
-        leak_places: places of the worst leaks of the report, in its order, and of their training documents.
-        test_leaks: None without documents of the test part; test_leak_places likewise.
-        events: damaged files that were rebuilt.
-        book: description of a text whose end is held out, as it is one in paragraphs.
-        seconds: per stage; the stages add up to the whole.
+        leaks: as `find_leaks` has them; None until valid and test are compared with training.
     """
 
-    rows_read: int
+    work: Preparation
     rows_used: int
-    rows_quarantined: int
-    num_files: int
+    bad_rows: list[BadRow]
     num_train: int
     num_holdout: int
     num_test: int
-    num_followed: int
-    held_groups: int
-    shared_groups: int
     num_copies: int
     num_unchanged: int
-    tokens: int
-    characters: int
+    num_tokens: int
     lost: LostCharacters
     may_lose: bool
     lossy_template: tuple[str, ...]
     num_system: int
-    cache_hits: int
-    cache_misses: int
-    encoded_documents: int
-    bad_rows: list[BadRow]
     unread: Unread
-    events: list[str]
-    seconds: dict[str, float]
-    leaks: LeakReport | None = None
-    leak_places: Sequence[tuple[str, str]] = ()
-    test_leaks: LeakReport | None = None
-    test_leak_places: Sequence[tuple[str, str]] = ()
-    book: Shape | None = None
+    leaks: dict[Split, PlacedLeaks] | None = None
 
     def lines(self) -> list[str]:
         """The report as text."""
         copies = f" and {number_of(self.num_copies, 'augmented copies')}" if self.num_copies else ""
         copies += f", {self.num_unchanged:,} of them equal to their originals" if self.num_unchanged else ""
+        work, num_bad = self.work, count_bad(self.bad_rows)
         lines = [
-            f"{number_of(self.num_files, 'files')}: {number_of(self.rows_read, 'rows')} read = {self.rows_used:,} used"
-            f" + {self.rows_quarantined:,} quarantined",
-            f"{self._parts(copies)}; {number_of(self.tokens, 'tokens')},"
-            f" {self.characters / max(self.tokens, 1):.2f} characters each",
-            f"cache: {number_of(self.cache_hits, 'hits')}, {self.cache_misses:,} missed,"
-            f" {number_of(self.encoded_documents, 'documents')} encoded, {sum(self.seconds.values()):.2f} s",
+            f"{number_of(len(work.files), 'files')}: {number_of(self.rows_used + num_bad, 'rows')} read"
+            f" = {self.rows_used:,} used + {num_bad:,} quarantined",
+            f"{self._parts(copies)}; {number_of(self.num_tokens, 'tokens')},"
+            f" {self.lost.total / max(self.num_tokens, 1):.2f} characters each",
+            f"cache: {number_of(work.hits, 'hits')}, {work.misses:,} missed,"
+            f" {number_of(work.encoded, 'documents')} encoded, {sum(work.seconds.values()):.2f} s",
         ]
         lines += self.unread.lines()
-        if self.book:
+        if work.book:
             held = f"  its end is held out, {number_of(self.num_holdout, 'documents')}"
-            lines += [f"note: {self.book.what}", f"  do: {self.book.fix}", held]
-        if self.num_followed:
-            lines.append(f"  {describe_followed(self.num_followed)}")
+            lines += [f"note: {work.book.what}", f"  do: {work.book.fix}", held]
+        if work.num_followed:
+            lines.append(f"  {describe_followed(work.num_followed)}")
         if self.lost.lost or self.may_lose:
             lines += self.lost.lines()
         if self.lossy_template:
             names = ", ".join(f'"{text}"' for text in self.lossy_template)
             what = f"warning: the tokenizer loses characters of the template, so that roles may look alike: {names}"
             lines.append(f"{what}; set data.template to strings that it can spell")
-        lines += [*self.group_lines(), *self.leak_lines(), *self.events]
+        lines += [*self.group_lines(), *self.leak_lines(), *work.events]
         return lines + fault_lines(self.bad_rows, "  quarantined: ")
 
     def group_lines(self) -> list[str]:
         """Remark on a valid part that is made of whole groups, such as facts, that training never saw."""
-        if not self.held_groups or self.shared_groups:
+        if not self.work.held_groups or self.work.shared_groups:
             return []
-        groups = "1 group" if self.held_groups == 1 else f"{self.held_groups:,} groups"
-        what = f"held out {groups} absent from training: this measures other facts than those that are learnt"
+        what = f"held out {number_of(self.work.held_groups, 'groups')} absent from training"
+        what += ": this measures other facts than those that are learnt"
         return [f'{what}; to measure other phrasings of the same facts, declare "split" in rows of each group']
 
     def leak_lines(self) -> list[str]:
         """The leaks of every part as text; empty where nothing was compared."""
-        reports = (self.leaks, self.leak_places), (self.test_leaks, self.test_leak_places)
-        return [line for leaks, places in reports if leaks is not None for line in leaks.lines(places)]
+        return [line for leaks in (self.leaks or {}).values() for line in leaks.lines()]
 
     def _parts(self, copies: str) -> str:
         if self.num_test and not self.num_train + self.num_holdout:  # new data
@@ -328,8 +338,10 @@ def _divide_kinds(
     work: Preparation, keys: np.ndarray, declared: np.ndarray, kinds: np.ndarray, unit: np.ndarray
 ) -> np.ndarray:
     """Part of every document, (num_documents,) uint8 of `Split`. Each kind is divided by itself; what is near
-    documents of other kinds follows these. Of a book the end is held out."""
+    documents of other kinds follows these. Of a book, or a text that is joined, the end is held out."""
     follows = work.recipe.data.split_version > 1 and work.wanted is not Wanted.NEW
+    texts = [file.file.format for file in work.files if file.kind == "text"]
+    in_order = work.book or (work.recipe.data.join and texts == ["text"] and work.wanted is not Wanted.NEW)
     known = np.full(int(unit.max(initial=-1)) + 1, Split.UNDECLARED, np.int8)  # (num_units,)
     for value in (Split.TEST, Split.HOLDOUT, Split.TRAIN):
         known[unit[declared == value]] = value
@@ -340,7 +352,7 @@ def _divide_kinds(
         if follows:
             declared_split = np.where(declared_split == Split.UNDECLARED, known[unit[mine]], declared_split)
         ties = [(np.arange(len(mine)), unit[mine])]
-        if work.book and TEXT_KINDS[kind] == "text" and (declared_split == Split.UNDECLARED).all():
+        if in_order and TEXT_KINDS[kind] == "text" and (declared_split == Split.UNDECLARED).all():
             split[mine] = splits.assign_end(unit[mine], work.recipe.data.holdout)
         else:
             split[mine] = splits.divide(
@@ -359,7 +371,7 @@ def _book(work: Preparation) -> Shape | None:
     (index,) = texts
     shard = work.shards[index]
     characters = shard.num_chars.tolist() if shard else [len(one.turns[0].content) for one in work.rows(index).examples]
-    return describe_book(work.files[index].file, work.recipe.data.separator, characters)
+    return describe_book(work.files[index].file, work.recipe.data, characters)
 
 
 def _groups(work: Preparation) -> np.ndarray:
@@ -382,25 +394,54 @@ def split_settings(work: Preparation) -> tuple[object, ...]:
 # --------------------------------------------------------------------------- documents that occur in training
 
 
-def find_leaks(work: Preparation, part: Split) -> LeakReport | None:
-    """Compare the originals of a part with the training ones, once per corpus and split; None if it has none."""
+@dataclass(frozen=True)
+class PlacedLeaks:
+    """Leaks of a part, and the places of the worst, in their order, and of their training documents."""
+
+    report: LeakReport
+    places: list[tuple[str, str]]
+
+    def lines(self) -> list[str]:
+        return self.report.lines(self.places)
+
+
+def find_leaks(work: Preparation, where: Callable[[int], str]) -> dict[Split, PlacedLeaks]:
+    """Compare the originals of valid and test with the training ones; a part without any has no entry.
+
+    Args:
+        where: place of a document by its number.
+
+    Raises:
+        SourceError: E_LEAK, there are some and `data.near_duplicates` is refuse.
+    """
+    found: dict[Split, PlacedLeaks] = {}
+    for part in (Split.HOLDOUT, Split.TEST):
+        leaks = _leaks_of(work, part)
+        if leaks is not None:
+            places = [(where(leak.document), where(leak.source)) for leak in leaks.worst]
+            if places and work.recipe.data.near_duplicates == "refuse":
+                first = leaks.worst[0].describe(*places[0]).strip()
+                raise refused(leaks.part, leaks.num_exact + leaks.num_near, "documents", first)
+            found[part] = PlacedLeaks(leaks, places)
+    return found
+
+
+def _leaks_of(work: Preparation, part: Split) -> LeakReport | None:
+    """Compare a part with the training documents, once per corpus and split; None if it has no documents."""
     if work.wanted is Wanted.NEW or not any((side == part).any() for side in work.sides):
         return None
     copied = [work.copy_settings()] if work.recipe.augment.multiplier else []
     path = work.folder / "leaks" / f"{make_key('leaks', code_key(), corpus_key(work), PARTS[part], *copied)}.json"
-    data, damage = read_sealed(path)
-    if damage:
-        work.events.append(f"cache: the leak report of this corpus {damage}; it is made again")
-    if data is not None:
-        values = json.loads(data)
-        return LeakReport(**{**values, "worst": [Leak(**leak) for leak in values["worst"]]})
-    examples = [example for index in range(len(work.files)) for example in work.rows(index).examples]
-    texts = [text_of(example) for example in examples]
-    groups = [example.group for example in examples]
-    with progress(f"looking for texts of {PARTS[part]} in training"):
-        leaks = report(texts, np.concatenate(work.sides), groups, part, _copies(work))
-    write_sealed(path, json.dumps(asdict(leaks)).encode())
-    return leaks
+
+    def made() -> bytes:
+        examples = [example for index in range(len(work.files)) for example in work.rows(index).examples]
+        texts, groups = [text_of(example) for example in examples], [example.group for example in examples]
+        with progress(f"looking for texts of {PARTS[part]} in training"):
+            leaks = report(texts, np.concatenate(work.sides), groups, part, _copies(work))
+        return json.dumps(asdict(leaks)).encode()
+
+    values = json.loads(work.kept(path, "the leak report", made))
+    return LeakReport(**{**values, "worst": [Leak(**leak) for leak in values["worst"]]})
 
 
 def _copies(work: Preparation) -> dict[str, int]:
@@ -418,28 +459,23 @@ def near_documents(work: Preparation) -> NDArray[np.int64]:
     """Sets of near-duplicates among all documents as `near_sets` has them, looked for once per set of files."""
     key = make_key("near sets", code_key(), [file.key for file in work.files])
     path = work.folder / "near" / f"{key}.bin"
-    data, damage = read_sealed(path)
-    if damage:
-        work.events.append(f"cache: the near-duplicates of this corpus {damage}; they are looked for again")
-    if data is None:
+
+    def made() -> bytes:
         texts = [text_of(example) for index in range(len(work.files)) for example in work.rows(index).examples]
         with progress("looking for near-duplicates"):
-            data = near_sets(texts).astype("<i8").tobytes()
-        write_sealed(path, data)
-    return np.frombuffer(data, "<i8").astype(np.int64)
+            return near_sets(texts).astype("<i8").tobytes()
+
+    return np.frombuffer(work.kept(path, "the list of near-duplicates", made), "<i8").astype(np.int64)
 
 
 def compare_new(
     recipe: Recipe, tokens: TokenSet, new_recipe: Recipe, new: TokenSet, seq_ids: np.ndarray
-) -> tuple[LeakReport, list[tuple[str, str]]]:
+) -> PlacedLeaks:
     """Compare new documents with the training originals of a run, read from its files as a stream.
 
     Args:
         recipe, tokens: recipe and tokens of the run; new_recipe, new: those of the new documents.
         seq_ids: (n,) sequences of `new` with the documents to compare.
-
-    Returns:
-        The report, and the places of its worst leaks and their training documents.
 
     Raises:
         SourceError: a file of the run cannot be read, or changed.
@@ -457,7 +493,7 @@ def compare_new(
 
     texts, groups = [text_of(example) for example in documents], [example.group for example in documents]
     leaks = compare(texts, groups, corpus, NEW, numbers=numbers)
-    return leaks, [(new.place(leak.document), tokens.place(leak.source)) for leak in leaks.worst]
+    return PlacedLeaks(leaks, [(new.place(leak.document), tokens.place(leak.source)) for leak in leaks.worst])
 
 
 def _stream(recipe: Recipe, tokens: TokenSet) -> Iterator[Example]:
@@ -479,19 +515,3 @@ def text_of(example: Example) -> str:
     """Text of a document to compare with others; without system messages, which many conversations share."""
     turns = [turn.content for turn in example.turns if turn.role != "system"]
     return "\n".join(turns or [turn.content for turn in example.turns])
-
-
-def leak_places(leaks: LeakReport | None, tokens: TokenSet) -> list[tuple[str, str]]:
-    """Places of the worst leaks and of the training documents that they are like."""
-    return [(tokens.where(leak.document), tokens.where(leak.source)) for leak in (leaks.worst if leaks else [])]
-
-
-def refuse_leaks(leaks: LeakReport | None, places: list[tuple[str, str]]) -> None:
-    """Refuse a part with near-duplicates of training documents, for `data.near_duplicates` refuse.
-
-    Raises:
-        SourceError: E_LEAK.
-    """
-    if leaks is not None and places:
-        first = leaks.worst[0].describe(*places[0]).strip()
-        raise refused(leaks.part, leaks.num_exact + leaks.num_near, "documents", first)

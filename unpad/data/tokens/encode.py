@@ -59,18 +59,6 @@ def encode_chat(example: Example, tokenizer: Tokenizer, thinking: bool | None) -
     return ids, counts
 
 
-def encode_chat_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, thinking: bool | None) -> list[int]:
-    """Ids of a conversation up to the beginning of the next reply, as `encode_chat` encodes them.
-
-    Raises:
-        SourceError: the template refuses the conversation.
-    """
-    assert isinstance(tokenizer, LibraryTokenizer), "words have no chat template"
-    assert tokenizer.chat is not None, "asked before"
-    marked = tokenizer.chat.told(thinking).prompted(turns)
-    return _encode_marked(marked, [turn.content for turn in turns], tokenizer)[0]
-
-
 def _encode_marked(marked: Marked, texts: list[str], tokenizer: LibraryTokenizer) -> tuple[list[int], list[slice]]:
     """Ids of the text of a conversation, and the characters of each; no token reaches into or out of a reply.
 
@@ -97,14 +85,12 @@ class LostText:
     """Characters of examples that the tokenizer lost.
 
     Args:
-        chars: (num_examples,) int32, of all messages.
-        target_chars, target_bytes: (num_examples,) int32, characters and UTF-8 bytes of the messages that carry loss.
+        num: (3, num_examples) int32, characters of all messages, and characters and UTF-8 bytes of those that carry
+            loss.
         counts: the characters -> how often they were lost.
     """
 
-    chars: np.ndarray
-    target_chars: np.ndarray
-    target_bytes: np.ndarray
+    num: np.ndarray
     counts: Counter[str]
 
 
@@ -161,12 +147,8 @@ def encode_examples(
                 parts.append(part)
                 bar.advance(end - first)
     offsets = np.cumsum(np.concatenate([part.lengths for part in parts]), dtype=np.int64)
-    lost = LostText(
-        chars=np.concatenate([part.lost.chars for part in parts]),
-        target_chars=np.concatenate([part.lost.target_chars for part in parts]),
-        target_bytes=np.concatenate([part.lost.target_bytes for part in parts]),
-        counts=sum((part.lost.counts for part in parts), Counter()),
-    )
+    num = np.concatenate([part.lost.num for part in parts], 1)
+    lost = LostText(num, sum((part.lost.counts for part in parts), Counter()))
     tokens, masks = [part.tokens for part in parts], [part.loss_mask for part in parts]
     return np.concatenate(tokens), np.concatenate(masks), offsets, lost
 
@@ -178,7 +160,9 @@ def encode_prompt(turns: Sequence[Turn], tokenizer: Tokenizer, template: Templat
         SourceError: the chat template of the tokenizer refuses the conversation.
     """
     if tokenizer.chat is not None:
-        return encode_chat_prompt(turns, tokenizer, template.thinking)
+        assert isinstance(tokenizer, LibraryTokenizer), "words have no chat template"
+        marked = tokenizer.chat.told(template.thinking).prompted(turns)
+        return _encode_marked(marked, [turn.content for turn in turns], tokenizer)[0]
     fixed = _encode_fixed(tokenizer, template)
     job, ids = _Job((), tokenizer, template, fixed), list[int]()
     contents, _ = _encode_contents(job, [turn.content for turn in turns])
@@ -316,17 +300,15 @@ def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
 
 def _lost_text(examples: Sequence[Example], lost: Sequence[str]) -> LostText:
     """Sum up what was lost of every message, message by message of all examples."""
-    chars, target_chars, target_bytes = (np.zeros(len(examples), np.int32) for _ in range(3))
-    following, counts = iter(lost), Counter[str]()
+    num, following, counts = np.zeros((3, len(examples)), np.int32), iter(lost), Counter[str]()
     for row, example in enumerate(examples):
         for turn in example.turns:
             gone = next(following)
             counts.update(gone)
-            chars[row] += len(gone)
+            num[0, row] += len(gone)
             if turn.has_loss:
-                target_chars[row] += len(gone)
-                target_bytes[row] += len(gone.encode())
-    return LostText(chars, target_chars, target_bytes, counts)
+                num[1:, row] += len(gone), len(gone.encode())
+    return LostText(num, counts)
 
 
 def _encode_contents(job: _Job, texts: list[str]) -> tuple[list[list[int]], list[str]]:

@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import date
-from functools import lru_cache
+from functools import lru_cache, partial
 from threading import Lock
 from typing import Any, BinaryIO
 
@@ -51,13 +51,6 @@ def _raise(message: str) -> None:
     raise TemplateError(message)
 
 
-def _to_json(
-    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-) -> str:
-    """As transformers has it, without the escapes for web pages."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
 @lru_cache(maxsize=64)
 def _compiled(source: str) -> jinja2.Template:
     environment = ImmutableSandboxedEnvironment(
@@ -65,7 +58,8 @@ def _compiled(source: str) -> jinja2.Template:
     )
     environment.globals = {name: environment.globals[name] for name in GLOBALS}
     environment.globals |= {"raise_exception": _raise, "strftime_now": TODAY.strftime}
-    environment.filters["tojson"] = _to_json
+    # As transformers has it, without the escapes for web pages.
+    environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     del environment.filters["random"]
     return environment.from_string(source)
 

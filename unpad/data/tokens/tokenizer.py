@@ -9,17 +9,18 @@ import json
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from unpad.data.tokens.chat_template import END_THINK, THINK, ChatTemplate
 from unpad.data.tokens.lost import uncovered
-from unpad.data.tokens.words import FORMAT, SPECIALS, parse_words, surrogate_error, train_words
+from unpad.data.tokens.words import BYTES, FORMAT, SPECIALS, parse_words, surrogate_error, train_words
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes import data as recipe_data
 from unpad.storage.reading import read_file
@@ -30,6 +31,13 @@ MOST_IDS = 1 << 22  # largest vocabularies have some 260,000
 IMPORTED = "unpad"  # key of what an imported folder says besides its tokenizer.json
 MARK = re.compile(r"<\|\w+\|>")  # a role's mark that belongs to no language
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
+# Bytes of UTF-8, from the first to the last, that may follow in a state, and the state after them; see `spelling`.
+UTF8 = (
+    (0, 0x00, 0x7F, 0), (0, 0xC2, 0xDF, 1), (0, 0xE0, 0xEF, 2), (0, 0xF0, 0xF4, 3), (0, 0xE0, 0xE0, 4),
+    (0, 0xED, 0xED, 5), (0, 0xF0, 0xF0, 6), (0, 0xF4, 0xF4, 7), (1, 0x80, 0xBF, 0), (2, 0x80, 0xBF, 1),
+    (3, 0x80, 0xBF, 2), (4, 0xA0, 0xBF, 1), (5, 0x80, 0x9F, 1), (6, 0x90, 0xBF, 2), (7, 0x80, 0x8F, 2),
+)  # fmt: skip
+TRAINED = {"BPE": "bpe", "WordPiece": "words"}  # models of tokenizers that are made here, and their kinds
 CHARS_PER_CALL = 500_000  # texts per call of the library: its records take about 100 bytes per token
 
 # Names in a tokenizer.json, the most specific first. If it has none, the first is added.
@@ -98,14 +106,14 @@ def train_tokenizer(
 
     Args:
         settings: kind words or bpe; a file is opened by `open_tokenizer_file`.
-        reserved: the template's strings. Kind words gives each one id, for texts that are equal to it; kind bpe gives
-            one to those of the form <|user|>, which other programs then read as special tokens too.
+        reserved: the template's strings. Kind words gives each one id, kind bpe those of the form <|user|>: a text that
+            is equal to it becomes this id, and other programs read them as special tokens.
 
     Raises:
         SourceError: a text is not valid Unicode.
     """
     if settings.kind == "words":
-        return train_words(texts, settings.vocab_size, settings.min_count, reserved)
+        return _open_library(train_words(texts, settings.vocab_size, settings.min_count, reserved))
     assert settings.kind == "bpe", "a file is opened, not trained"
     marks = [text for text in dict.fromkeys(reserved) if MARK.fullmatch(text) and text not in SPECIALS]
     library = tokenizers.Tokenizer(models.BPE())
@@ -212,8 +220,9 @@ class LibraryTokenizer:
         self._control = {name: vocabulary[name] for name in special - {unknown}}
         self.pieces: tuple[bytes, ...] | None = None
         self.byte_ids: frozenset[int] = frozenset()
-        is_bpe = fields["model"].get("type") == "BPE"
-        is_ours = is_bpe and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
+        model = fields["model"].get("type")
+        is_bpe = model == "BPE"
+        is_ours = model in TRAINED and [vocabulary.get(name) for name in SPECIALS] == [0, 1, 2, 3]
         # Marks of the template are read back as their text, by which a reply ends where the model speaks for the user.
         self._marks = (
             {name: vocabulary[name] for name in special - set(SPECIALS)} if is_ours and self.chat is None else {}
@@ -222,20 +231,21 @@ class LibraryTokenizer:
         if decoder.get("type") == "ByteLevel":
             skipped = self.specials.keys() - self._marks.values()
             texts = {id: _token_bytes(token) for token, id in vocabulary.items() if id not in skipped}
+            texts |= {id: name.encode() for name, id in self._marks.items()}
             self.pieces = tuple(texts.get(id, b"") for id in range(self.vocab_size))
         elif '"ByteFallback"' in json.dumps(decoder):
             self.byte_ids = frozenset(id for token, id in vocabulary.items() if re.fullmatch("<0x[0-9A-F]{2}>", token))
         # Byte-level files that were trained on few texts lack bytes, and drop them without a token. So does any
         # byte-pair encoding with characters, if it has no unknown token.
         byte_level = self.pieces is not None
-        self._missing_bytes = {byte for letter, byte in _BYTES.items() if byte_level and letter not in vocabulary}
+        self.kind = TRAINED[model] if is_ours and byte_level else "file"
+        self._missing_bytes = {byte for letter, byte in BYTES.items() if byte_level and letter not in vocabulary}
         self._drops = is_bpe and (bool(self._missing_bytes) or (unknown is None and not byte_level))
         self._dropped: dict[str, bool] = {}
         falls_back = bool(fields["model"].get("byte_fallback")) and len(self.byte_ids) == 256
         cuts = '"Removed"' in json.dumps(fields.get("pre_tokenizer")) or not _respells(fields.get("normalizer"))
-        self._keeps_all = (falls_back or (is_bpe and byte_level and not self._missing_bytes)) and not cuts
+        self._keeps_all = (falls_back or ((is_bpe or is_ours) and byte_level and not self._missing_bytes)) and not cuts
         self._spaces_count = fields.get("pre_tokenizer") is None  # where nothing cuts at them, nothing puts them back
-        self.kind = "bpe" if is_ours and self.pieces is not None else "file"
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of every text.
@@ -400,6 +410,35 @@ def with_import(data: bytes, imported: dict[str, Any]) -> bytes:
     return json.dumps({**json.loads(data), IMPORTED: imported}, ensure_ascii=False).encode()
 
 
+@lru_cache(4)
+def spelling(pieces: tuple[bytes, ...], num_ids: int) -> np.ndarray:
+    """What each id makes of a text that ends within a character, by the UTF-8 of the Unicode standard (table 3-7).
+
+    Args:
+        pieces: bytes of each id.
+        num_ids: rows of a model, which may be more.
+
+    Returns:
+        (8, num_ids) int8: the state after an id in each state, -1 where its bytes cannot follow. State 0 is between
+        characters, 1 to 3 lack so many bytes, 4 to 7 follow the bytes E0, ED, F0 and F4. No id without bytes follows
+        a part of a character. A state that no id follows goes on as if it were 0.
+    """
+    follows = np.full((8, 256), -1, np.int8)
+    for state, first, last, then in UTF8:
+        follows[state, first : last + 1] = then
+    lengths = np.zeros(num_ids, np.int64)
+    lengths[: len(pieces)] = [len(piece) for piece in pieces]
+    starts, joined = np.cumsum(lengths) - lengths, np.frombuffer(b"".join(pieces), np.uint8)
+    after = np.repeat(np.arange(8, dtype=np.int8)[:, None], num_ids, 1)
+    after[1:, lengths == 0] = -1
+    for place in range(lengths.max(initial=0)):
+        ids = np.flatnonzero(lengths > place)
+        states = after[:, ids]
+        after[:, ids] = np.where(states < 0, -1, follows[states, joined[starts[ids] + place]])
+    after[(after[:, lengths > 0] < 0).all(1)] = 0
+    return after
+
+
 class DecodeStream:
     """Incremental decoder of ids; its parts joined are `decode` of all ids.
 
@@ -528,18 +567,8 @@ def _parts(texts: list[str]) -> Iterator[list[str]]:
         yield texts[start:]
 
 
-def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level vocabularies: printable Latin-1 as it is, the other bytes from U+0100 on."""
-    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
-
-
-_BYTES = _byte_alphabet()
-
-
 def _token_bytes(token: str) -> bytes:
     """Bytes of a byte-level token; an added token, with any other character, is its own UTF-8."""
-    if all(character in _BYTES for character in token):
-        return bytes(_BYTES[character] for character in token)
+    if all(character in BYTES for character in token):
+        return bytes(BYTES[character] for character in token)
     return token.encode()

@@ -1,27 +1,33 @@
-"""Words of Chinese text: segmentation, and a tokenizer with the words of the training texts as its vocabulary.
+"""Words of Chinese text: segmentation, and the vocabulary of a tokenizer with the words of the training texts.
 
 Segmentation is rjieba's dictionary walk without its hidden Markov model, so a word is a word of the dictionary, a run
-of latin letters or digits, or a single character. Joining the segments gives the text back.
-Unknown words are spelled in characters and unknown characters in UTF-8 bytes; every string comes back from its ids.
+of latin letters or digits, or a single character. Joining the segments gives the text back. The dictionary makes the
+vocabulary and is not needed after: a text is encoded by the longest word of the vocabulary that begins at each place,
+and what has none is spelled in UTF-8 bytes.
 """
 
 import json
+import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
 import rjieba
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from unpad.errors import SourceError
-
-Segmenter = Callable[[str], list[str]]
 
 FORMAT = "unpad-words-1"
 SPECIALS = ("<|pad|>", "<|unk|>", "<|bos|>", "<|eos|>")
 FIRST_BYTE = len(SPECIALS)
 FIRST_TOKEN = FIRST_BYTE + 256
-MAX_REMEMBERED = 500_000  # spellings of unknown segments kept; about 100 MB when full
+# The library's search for the longest word takes the cube of what it is given: runs of letters are cut at 64, and any
+# other character stands alone, as no word crosses these places.
+LETTERS = r"\p{L}\p{M}\p{N}"
+PIECES = f"[{LETTERS}]{{1,64}}|[^{LETTERS}]"
+WORD = re.compile(r"[^\W_]{2,64}")
 
 
 def segment(text: str) -> list[str]:
@@ -42,10 +48,9 @@ def surrogate_error(text: str, position: int) -> SourceError:
 
 
 class WordTokenizer:
-    """Tokenizer of words: 4 special ids, 256 bytes, the reserved strings, then `tokens`. ASCII characters are bytes.
+    """Tokenizer of earlier runs, by rjieba's words: 4 special ids, 256 bytes, the reserved strings, then `tokens`.
 
-    Encoding is serial: rjieba holds the interpreter's lock, so threads gain nothing, and transferring the ids from
-    another process costs half of computing them. Threads may share an instance.
+    A text equal to a reserved string becomes its one id; inside a longer text that string is ordinary words.
     """
 
     kind = "words"
@@ -55,34 +60,35 @@ class WordTokenizer:
     specials = dict(enumerate(SPECIALS))  # noqa: RUF012
 
     def __init__(self, tokens: Sequence[str], reserved: Sequence[str] = ()) -> None:
-        first = FIRST_TOKEN + len(reserved)
         self.tokens, self.reserved = tuple(tokens), tuple(reserved)
         self.added: list[str] = []  # no byte is ever missing
-        self.vocab_size = first + len(self.tokens)
-        self.pieces: tuple[bytes, ...] = (
-            *(b"" for _ in SPECIALS),
-            *(bytes([byte]) for byte in range(256)),
-            *(text.encode() for text in (*self.reserved, *self.tokens)),
-        )
+        bytes_ = [bytes([byte]) for byte in range(256)]
+        words = [text.encode() for text in (*self.reserved, *self.tokens)]
+        self.pieces: tuple[bytes, ...] = (*(b"" for _ in SPECIALS), *bytes_, *words)
+        self.vocab_size = len(self.pieces)
         self._reserved_ids = {text: FIRST_TOKEN + i for i, text in enumerate(self.reserved)}
-        self._spelling = _Spelling(self.tokens, first)
+        self._ids = {text: FIRST_TOKEN + len(reserved) + i for i, text in enumerate(self.tokens)}
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of every text, no special id among them.
-
-        A text equal to a reserved string becomes its one id. Inside a longer text that string is spelled in ordinary
-        words, so no text of a user becomes a role marker.
-        """
-        return [self._encode(text) for text in texts]
+        """Return the ids of every text, no special id among them."""
+        return [
+            [self._reserved_ids[text]] if text in self._reserved_ids else list(self._spelling(segment(text)))
+            for text in texts
+        ]
 
     def encode_counted(self, texts: Sequence[str]) -> tuple[list[list[int]], list[str]]:
         """Return the ids of every text, and its lost characters: none, as there is a token for every byte."""
         return self.encode_batch(texts), [""] * len(texts)
 
-    def _encode(self, text: str) -> list[int]:
-        if text in self._reserved_ids:
-            return [self._reserved_ids[text]]
-        return list(chain.from_iterable(map(self._spelling.__getitem__, segment(text))))
+    def _spelling(self, segments: Iterable[str]) -> Iterator[int]:
+        """Ids of segments; unknown ones are spelled in characters, and those in bytes."""
+        for text in segments:
+            if text in self._ids:
+                yield self._ids[text]
+            elif len(text) == 1:
+                yield from (FIRST_BYTE + byte for byte in text.encode())
+            else:
+                yield from self._spelling(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Join the texts of the ids; special ids are skipped, bytes that are not UTF-8 become U+FFFD."""
@@ -91,24 +97,6 @@ class WordTokenizer:
     def to_bytes(self) -> bytes:
         fields = {"format": FORMAT, "specials": SPECIALS, "reserved": self.reserved, "tokens": self.tokens}
         return json.dumps(fields, ensure_ascii=False, indent=0).encode()
-
-
-class _Spelling(dict[str, tuple[int, ...]]):
-    """Map of segments to ids; a segment outside the vocabulary is spelled at its first use and cached."""
-
-    def __init__(self, tokens: Sequence[str], first: int) -> None:
-        super().__init__((token, (first + i,)) for i, token in enumerate(tokens))
-        self.update((chr(byte), (FIRST_BYTE + byte,)) for byte in range(128))
-        self.full = len(self) + MAX_REMEMBERED
-
-    def __missing__(self, text: str) -> tuple[int, ...]:
-        if len(text) == 1:
-            ids = tuple(FIRST_BYTE + byte for byte in text.encode())
-        else:
-            ids = tuple(chain.from_iterable(map(self.__getitem__, text)))
-        if len(self) < self.full and len(text) <= 32:
-            self[text] = ids
-        return ids
 
 
 def parse_words(fields: dict[str, Any]) -> WordTokenizer:
@@ -127,13 +115,14 @@ def parse_words(fields: dict[str, Any]) -> WordTokenizer:
     return WordTokenizer(tokens or [], reserved or [])
 
 
-def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved: Sequence[str]) -> WordTokenizer:
-    """Build a vocabulary: reserved strings, then characters, then words, each by descending count and then by text.
+def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved: Sequence[str]) -> bytes:
+    """Build the tokenizer.json of a vocabulary: specials, bytes, reserved strings, characters, then words, each by
+    descending count and then by text.
 
     Args:
         vocab_size: upper limit of ids, specials and bytes included.
         min_count: rarer words are left out; characters never are, since words are spelled in them.
-        reserved: strings that become one id if a text consists of one.
+        reserved: strings that become special tokens; no text that has one inside gets its id.
     """
     words: Counter[str] = Counter()
     for text in texts:
@@ -142,14 +131,35 @@ def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved:
     for word, count in words.items():
         for character in word:
             characters[character] += count
+    marks = [text for text in dict.fromkeys(reserved) if text.strip() not in ("", *SPECIALS, *BYTES)]
     ranked = chain(
         (character for character in _by_count(characters) if not character.isascii()),  # ASCII: bytes already
-        (word for word in _by_count(words) if len(word) > 1 and words[word] >= min_count),
+        (word for word in _by_count(words) if words[word] >= min_count and WORD.fullmatch(word)),
     )
-    reserved_words = list(dict.fromkeys(text for text in reserved if text))
-    room = max(0, vocab_size - FIRST_TOKEN - len(reserved_words))
-    return WordTokenizer(list(islice(ranked, room)), reserved_words)
+    room = max(0, vocab_size - FIRST_TOKEN - len(marks))
+    letters = {byte: letter for letter, byte in BYTES.items()}
+    spelled = ("".join(map(letters.__getitem__, text.encode())) for text in ranked if text not in marks)
+    vocabulary = [*SPECIALS, *(letters[byte] for byte in range(256)), *marks, *islice(spelled, room)]
+    ids = {token: id for id, token in enumerate(vocabulary)}
+    model = models.WordPiece(ids, unk_token=SPECIALS[1], continuing_subword_prefix="", max_input_chars_per_word=256)
+    library = tokenizers.Tokenizer(model)
+    cut = pre_tokenizers.Split(tokenizers.Regex(PIECES), "isolated")
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.pre_tokenizer = pre_tokenizers.Sequence([cut, to_bytes])
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([*SPECIALS, *marks])
+    return library.to_str().encode()
 
 
 def _by_count(counts: Counter[str]) -> list[str]:
     return sorted(counts, key=lambda text: (-counts[text], text))
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """Character -> byte of byte-level vocabularies: printable Latin-1 as it is, the other bytes from U+0100 on."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+BYTES = _byte_alphabet()

@@ -15,7 +15,7 @@ from tests.conftest import tiny_model
 from tests.helpers.fuzz.mutate import damage_bytes, damage_json
 from tests.helpers.fuzz.target import Target, WrongError
 from unpad import storage
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import BadRow, Unread
 from unpad.data.tokens import cache
 from unpad.errors import CheckpointError, RecipeError, RunInUseError, SourceError
 from unpad.models.adapters import adapt, kept_weights
@@ -180,7 +180,7 @@ def _shard() -> cache.Shard:
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64), content_key=rows.astype(np.uint64),
         declared=np.full(3, -1, np.int8), copy=np.zeros(3, np.uint8), **counts,
         details=cache.pack_details([":1", ":2", ":3"], ["", "水", ""], [(), ("水", "火"), ()], Counter(rare=1)),
-        bad=cache.pack_bad_rows([BadRow("a.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")], "a.jsonl"),
+        faults=cache.pack_faults([BadRow("a.jsonl:7", "E_UTF8", "bad bytes", "mend it", "…")], Unread(), "a.jsonl"),
     )  # fmt: skip
 
 
