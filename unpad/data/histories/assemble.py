@@ -268,8 +268,7 @@ class Sets:
     def has_no_time(self) -> np.ndarray:
         """Patients without any event that has a time, (num_patients,) bool."""
         timed = np.append(0, np.cumsum(~self.timeless))
-        without: np.ndarray = np.diff(timed[self.sets_of]) == 0
-        return without
+        return np.asarray(np.diff(timed[self.sets_of]) == 0)
 
 
 def form_sets(events: Events, num_patients: int, settings: EventSettings, clock: TimeUnit, numbered: bool) -> Sets:
@@ -320,8 +319,7 @@ def cut_sets(sets: Sets, settings: EventSettings) -> np.ndarray:
     else:
         reach = sets.set_starts[1:] - begin
         nearest = sets.set_starts[:-1] == begin
-    kept: np.ndarray = sets.timeless | nearest | (reach + facts[patient] <= most)
-    return kept
+    return np.asarray(sets.timeless | nearest | (reach + facts[patient] <= most))
 
 
 # --------------------------------------------------------------------------- all of it

@@ -78,8 +78,7 @@ class Cohort:
     @property
     def patient(self) -> np.ndarray:
         """Number of the patient of every example, (num_examples,) int64 from 0, rising."""
-        patient: np.ndarray = np.cumsum(np.diff(self.person, prepend=-1) != 0) - 1
-        return patient
+        return np.asarray(np.cumsum(np.diff(self.person, prepend=-1) != 0) - 1)
 
     def take(self, index: np.ndarray, **changes: Any) -> "Cohort":
         """These examples, (num,) int64, with other values of some fields that are not by example."""
