@@ -354,8 +354,7 @@ def _decide(section: dict[str, Any], field: str, value: float | None, labels: st
 def _ranges(starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """Whole numbers of [start, stop) of every pair, end to end, (sum of lengths,) int64."""
     lengths = stops - starts
-    ranges: np.ndarray = np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths)
-    return ranges
+    return np.asarray(np.arange(lengths.sum()) + np.repeat(starts - (np.cumsum(lengths) - lengths), lengths))
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
