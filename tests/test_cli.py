@@ -186,7 +186,8 @@ def test_a_run_from_data_to_answers(unpad, tmp_path):
     assert plain.code == 0
     assert {"loss", "perplexity", "bits_per_char", "bits_per_byte"} <= set(metrics)
     for name, metric in metrics.items():
-        assert set(metric) == {"value", "low", "high", "num", "num_groups", "part", "best_of"}
+        beside = {"method", "difference", "better", "sentence"} if name.startswith("simple_") else set()
+        assert set(metric) == {"value", "low", "high", "num", "num_groups", "num_censored", "part", "best_of"} | beside
         assert metric["low"] <= metric["value"] <= metric["high"]
         assert f"{name} " in plain.out
         assert f"{metric['value']:.4f}" in plain.out
@@ -287,10 +288,11 @@ def test_plan_and_prove_speak_to_people(unpad, tmp_path):
 
 def test_numbers_without_end_are_still_json(unpad, tmp_path, monkeypatch):
     from unpad.evaluation.metrics import Metric
+    from unpad.evaluation.rows import Evaluation
 
     endless = {"perplexity": Metric(float("inf"), 1e300, float("inf"), 3)}
     monkeypatch.setattr("unpad.cli.models.check_run", lambda *_, **__: None)  # there is none
-    monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: (endless, []))
+    monkeypatch.setattr("unpad.evaluation.run.evaluate_own", lambda *_: Evaluation(endless, []))
     shown = unpad("eval", "any", "--json").out
     values = json.loads(shown, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     assert values["perplexity"].items() >= {"value": "inf", "low": 1e300, "high": "inf", "num": 3}.items()

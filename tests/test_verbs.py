@@ -15,6 +15,7 @@ from rich.console import Console
 
 from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import NOT_PROVED, PLEASE_REPORT, UNFORESEEN
+from unpad.evaluation.rows import Evaluation
 from unpad.inference.prompts import Prompt, Reply
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +42,7 @@ class Calls:
 
 # Modules that bind functions of others, and must not bind a replaced one when a verb imports them first.
 BINDING = (
-    "unpad.api", "unpad.evaluation.quantized", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
+    "unpad.api", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
     "unpad.inference.chat",
     "unpad.serving.served",
 )  # fmt: skip
@@ -87,8 +88,8 @@ LINES = "first [b]\nsecond\n"
 def test_the_json_of_an_evaluation_is_json_alone_and_rows_of_new_data_are_told_beside_it(
     unpad, monkeypatch, options, said
 ):
-    new = SimpleNamespace(metrics={}, lines=["5 rows read"], facts={"near_duplicates": {"near": 2}})
-    monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: ({}, ["5 rows read"]))
+    new = Evaluation({}, ["5 rows read"], facts={"near_duplicates": {"near": 2}})
+    monkeypatch.setattr("unpad.evaluation.run.evaluate_own", lambda *_: Evaluation({}, ["5 rows read"]))
     monkeypatch.setattr("unpad.evaluation.run.evaluate_new", lambda *_: new)
     told = unpad("eval", "any", "--json", *options)
     assert (told.code, json.loads(told.out), told.err) == (0, new.facts if options else {}, said)

@@ -47,7 +47,7 @@ def test_every_script_finds_what_it_imports():
 
 @pytest.mark.slow
 @pytest.mark.nightly
-@pytest.mark.parametrize("name", sorted(NAMED - {"benchmarks/char_ngram.py"}))  # tests/benchmarks/test_char_ngram.py
+@pytest.mark.parametrize("name", sorted(NAMED))
 def test_a_script_that_a_page_names_starts(name, tmp_path):
     words = ["--help"] if "argparse" in SOURCES[ROOT / name] else TINY[Path(name).name]
     (tmp_path / "sayings").mkdir()

@@ -15,6 +15,7 @@ import numpy as np
 
 from unpad.evaluation.binary import NUM_BINS
 from unpad.evaluation.metrics import draws
+from unpad.evaluation.simple import PENALTIES
 
 FILE = Path(__file__).with_suffix(".json")
 
@@ -107,6 +108,24 @@ def measures(ties: bool) -> dict[str, Any]:
     }
 
 
+def sample_pictures() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Values of rows in fp32, their classes, and values of others."""
+    rng = np.random.default_rng(0)
+    labels = np.concatenate([np.arange(4), rng.integers(0, 4, 86)])
+    x = rng.normal(size=(130, 12)) + np.eye(4, 12)[np.append(labels, np.arange(40) % 4)]
+    return x[:90].astype(np.float32), labels, x[90:].astype(np.float32)
+
+
+def simple_classes() -> dict[str, Any]:
+    from sklearn.linear_model import Ridge
+    from sklearn.neighbors import KNeighborsClassifier
+
+    x, labels, asked = sample_pictures()
+    regressions = [Ridge(penalty).fit(x, np.eye(4)[labels]) for penalty in PENALTIES]
+    nearest = KNeighborsClassifier(1, algorithm="brute").fit(x, labels).predict(asked)
+    return {"ridge": [one.predict(asked).argmax(1).tolist() for one in regressions], "nearest": nearest.tolist()}
+
+
 if __name__ == "__main__":
     import sklearn
 
@@ -115,5 +134,6 @@ if __name__ == "__main__":
         "classes": measures_of_classes(None),
         "absent": measures_of_classes(2),
         "censored": measures_of_censored(),
+        "simple": simple_classes(),
     }
     FILE.write_text(json.dumps(found), encoding="utf-8")

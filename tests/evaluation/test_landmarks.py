@@ -142,7 +142,7 @@ def rows_of(ids: list[int], landmarks: list[float], loss: list[float], **columns
 
 def test_rows_of_two_runs_are_paired_by_id_and_landmark():
     a = rows_of([7, 7, 7, 8], [24, 48, 72, 24], [1.0, 2.0, 3.0, 4.0])
-    found = paired("a", "b", a, rows_of([8, 7, 7], [24, 72, 24], [4.5, 3.5, 1.5]))
+    found = paired("a", "b", [a], [rows_of([8, 7, 7], [24, 72, 24], [4.5, 3.5, 1.5])])
     assert (found.common, found.only_first, found.only_second) == (3, 1, 0)
     assert found.differences["loss"].value == pytest.approx(0.5)
     assert found.differences["loss"].num_groups == 2
@@ -158,9 +158,9 @@ def test_ranks_of_two_runs_are_compared_over_patients(once):
         columns = {"label": np.repeat(labels, times).astype(object), "probability": np.repeat(p, times), GROUP: groups}
         return rows_of(ids.tolist(), at.tolist(), [0.0] * len(ids), **columns)
 
-    alone = paired("a", "b", *(run(one, 1, np.arange(num)) for one in (p, other))).differences["auroc"]
+    alone = paired("a", "b", *([run(one, 1, np.arange(num))] for one in (p, other))).differences["auroc"]
     groups = np.repeat(np.arange(num), TIMES)
-    told = paired("a", "b", *(run(one, TIMES, groups) for one in (p, other))).differences["auroc"]
+    told = paired("a", "b", *([run(one, TIMES, groups)] for one in (p, other))).differences["auroc"]
     assert (told.value, told.low, told.high) == pytest.approx((alone.value, alone.low, alone.high))
     assert (told.num, told.num_groups) == (TIMES * num, num)
 

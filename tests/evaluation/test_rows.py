@@ -17,7 +17,7 @@ from tests.helpers.toy import quiet, write_toy
 from unpad.errors import SourceError
 from unpad.evaluation import binary
 from unpad.evaluation.metrics import draws, student
-from unpad.evaluation.paired import paired
+from unpad.evaluation.paired import Paired, paired
 from unpad.evaluation.patients import ALONE, OF_OUTCOME, _of_classes
 from unpad.evaluation.rows import ExampleRows, Ratio, objects
 from unpad.evaluation.run import evaluate_new, evaluate_run
@@ -125,6 +125,7 @@ def test_metrics_are_those_of_the_rows(family, unpad, finished, tmp_path, monkey
     found = RECOMPUTED[family]({name: column[scored] for name, column in rows.items()})
     for name in [name for name in printed if name.startswith("keywords_")]:
         found[name] = np.nanmean(rows[name].astype(float))
+    printed = {name: one for name, one in printed.items() if not name.startswith("simple_")}  # tested in test_simple.py
     values = {name: math.nan if one["value"] is None else one["value"] for name, one in printed.items()}
     assert found == pytest.approx(values, nan_ok=True)
     groups = {one["num_groups"] or one["num"] for name, one in printed.items() if name.endswith("loss")}
@@ -150,7 +151,7 @@ def test_rows_of_new_data_are_json_lines_if_the_file_is_named_so(finished, tmp_p
 def test_a_file_that_cannot_be_written_is_refused_before_the_evaluation(
     name, code, told, unpad, finished, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr("unpad.evaluation.run.evaluate_run", lambda *_: pytest.fail("it was evaluated"))
+    monkeypatch.setattr("unpad.evaluation.run.evaluate_own", lambda *_: pytest.fail("it was evaluated"))
     refused = unpad("eval", finished("images").run, "--rows", tmp_path / name, code=code)
     assert told in refused.err
     assert "Traceback" not in refused.err
@@ -178,12 +179,16 @@ def rows_of(places: list[str], loss: list[float], targets: list[int], groups: li
     )  # fmt: skip
 
 
+def pair(a: ExampleRows, b: ExampleRows) -> Paired:
+    return paired("a", "b", [a], [b])
+
+
 @pytest.mark.promise("run.rows")
 def test_rows_are_paired_by_place_and_drawn_by_group():
     """Of one place several rows may be; they are taken in order."""
     a = rows_of(["x:1", "x:2", "x:2", "x:3", "x:9"], [4.0, 6, 9, 8, 100], [2, 2, 3, 4, 1], [0, 0, 1, 1, 2])
     b = rows_of(["x:3", "x:2", "y:1", "x:2", "x:1"], [4.0, 2, 50, 9, 2], [4, 2, 1, 3, 2], [5, 6, 7, 8, 9])
-    found = paired("a", "b", a, b)
+    found = pair(a, b)
     assert (found.common, found.only_first, found.only_second) == (4, 1, 1)
     loss = found.differences["loss"]
     assert loss.value == pytest.approx((2 + 2 + 9 + 4 - 4 - 6 - 9 - 8) / 11)
@@ -193,12 +198,30 @@ def test_rows_are_paired_by_place_and_drawn_by_group():
     assert (loss.low, loss.high) == pytest.approx((loss.value - reach, loss.value + reach))
     assert (loss.num, loss.num_groups, loss.part) == (4, 2, "valid")
     scaled = (replace(one, measures={"bits": Ratio("loss", "num_targets", scale=2.0)}) for one in (a, b))
-    bits = paired("a", "b", *scaled).differences["bits"]
+    bits = pair(*scaled).differences["bits"]
     assert (bits.value, bits.low, bits.high) == pytest.approx((2 * loss.value, 2 * loss.low, 2 * loss.high))
     assert "1 row of a alone; 1 row of b alone" in " ".join(found.lines())
-    assert paired("a", "b", rows_of(["x:1"], [0.0], [0], [0]), b).differences == {}, "it has no target"
+    assert pair(rows_of(["x:1"], [0.0], [0], [0]), b).differences == {}, "it has no target"
     with pytest.raises(SourceError, match="no row in common"):
-        paired("a", "b", a, rows_of(["z:1"], [1.0], [1], [0]))
+        pair(a, rows_of(["z:1"], [1.0], [1], [0]))
+
+
+def test_runs_of_several_seeds_have_intervals_over_rows_and_over_seeds():
+    rng, places = np.random.default_rng(0), [f"x:{i}" for i in range(40)]
+    losses = 2 + rng.normal(size=(6, 40)) * 0.1 + np.array([0, 0.3, 0.1, 0.2, 0.5, 0.4])[:, None]
+    runs = [rows_of(places, row.tolist(), [1] * 40, list(range(40))) for row in losses]
+    found = paired("a and 2 other seeds", "b and 2 other seeds", runs[:3], runs[3:])
+    of_rows, of_seeds = found.differences["loss"], found.of_seeds["loss"]
+    means = losses.mean(1)
+    assert of_rows.value == of_seeds.value == pytest.approx(means[3:].mean() - means[:3].mean())
+    reach = 2.776 * math.sqrt(means[3:].var(ddof=1) / 3 + means[:3].var(ddof=1) / 3)  # Student's t of four degrees
+    assert of_seeds.high - of_seeds.value == of_seeds.value - of_seeds.low == pytest.approx(reach, rel=1e-3)
+    assert of_rows.high - of_rows.value < reach / 3
+    assert "over seeds they are:" in " ".join(found.lines())
+    assert "6 runs" in found.lines()[-1]
+    lone = pair(runs[0], runs[3])
+    assert lone.of_seeds == {}
+    assert "other seeds may change the sign" in " ".join(lone.lines())
 
 
 def test_ranks_are_compared_on_the_same_draws():
@@ -211,12 +234,12 @@ def test_ranks_are_compared_on_the_same_draws():
         return rows_of(places, [1.0] * 8, ones, groups, label=label, probability=probability)
 
     fair = [*good[:6], 0.25, good[7]]  # which some draws are without
-    same = paired("a", "b", run(fair), run([p / 2 for p in fair])).differences["auroc"]
+    same = pair(run(fair), run([p / 2 for p in fair])).differences["auroc"]
     assert (same.value, same.num, math.isnan(same.low)) == (0, 7, True)
-    better = paired("a", "b", run([0.5] * 8), run(good)).differences["auroc"]
+    better = pair(run([0.5] * 8), run(good)).differences["auroc"]
     assert better.value == 0.5
     lone = rows_of(places, [1.0] * 8, ones, groups, label=[1] * 8, probability=good)
-    shown = "\n".join(paired("a", "b", lone, lone).lines())
+    shown = "\n".join(pair(lone, lone).lines())
     assert "auroc" in shown
     assert "the rows of both do not allow it   of 8" in shown
     assert " to -" not in shown
@@ -230,7 +253,7 @@ def test_a_measure_of_one_kind_is_compared_on_rows_of_that_kind():
         )
         for loss in ([1.0, 5.0, 7.0], [9.0, 6.0, 9.0])
     )
-    found = paired("a", "b", a, b).differences["chat_loss"]
+    found = pair(a, b).differences["chat_loss"]
     assert (found.value, found.num) == (1.5, 2)
 
 
@@ -251,7 +274,7 @@ def test_runs_of_other_classes_are_compared_where_both_know_the_class():
     a = of_classes(labels, ("home", "died", "ward", "lost"), ["home", "home", "ward", "died", "died", "lost"])
     b = of_classes([*labels[:5], None], ("ward", "home", "died"), ["home", "died", "ward", "home", "died", "ward"])
     for first, second, sign in ((a, b, 1), (b, a, -1)):
-        found = paired("a", "b", first, second).differences
+        found = pair(first, second).differences
         assert set(found) == {"loss", "accuracy", "auroc", "brier", "auroc_home", "auroc_died", "auroc_ward"}
         assert found["accuracy"].value == pytest.approx(sign * 2 / 5)
         # Of the first, home: 1 of 2 above 2 of 3 others, all else equal; died: likewise; and ward is told apart.
@@ -260,7 +283,7 @@ def test_runs_of_other_classes_are_compared_where_both_know_the_class():
             assert found[f"auroc_{name}"].value == pytest.approx(sign * value), name
         assert found["auroc"].value == pytest.approx(sign * np.mean(list(by_hand.values())))
         assert found["auroc"].num == 5
-    nobody = paired("a", "b", a.only(np.arange(2)), b.only(np.arange(2))).differences["auroc_ward"]
+    nobody = pair(a.only(np.arange(2)), b.only(np.arange(2))).differences["auroc_ward"]
     assert nobody.to_json().items() >= {"value": None, "reason": "the rows of both do not allow it"}.items()
 
 
@@ -271,7 +294,7 @@ def test_runs_of_other_outcomes_are_not_compared():
     for other in (later, of_classes(["home", "home", "died"], ("home", "died", "ward"), ["home"] * 3)):
         other = replace(other, columns=other.columns | {"where": objects(places)})
         with pytest.raises(SourceError, match=r"a and b have different labels on [12] rows? of 2") as caught:
-            paired("a", "b", binary, other)
+            pair(binary, other)
         assert caught.value.fix
 
 

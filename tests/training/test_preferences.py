@@ -93,6 +93,7 @@ def shown(found: dict[str, Metric]) -> dict[str, float]:
 def test_eval_has_accuracy_and_margin_with_intervals(place):
     held, _ = evaluate_run(str(place / "tuned"), part="valid")
     best = next(row for row in reversed(metrics_of(place / "tuned", "eval")) if row["best"])
+    assert 0 <= held.pop("simple_accuracy").value <= 1
     assert shown(held) == pytest.approx(
         {"loss": best["loss"], "accuracy": best["values"]["accuracy"], "margin": best["values"]["margin"]}, rel=1e-6
     )

@@ -130,27 +130,28 @@ def evaluate(
         raise RecipeError("fields are of new data", where=fields[0], fix="name it with --data")
     check_run(run, fields, places=[data] if data is not None else [])
     from unpad.evaluation.metrics import metric_lines
-    from unpad.evaluation.run import evaluate_new, evaluate_run
+    from unpad.evaluation.run import evaluate_new, evaluate_own
     from unpad.storage.parquet import check_file
+    from unpad.terminal.table import wrapped
 
     if rows is not None:
         check_file(rows, ".parquet", ".jsonl")
-    facts: dict[str, object] = {}
     with progress("evaluating"):
         if data is None:
-            metrics, shown = evaluate_run(run, replies, part, None, rows)
+            found = evaluate_own(run, replies, part, rows)
         else:
             found = evaluate_new(run, replies, part, data, rows, fields)
-            metrics, shown, facts = found.metrics, found.lines, found.facts
+        metrics, shown = found.metrics, found.lines
         if cost:
             from unpad.evaluation.vqa_cost import evaluate_cost
 
             metrics |= evaluate_cost(run)
     if as_json:
         print_lines(shown if data is not None else (), to_errors=True)  # such as rows of unknown classes
-        print_json({name: metric.to_json() for name, metric in metrics.items()} | facts)
+        print_json(found.to_json() | found.facts)
     else:
-        print_lines([*shown, *metric_lines(metrics)])
+        judged = [line for one in found.simple.values() for line in wrapped(one["sentence"])]
+        print_lines([*shown, *metric_lines(metrics), *judged])
 
 
 @verbs.command(epilog="Example: unpad predict images-1 photos --out classes.csv    or    events-1 new.parquet")

@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 
 from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
-from unpad.data.sources import chat, images, pairs
+from unpad.data.sources import chat, images, pairs, vqa
 from unpad.data.sources import files as source_files
 from unpad.data.sources.documents import describe_book, single_document
-from unpad.data.sources.example import BadRow, Example, Usable, count_bad
+from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.faults import there_is
 from unpad.data.sources.fields import REPLIES, REQUESTS, Advise, advice, is_picture
 from unpad.data.sources.files import FORMATS, SourceFile, expand, files_below, skipped_files
 from unpad.data.sources.json_rows import count_blank_lines
 from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading, refuse_given
-from unpad.data.sources.split import content_key, turns_key
+from unpad.data.sources.split import content_key
 from unpad.data.sources.text import line_ends, wrapped_width
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, ImageSettings, Source
@@ -139,17 +139,22 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
                 bad.append(row)
                 continue
             num_used += 1
-            if row.characters is not None:
-                characters.append(row.characters)
-            if len(ends) < MOST_LINE_ENDS:
-                ends += row.line_ends
-            if row.key is not None:
+            key = None
+            if isinstance(row, Example):
+                characters.append(sum(len(turn.content) + len(turn.thoughts) for turn in row.every_turn))
+                key = content_key(row)
+                seen.asked.add(row)
+                if len(ends) < MOST_LINE_ENDS and row.turns[-1].role == "text":
+                    ends += line_ends(row.turns[-1].content[:MOST_READ])
+            elif isinstance(row, images.ImageExample):
+                pictures.add(row)
+                key = images.content_key(row)
+            elif isinstance(row, vqa.VqaExample):
+                characters.append(len(row.question) + len(row.answer))
+            if key is not None:
                 num_keys += 1
-                num_repeated += row.key in seen.keys
-                seen.keys.add(row.key)
-            if row.picture is not None:
-                pictures.add(row.picture)
-            seen.asked.add(file.path, row)
+                num_repeated += key in seen.keys
+                seen.keys.add(key)
     file_check = FileCheck(
         path=file.path,
         kind=kind,
@@ -165,31 +170,17 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
     return CheckReport((file_check,), tuple(bad))
 
 
-def _checked(kind: str, file: SourceFile, data: DataSettings, has_template: bool) -> Iterator[Usable | BadRow]:
-    """Rows of a file as its reader checks them, or without facts where it has `read` alone."""
+def _checked(kind: str, file: SourceFile, data: DataSettings, has_template: bool) -> Iterator[Any]:
+    """Rows of a file as its reader has them, and bad ones."""
     if kind in TEXT_KINDS:
         for row in read_rows(kind, file, data):
             refused = [] if has_template or isinstance(row, BadRow) else refuse_given(kind, file, [row])
-            yield refused[0] if refused else _usable(row)
-        return
-    reader = import_module(f"unpad.data.sources.{kind}")
-    if hasattr(reader, "check"):
-        yield from reader.check(file, data)
+            yield refused[0] if refused else row
+    elif kind == "vqa":
+        used, _, bad = vqa.read_all(file, data)
+        yield from (*used, *bad)
     else:
-        for row in reader.read(file, data):
-            yield row if isinstance(row, BadRow) else Usable(where=row.where)
-
-
-def _usable(row: Example | BadRow) -> Usable | BadRow:
-    """Length and hash of an example, and of a conversation also those of its last question and reply."""
-    if isinstance(row, BadRow):
-        return row
-    *before, last = row.turns
-    characters, key = sum(len(turn.content) + len(turn.thoughts) for turn in row.every_turn), content_key(row)
-    if last.role != "assistant" or row.rejected is not None:
-        ends = line_ends(last.content[:MOST_READ]) if last.role == "text" else ()
-        return Usable(characters, key, row.where, line_ends=ends)
-    return Usable(characters, key, row.where, turns_key(before), turns_key([last]))
+        yield from import_module(f"unpad.data.sources.{kind}").read(file, data)
 
 
 def _remarks(
@@ -203,7 +194,7 @@ def _remarks(
     if kind != "text" or file.format != "text" or not characters:
         return
     for shape in (
-        single_document(file, data.separator, len(characters)),
+        single_document(file, data, len(characters)),
         describe_book(file, data, characters),
     ):
         if shape:

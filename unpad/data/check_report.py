@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 
 from unpad.data.sources.bad_rows import faults_with_fixes
-from unpad.data.sources.example import BadRow, Unread, Usable, count_bad, place_of
+from unpad.data.sources.example import BadRow, Example, Unread, count_bad
 from unpad.data.sources.images import ImageExample
+from unpad.data.sources.split import turns_key
 from unpad.terminal.printing import escaped
 from unpad.terminal.table import cells, columns, number_of, wrapped
 
 MOST_SHOWN = 3  # questions, and places of each, that are named
-_BITS, _MASK = 64, (1 << 64) - 1
 
 
 @dataclass
@@ -30,33 +30,22 @@ class Asked:
     different: dict[int, list[str]] = field(default_factory=dict)
     num_rows: int = 0
     _several: set[int] = field(default_factory=set)  # questions with different answers
-    # Question -> its first answer and the place of that, in one number: there may be millions.
-    _first: dict[int, int] = field(default_factory=dict)
-    _files: list[tuple[Path, str]] = field(default_factory=list)
+    _first: dict[int, tuple[int, str]] = field(default_factory=dict)  # question -> its first answer, and the place
 
-    def add(self, path: Path, row: Usable) -> None:
-        """Take in a row of a file; rows without a question are passed over."""
-        if row.question is None or row.answer is None:
+    def add(self, row: Example) -> None:
+        """Take in a row of a file; only conversations have questions."""
+        if row.turns[-1].role != "assistant" or row.rejected is not None:
             return
-        place = place_of(row.where)
-        number, opening = int(place.item.strip(":[]") or 0), place.item[:1]
-        if not self._files or self._files[-1] != (path, opening):
-            self._files.append((path, opening))
-        packed = ((len(self._files) - 1) << 40 | number) << _BITS | row.answer
-        first = self._first.setdefault(row.question, packed)
-        if first & _MASK == row.answer:
+        question, mine = turns_key(row.turns[:-1]), turns_key(row.turns[-1:])
+        answer, where = self._first.setdefault(question, (mine, row.where))
+        if answer == mine:
             return
         self.num_rows += 1
-        self._several.add(row.question)
-        if len(self.different) < MOST_SHOWN or row.question in self.different:
-            places = self.different.setdefault(row.question, [self._place(first >> _BITS)])
+        self._several.add(question)
+        if len(self.different) < MOST_SHOWN or question in self.different:
+            places = self.different.setdefault(question, [where])
             if len(places) < MOST_SHOWN:
                 places.append(row.where)
-
-    def _place(self, packed: int) -> str:
-        path, opening = self._files[packed >> 40]
-        number = packed & ((1 << 40) - 1)
-        return f"{path}[{number}]" if opening == "[" else f"{path}:{number}"
 
     def lines(self) -> list[str]:
         """Lines of the report; none where all answers agree."""

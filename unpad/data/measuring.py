@@ -27,8 +27,7 @@ Work = Callable[[RaggedBatch], dict[str, np.ndarray]]
 
 def once_each(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """Count one target for every whole sequence, labelled or not, (n,) int64."""
-    targets: np.ndarray = (np.asarray(starts) == 0).astype(np.int64)
-    return targets
+    return np.asarray((np.asarray(starts) == 0).astype(np.int64))
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,12 +121,8 @@ class Measuring(Generic[DataType]):
 
     def _plan(self) -> Plan:
         """Plan micro-batches with every sequence that has a target, once each."""
-        fields = {
-            "overflow": self.overflow,
-            "drop_last": False,
-            "strategy": "pack",
-            "tokens_per_step": self.settings.tokens_per_micro,
-        }
+        fields = {"overflow": self.overflow, "drop_last": False, "strategy": "pack"}
+        fields["tokens_per_step"] = self.settings.tokens_per_micro
         return plan(
             self.data.table.positions,
             self.settings.model_copy(update=fields),

@@ -1,7 +1,6 @@
 """Marks on patients unlike those of training: unknown codes, values in another unit, nothing before the landmark."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -20,6 +19,7 @@ MOST_UNUSUAL = 0.5
 ONE_SIDED = 0.99  # share of days on one side of the median of training
 FEWEST_VALUES = 10  # values of a code needed for a statement about its unit
 NUM_NAMED = 5
+STRANGE, FAR = "unknown codes", "unusual values"  # reasons to doubt a row: mostly such, or such a fact
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,54 +30,31 @@ class Marks:
         events: events that the model read.
         unknown: events of unknown codes, including those that were left out for it.
         valued: events with a value.
-        outside: values outside the range of their code in training; unusual: values outside its middle 98 %. None if
-            the run does not record the values of training.
+        outside: values outside the range of their code in training; None if the run does not record the values of
+            training.
         late: events after the landmark; None for sets.
-        strange_facts: (num_rows,) bool, with a fact of an unknown code; far_facts: outside the range; far_times: with
-            most of its times outside those of training.
         empty: (num_rows,) bool, patients without any timed event, if others have one: at most facts are known about
             them.
+        reasons: why a row is to be doubted -> (num_rows,) bool, the rows.
     """
 
     events: np.ndarray
     unknown: np.ndarray
     valued: np.ndarray
     outside: np.ndarray | None
-    unusual: np.ndarray | None
     late: np.ndarray | None
     empty: np.ndarray
-    strange_facts: np.ndarray
-    far_facts: np.ndarray
-    far_times: np.ndarray
+    reasons: dict[str, np.ndarray]
 
     @property
     def unlike(self) -> np.ndarray:
         """Rows with mostly unknown codes or unusual values, or with such a fact, (num_rows,) bool."""
-        rows: np.ndarray = self._strange | self._far
-        return rows
-
-    @property
-    def _strange(self) -> np.ndarray:
-        rows: np.ndarray = self.strange_facts | (2 * self.unknown > np.maximum(self.events, 1))
-        return rows
-
-    @property
-    def _far(self) -> np.ndarray:
-        unusual = np.zeros_like(self.events) if self.unusual is None else self.unusual
-        rows: np.ndarray = self.far_facts | (2 * unusual > np.maximum(self.valued, 1))
-        return rows
+        return np.asarray(self.reasons[STRANGE] | self.reasons[FAR])
 
     def texts(self) -> list[str]:
         """Reasons to doubt a row, "" without one."""
-        late = np.zeros_like(self.events) if self.late is None else self.late
-        reasons = (
-            ("no events before the landmark", self.empty & (late > 0)),
-            ("no events", self.empty & (late == 0)),
-            ("unknown codes", self._strange),
-            ("unusual values", self._far),
-            ("unusual times", self.far_times),
-        )
-        return ["; ".join(name for name, rows in reasons if rows[row]) for row in range(len(self.events))]
+        named = self.reasons.items()
+        return ["; ".join(name for name, rows in named if rows[row]) for row in range(len(self.events))]
 
     def columns(self) -> dict[str, pa.Array]:
         """Columns of the output: the counts, and `mark` with the reasons to doubt the row."""
@@ -95,9 +72,8 @@ def mark_patients(data: EventData) -> Marks:
     if empty.all() and not late.any():  # there are only facts
         empty = np.diff(data.sets.events_of) == 0
     of_facts = [bool(source.static) for source in data.recipe.data.events]
-    strange_facts: np.ndarray = np.asarray(data.report.num_strange[:, of_facts].any(1))
-    unknown = data.report.num_strange.sum(1)
-    return _count(data, owner, empty=empty, unknown=unknown, late=late, strange_facts=strange_facts)
+    strange_facts = np.asarray(data.report.num_strange[:, of_facts].any(1))
+    return _count(data, owner, empty, data.report.num_strange.sum(1), strange_facts, late)
 
 
 def mark_sets(data: EventData) -> Marks:
@@ -105,37 +81,46 @@ def mark_sets(data: EventData) -> Marks:
     num = len(data.sets.set_starts) - 1
     owner = np.repeat(np.arange(num), np.diff(data.sets.set_starts))
     unknown = np.bincount(owner[data.code == 0], minlength=num)
-    strange_facts: np.ndarray = np.logical_and(data.sets.timeless, unknown > 0)
-    empty = np.zeros(num, np.bool_)
-    return _count(data, owner, empty=empty, unknown=unknown, late=None, strange_facts=strange_facts)
+    return _count(data, owner, np.zeros(num, np.bool_), unknown, data.sets.timeless & (unknown > 0), None)
 
 
-def _count(data: EventData, owner: np.ndarray, **others: Any) -> Marks:
-    """Sum up the events of every row; `owner` is the row of each event, (num_events,), and `others` are the fields of
-    `Marks` that no event of the history counts."""
-    outside, unusual, num = beyond(data, 0), beyond(data, 1), len(others["empty"])
+def _count(
+    data: EventData, owner: np.ndarray, empty: np.ndarray, unknown: np.ndarray, strange_facts: np.ndarray,
+    late: np.ndarray | None,
+) -> Marks:  # fmt: skip
+    """Sum up the events of every row; fields of `Marks` that no event of the history counts are given.
+
+    Args:
+        owner: (num_events,) row of each event.
+        strange_facts: (num_rows,) bool, rows with a fact of an unknown code.
+    """
+
+    def counted(of: np.ndarray) -> np.ndarray:
+        return np.bincount(owner[of], minlength=len(empty))
+
+    outside, unusual = beyond(data, 0), beyond(data, 1)
     facts = np.repeat(data.sets.timeless, np.diff(data.sets.set_starts))
-    far_facts, far_times = np.zeros((2, num), np.bool_)
+    events, valued = np.bincount(owner, minlength=len(empty)), counted(~np.isnan(data.standard))
+    far, far_times = np.zeros((2, len(empty)), np.bool_)
     if data.known.times is not None:
-        far = _outside(np.repeat(data.sets.times, np.diff(data.sets.set_starts)), data.known.times) & ~facts
-        far_times = 2 * np.bincount(owner[far], minlength=num) > np.bincount(owner[~facts], minlength=num)
-    if outside is not None:
-        far_facts[owner[facts & outside]] = True
-    return Marks(
-        events=np.bincount(owner, minlength=num),
-        valued=np.bincount(owner[~np.isnan(data.standard)], minlength=num),
-        outside=None if outside is None else np.bincount(owner[outside], minlength=num),
-        unusual=None if unusual is None else np.bincount(owner[unusual], minlength=num),
-        far_facts=far_facts,
-        far_times=far_times,
-        **others,
-    )
+        days = np.repeat(data.sets.times, np.diff(data.sets.set_starts))
+        far_times = 2 * counted(_outside(days, data.known.times) & ~facts) > counted(~facts)
+    if outside is not None and unusual is not None:
+        far = (2 * counted(unusual) > np.maximum(valued, 1)) | (counted(facts & outside) > 0)
+    is_late = np.zeros(len(empty), np.bool_) if late is None else late > 0
+    reasons = {
+        "no events before the landmark": empty & is_late,
+        "no events": empty & ~is_late,
+        STRANGE: strange_facts | (2 * unknown > np.maximum(events, 1)),
+        FAR: far,
+        "unusual times": far_times,
+    }
+    return Marks(events, unknown, valued, None if outside is None else counted(outside), late, empty, reasons)
 
 
 def _outside(days: np.ndarray, known: np.ndarray) -> np.ndarray:
     """Days beyond the least and the most of training, which are rounded to float32, (num,) bool."""
-    outside: np.ndarray = (days < known[0] - 1e-5 * abs(known[0])) | (days > known[-1] + 1e-5 * abs(known[-1]))
-    return outside
+    return np.asarray((days < known[0] - 1e-5 * abs(known[0])) | (days > known[-1] + 1e-5 * abs(known[-1])))
 
 
 def beyond(data: EventData, margin: int) -> np.ndarray | None:
@@ -150,8 +135,7 @@ def beyond(data: EventData, margin: int) -> np.ndarray | None:
     # Values are fp32: an extreme of training may round outwards.
     below = value < low[code] - 1e-5 * np.maximum(1, np.abs(low[code]))
     above = value > high[code] + 1e-5 * np.maximum(1, np.abs(high[code]))
-    found: np.ndarray = (below | above) & (known.std[code] > 0)
-    return found
+    return np.asarray((below | above) & (known.std[code] > 0))
 
 
 def refuse_unknown(data: EventData) -> None:

@@ -47,14 +47,12 @@ class Replies:
     def lengths(self) -> np.ndarray:
         """Tokens of every sequence, (num_sequences,) int64."""
         chosen, whole = self.tokens.num_chosen.astype(np.int64), self.tokens.lengths
-        lengths: np.ndarray = np.concatenate([np.where(chosen > 0, chosen, whole), (whole - chosen)[chosen > 0]])
-        return lengths
+        return np.asarray(np.concatenate([np.where(chosen > 0, chosen, whole), (whole - chosen)[chosen > 0]]))
 
     @cached_property
     def pair(self) -> np.ndarray:
         """Number of every sequence's pair, which is its document, (num_sequences,) int64; -1 for no reply of a pair."""
-        pair: np.ndarray = np.where(self.tokens.num_chosen[self.document] > 0, self.document, -1)
-        return pair
+        return np.asarray(np.where(self.tokens.num_chosen[self.document] > 0, self.document, -1))
 
     @property
     def num_targets(self) -> np.ndarray:
@@ -64,14 +62,12 @@ class Replies:
 
     def is_chosen(self, seq_ids: np.ndarray) -> np.ndarray:
         """True for sequences that are the chosen reply of a pair, (n,) bool."""
-        chosen: np.ndarray = (self.pair[seq_ids] >= 0) & (self.first[seq_ids] == 0)
-        return chosen
+        return np.asarray((self.pair[seq_ids] >= 0) & (self.first[seq_ids] == 0))
 
     def rejected_of(self, seq_ids: np.ndarray) -> np.ndarray:
         """Sequences of the rejected replies of pairs, by those of the chosen ones, (n,) int64."""
         number = np.cumsum(self.tokens.num_chosen > 0) - 1
-        rejected: np.ndarray = len(self.tokens) + number[seq_ids]
-        return rejected
+        return np.asarray(len(self.tokens) + number[seq_ids])
 
     def gather(
         self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray

@@ -74,7 +74,8 @@ class TrainedModel(Generic[DataType]):
 
 
 class FamilyMeasures(Protocol):
-    """Members of a module such as `evaluation/text.py`; see also `check_new` and `keepsakes`, which it may have."""
+    """Members of a module such as `evaluation/text.py`; see also `check_new` and `keepsakes`, which it may have, and
+    `simple(training, over, rows)`, the answers of simple methods to the rows that were measured."""
 
     def held_out(self, over: Measuring[Any]) -> HeldOut:
         """Measure a model in training; processes that share the work return the same."""

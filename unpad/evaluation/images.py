@@ -20,7 +20,8 @@ from unpad.evaluation.classes import ClassPredictions, predict, rows
 from unpad.evaluation.classes import held_out as held_out
 from unpad.evaluation.family import HeldOutInputs, Numbers, TrainedModel, evenly
 from unpad.evaluation.metrics import Metric, NewFacts, exact_share, mean_of, measured, ratio
-from unpad.evaluation.rows import Evaluation
+from unpad.evaluation.rows import Evaluation, ExampleRows
+from unpad.evaluation.simple import MOST_PIXELS, MOST_ROWS, Guesses, Looks, classify, of_rows, sampled, thumbnails
 from unpad.inference.images import ReadImage, classify_images, read_image
 from unpad.inference.loaded import LoadedRun
 from unpad.run.report.attention import has_attention, keep_attention
@@ -59,6 +60,20 @@ def keepsakes(ended: TrainedModel[ImageData]) -> None:
     """Keep attention maps of one held-out image."""
     if ended.wants(has_attention) and (maps := maps_of_image(ended.model, ended.data)) is not None:
         keep_attention(ended.folder, ended.step, maps)
+
+
+def simple(training: ImageData, over: Measuring[ImageData], rows: ExampleRows) -> list[Guesses]:
+    """Classes by small squares and colours of pictures."""
+    rows_of = [(training, np.flatnonzero(training.table.split == part)) for part in (Split.TRAIN, Split.HOLDOUT)]
+    chosen, looks = list[np.ndarray](), list[Looks]()
+    for data, ids in (*rows_of, (over.data, over.seq_ids)):
+        sizes = np.array([data.examples[i].height * data.examples[i].width for i in ids.tolist()])
+        chosen.append(sampled(ids, np.maximum(sizes, MOST_PIXELS // MOST_ROWS), MOST_PIXELS))
+        looks.append(thumbnails([data.album.picture(i) for i in chosen[-1].tolist()]))
+    method, classes = classify(looks[0], training.labels[chosen[0]], looks[1], training.labels[chosen[1]], looks[2])
+    right = np.full(len(over.seq_ids), np.nan)
+    right[np.isin(over.seq_ids, chosen[2])] = classes == over.data.labels[chosen[2]]
+    return [Guesses("accuracy", of_rows(method, chosen[0], rows_of[0][1]), {"right": right})]
 
 
 def summarise(

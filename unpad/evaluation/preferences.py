@@ -13,6 +13,7 @@ from torch import Tensor
 
 from unpad.data.family import Data
 from unpad.data.measuring import Measuring
+from unpad.data.sources.split import Split
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.evaluation.family import token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, mean_of
@@ -70,6 +71,25 @@ def whole_pairs(model: Model, data: Data, seq_ids: np.ndarray) -> np.ndarray:
     return replies
 
 
+def chosen_of(model: Model, data: Data, seq_ids: np.ndarray) -> np.ndarray:
+    """The chosen replies of these, (num,) int64 in order."""
+    assert data.replies is not None, "data of pairs"
+    whole = whole_pairs(model, data, seq_ids)
+    chosen: np.ndarray = whole[data.replies.is_chosen(whole)]
+    return chosen
+
+
+def by_length(training: Data, over: Measuring[Data], chosen: np.ndarray) -> tuple[str, np.ndarray]:
+    """A choice by length alone, the way that training prefers, and its share of right ones in each pair, (num,)."""
+    learnt, longer = np.flatnonzero(training.table.split == Split.TRAIN), []
+    for data, ids in ((training, chosen_of(over.model, training, learnt)), (over.data, chosen)):
+        assert data.replies is not None, "data of pairs"
+        lengths = data.replies.lengths
+        longer.append(np.sign(lengths[ids] - lengths[data.replies.rejected_of(ids)]))
+    way = 1 if longer[0].sum() > 0 else -1
+    return f"the {'longer' if way > 0 else 'shorter'} reply", (1 + way * longer[1]) / 2
+
+
 def margins(over: Measuring[Data]) -> Margins:
     """Compare the replies of pairs by their implicit rewards, in the model's own precision.
 
@@ -83,7 +103,7 @@ def margins(over: Measuring[Data]) -> Margins:
     seq_ids = whole_pairs(model, data, over.seq_ids)
     gain = np.zeros(len(data.table))
     gain[seq_ids] = log_probabilities(replace(over, seq_ids=seq_ids)) - data.replies.reference[seq_ids]
-    chosen = seq_ids[data.replies.is_chosen(seq_ids)]
+    chosen = chosen_of(model, data, seq_ids)
     margin = model.beta * (gain[chosen] - gain[data.replies.rejected_of(chosen)])
     return Margins(np.logaddexp(0, -margin), margin, data.table.group[chosen], chosen)
 

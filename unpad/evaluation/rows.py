@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -131,6 +131,7 @@ class Evaluation:
         drawn: `evaluation.json` for the run's page; None leaves the run as it is.
         rows: the rows that were measured; None for a family without them.
         facts: of new data what sets it apart from the training data, for programs, by name.
+        simple: of a metric that a simple method has: its name, the difference, and a sentence that judges by it.
     """
 
     metrics: dict[str, Metric]
@@ -138,6 +139,11 @@ class Evaluation:
     drawn: dict[str, object] | None = None
     rows: ExampleRows | None = None
     facts: dict[str, object] = field(default_factory=dict)
+    simple: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, dict[str, Any]]:
+        """Values of the metrics, by name."""
+        return {name: metric.to_json() | self.simple.get(name, {}) for name, metric in self.metrics.items()}
 
 
 def having(rows: Columns, name: str) -> np.ndarray:

@@ -24,6 +24,7 @@ from unpad.evaluation.attention_maps import maps_of_text
 from unpad.evaluation.family import Prompt, TrainedModel, evenly, token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, mean_of, perplexity, ratio_of, refused
 from unpad.evaluation.rows import KIND, PART, WHERE, Columns, Evaluation, ExampleRows, Measures, Ratio, named, objects
+from unpad.evaluation.simple import START, Guesses, ngram_bits, of_rows, sampled
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import Generates
@@ -34,6 +35,7 @@ from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
 
 MAX_QUESTIONS = 400
+MOST_TOKENS = 1 << 20  # of a part that n-grams read: some seconds
 OPENING_TOKENS = 12
 SHORTEST = 2 * OPENING_TOKENS  # text that is long enough to be cut
 NUM_SAMPLES, MAX_TOKENS = 4, 60
@@ -201,6 +203,56 @@ def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evalu
                 chosen = replies[pick]
                 lines += [f"{label + ' question':<18}{chosen.question}", f"{'reply':<18}{chosen.reply}"]
     return Evaluation(metrics, lines, rows=_rows(data, measured_kinds, asked, metrics))
+
+
+def simple(training: TextData, over: Measuring[TextData], rows: ExampleRows) -> list[Guesses]:
+    """Bits of n-grams of characters, and of pairs the longer or the shorter reply."""
+    data, start, guesses = over.data, 0, list[Guesses]()
+    for number in np.unique(data.table.kind[over.seq_ids]).tolist():  # in the order of the rows
+        ids, is_pairs = over.seq_ids[data.table.kind[over.seq_ids] == number], data.kinds[number] == PAIRS
+        ids = preferences.chosen_of(over.model, data, ids) if is_pairs else ids
+        name, column = ("accuracy", "right") if is_pairs else ("bits_per_char", "loss")
+        name = f"{data.kinds[number]}_{name}" if f"{data.kinds[number]}_loss" in rows.measures else name
+        if name in rows.measures:
+            answer = preferences.by_length if is_pairs else _ngram_nats
+            method, values = answer(training, over, ids)
+            every = np.full(len(rows), np.nan)
+            every[start : start + len(ids)] = values
+            guesses.append(Guesses(name, method, {column: every}))
+        start += len(ids)
+    return guesses
+
+
+def _ngram_nats(training: TextData, over: Measuring[TextData], seq_ids: np.ndarray) -> tuple[str, np.ndarray]:
+    """Nats of documents by n-grams of the order that suits the valid part, (num,), nan beyond a sample; the method."""
+    tokens, chosen, spelled = training.tokens, list[np.ndarray](), list[np.ndarray]()
+    mine = (tokens.kind == over.data.tokens.kind[seq_ids[0]]) & (tokens.copy == 0)
+    learnt, valid = (np.flatnonzero(mine & (tokens.split == one)) for one in (Split.TRAIN, Split.HOLDOUT))
+    for number, (data, ids) in enumerate(((training, learnt), (training, valid), (over.data, seq_ids))):
+        chosen.append(sampled(ids, data.tokens.lengths[ids], MOST_TOKENS))
+        for place, i in enumerate(chosen[-1].tolist()):
+            symbols, counts = _spelled(data, i, None if number else MOST_TOKENS)
+            spelled.append(np.stack([symbols, np.where(counts, number, -1), np.full(len(symbols), place)]))
+    symbols, role, place = np.concatenate(spelled, 1)
+    bits = ngram_bits(symbols, role == 0, role > 0)
+    place, role = place[role > 0], role[role > 0]
+    order = min(bits, key=lambda one: float(bits[one][role == 1].sum()))
+    nats = np.full(len(seq_ids), np.nan)
+    nats[np.isin(seq_ids, chosen[2])] = np.bincount(place[role == 2], bits[order][role == 2], len(chosen[2])) / BITS
+    return of_rows(f"n-gram of order {order}", chosen[0], learnt), nats
+
+
+def _spelled(data: TextData, seq_id: int, most: int | None) -> np.ndarray:
+    """Symbols of a sequence as `ngram_bits` takes them, and whether each is learnt, (2, num), of so many tokens."""
+    start = int(data.tokens.tokens(seq_id)[0] == data.tokenizer.bos_id)  # START is that
+    ids, learnt = (of(seq_id)[start:most] for of in (data.tokens.tokens, data.tokens.loss_mask))
+    parts, special = [np.array([[START], [0]])], np.isin(ids, list(data.tokenizer.specials))
+    cuts = np.flatnonzero((np.diff(learnt) != 0) | special[1:] | special[:-1]) + 1
+    for some, mine, marks in zip(*(np.split(one, cuts) for one in (ids, learnt, special)), strict=True):
+        text = b"" if marks.all() else data.tokenizer.decode(some.tolist()).encode("utf-32-le")
+        symbols = START + 1 + some if marks.all() else np.frombuffer(text, "<u4").astype(np.int64)
+        parts.append(np.stack([symbols, np.full(len(symbols), mine.any())]))
+    return np.concatenate(parts, 1)
 
 
 _Kind = tuple[str, str, np.ndarray, Columns]  # kind, prefix of its metrics, sequences, and columns of these

@@ -1,6 +1,7 @@
 """Evaluation of answers about images: their accuracy, the loss of the right ones, and the visual tokens kept."""
 
 import re
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from unpad.evaluation import captions
 from unpad.evaluation.family import Prompt, evenly, token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, extremes, mean_of, perplexity, ratio_of
 from unpad.evaluation.rows import KIND, Columns, Evaluation, ExampleRows, Measures, Ratio, objects, placed
+from unpad.evaluation.simple import Guesses
 from unpad.inference.images import answer, answer_counted, answer_shown
 from unpad.inference.loaded import LoadedRun
 from unpad.models.vision_language.model import VisionLanguage
@@ -150,6 +152,20 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         return ExampleRows(columns, measures | {f"accuracy_{mode}": Ratio(f"right_{mode}") for mode in by_mode})
 
     return Evaluation(metrics, lines, drawn, rows())
+
+
+def simple(training: VqaData, over: Measuring[VqaData], rows: ExampleRows) -> list[Guesses]:
+    """The commonest answer of training to the same question, or else to all questions."""
+    if "accuracy" not in rows.measures:
+        return []
+    answers = defaultdict[str, Counter[str]](Counter)
+    for one in (training.examples[i] for i in np.flatnonzero(training.table.split == Split.TRAIN)):
+        for question in () if one.caption else ("", normalise(one.question)):
+            answers[question][one.answer] += 1
+    questions = [normalise(over.data.examples[i].question) for i in over.seq_ids]
+    guesses = [answers[one if one in answers else ""].most_common(1)[0][0] for one in questions]
+    right = np.where(_kinds(over.data, over.seq_ids)[QUESTION], _judge(over.data, over.seq_ids, guesses), np.nan)
+    return [Guesses("accuracy", "the commonest answer to the same question", {"right": right})]
 
 
 def _kinds(data: VqaData, seq_ids: np.ndarray) -> dict[str, np.ndarray]:

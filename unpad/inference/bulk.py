@@ -24,7 +24,7 @@ from unpad.data.sources import chat
 from unpad.data.sources.bad_rows import MAX_SHOWN
 from unpad.data.sources.chat import CONTEXTS, FIELDS, messages_of, refuse_order, with_system
 from unpad.data.sources.example import BadRow, Unread, place_of
-from unpad.data.sources.faults import FIXES, RowFault, missing
+from unpad.data.sources.faults import FIXES, FieldFault, RowFault, missing
 from unpad.data.sources.fields import MESSAGES, REQUESTS
 from unpad.data.sources.files import FORMATS, SourceFile
 from unpad.data.sources.images import ImageExample
@@ -186,7 +186,8 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
     def ask(number: int, row: Row) -> tuple[dict[str, Any], Ask]:
         try:
             prompt = _prompt(run, row, strictly=table.format == "jsonl")
-            row.refuse_doubts()
+            if row.doubts:
+                raise FieldFault(row.doubts)
             check(run.generator, [prompt.ids], settings)
         except RecipeError as error:
             raise RowFault("E_CONTEXT", error.what, error.fix) from None

@@ -112,6 +112,7 @@ ASK_BOTH, WRITE = "prompt: COLUMN, reply: COLUMN}'; name the column of a text", 
         ({"history": "Why is it so?", "ref_A": "It is not.", "ref_B": "It is."}, ASK_BOTH),
         ({"conversation": [{"input": "a", "output": "b"}]}, WRITE),
         ({"translation": {"en": "a", "de": "b"}}, WRITE),
+        ({"turns": [1]}, WRITE),
         ({"chosen": "yes", "rejected": "no", "input": "Is it?"}, "'data.pairs={path: rows.jsonl, field: COLUMN}'"),
         ({"question": "Who?", "answer": ["A", "B"]}, 'write a text, or a list of messages with "role" and "content"'),
         ({"question": "Who?", "answer": 2}, "write the text that it stands for"),
@@ -119,22 +120,12 @@ ASK_BOTH, WRITE = "prompt: COLUMN, reply: COLUMN}'; name the column of a text", 
     ],
 )
 def test_columns_are_proposed_where_it_is_clear_which_is_which(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], told: str
+    unpad: Shell, tmp_path: Path, row: dict[str, Any], told: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    put_text(tmp_path / "rows.jsonl", json.dumps(row) + "\n")
-    try:
-        fix = check(Path("rows.jsonl")).bad[0].fix
-    except SourceError as error:
-        fix = error.fix
-    assert told in fix
-
-
-@pytest.mark.promise("data.field-names")
-def test_a_file_of_two_forms_is_of_the_kind_that_is_known(tmp_path: Path) -> None:
-    rows = [{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, {"turns": [1]}]
-    (bad,) = check(put_text(tmp_path / "a.jsonl", "".join(json.dumps(row) + "\n" for row in rows))).bad
-    assert (bad.code, 'there is "turns" (a list)' in bad.what) == ("E_MISSING", True)
+    talk = {"prompt": "a", "completion": "b"} if "turns" in row else row
+    put_text(tmp_path / "rows.jsonl", f"{json.dumps(talk)}\n{json.dumps(row)}\n")
+    checked = unpad("data", "check", "rows.jsonl", code=3)
+    assert told in checked.out + checked.err
 
 
 # --------------------------------------------------------------------------- one table of a hospital

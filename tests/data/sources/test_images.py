@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from unpad.data.check import check
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.formats import ImageError
 from unpad.data.sources.example import BadRow
@@ -195,6 +196,7 @@ def test_parquet_holds_bytes_or_hugging_faces_struct(tmp_path: Path) -> None:
         assert [item.where for item in found] == [f"{path}:{row}" for row in range(1, 8)]
         assert [item.width for item in found] == list(range(1, 8))
         assert [read_bytes(item) for item in reversed(found)] == pictures[::-1]
+    assert check(nested, "images", "picture").files[0].unread.shares == {"extra": 1.0}
 
 
 # --------------------------------------------------------------------------- what was listed

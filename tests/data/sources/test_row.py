@@ -21,4 +21,4 @@ def test_a_row_knows_which_of_its_fields_nobody_read(tmp_path: Path) -> None:
         assert sorted(row.unread()) == [*empty, "note", "split", "text"]
         assert row.text("text") == "a b"
         assert row.declared() == ("train", "", ())
-        assert row.unread() == ["note"]
+        assert list(row.unread()) == ["note"]

@@ -6,9 +6,9 @@ from typing import Any
 
 from PIL import Image
 
-from unpad.data.sources.example import Usable
+from unpad.data.check import check
 from unpad.data.sources.files import expand
-from unpad.data.sources.vqa import DESCRIBE, VqaExample, check, read_all
+from unpad.data.sources.vqa import DESCRIBE, VqaExample, read_all
 from unpad.recipes.data import DataSettings, Source
 
 ROWS: list[dict[str, Any]] = [
@@ -44,5 +44,5 @@ def test_every_row_is_an_example_or_a_bad_row(tmp_path: Path) -> None:
         (f"{path}:6", "E_MISSING", 1), (f"{path}:7", "E_TRUNCATED", 1), (f"{path}:8", "E_TYPE", 1),
     ]  # fmt: skip
     assert all(row.what and row.fix and row.excerpt for row in bad)
-    characters = [Usable(characters=len(one.question) + len(one.answer)) for one in used]
-    assert list(check(file, DataSettings())) == [*characters, *bad]
+    report = check(path)
+    assert (report.num_used, list(report.bad), report.files[0].lengths()["min"]) == (5, bad, 5)

@@ -168,8 +168,7 @@ class Column:
     @cached_property
     def empty(self) -> np.ndarray:
         """Texts that stand for no value, and null, (num_rows,) bool."""
-        empty: np.ndarray = np.asarray(pc.is_in(self.values, pa.array(NOTHING))) | ~self.valid
-        return empty
+        return np.asarray(np.asarray(pc.is_in(self.values, pa.array(NOTHING))) | ~self.valid)
 
     def texts(self) -> list[str]:
         """The different texts, as they come."""
@@ -295,8 +294,6 @@ class Column:
             SourceError: the column holds no numbers.
         """
         kind = self.values.type
-        if pa.types.is_null(kind):
-            return np.full(len(self.values), np.nan)
         if self.is_text:
             numbers = self._numbers_in_texts(expected, truths, words)
         elif any(is_kind(kind) for is_kind in (pa.types.is_boolean, *_NUMERIC)):
@@ -459,15 +456,14 @@ class Column:
         return times
 
 
-_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+_NUMERIC = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal, pa.types.is_null)
 
 
 def _each(texts: pa.Array, function: Callable[[str], Any], missing: object) -> np.ndarray:
     """A function of every text, (num_rows,), computed once for equal ones; `missing` for null."""
     encoded = texts.dictionary_encode()
     values = np.array([*map(function, encoded.dictionary.to_pylist()), missing])
-    of_rows: np.ndarray = values[np.asarray(encoded.indices.fill_null(-1))]
-    return of_rows
+    return np.asarray(values[np.asarray(encoded.indices.fill_null(-1))])
 
 
 def _matches(texts: pa.Array, pattern: str) -> np.ndarray:

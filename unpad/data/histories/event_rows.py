@@ -278,9 +278,8 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
     "column=word" as code and without a value; an empty cell none."""
     wanted = {"id": AUTO["table"]["id"] if source.id == "auto" else (source.id,)}
     chosen = {f"static {name}": (name,) for name in source.static}
-    optional = ("split",) if with_split and "split" not in source.static else ()
-    wanted |= {name: (name,) for name in optional}
-    table = open_table(files, {**wanted, **chosen}, optional, "data.events", dict.fromkeys(chosen, "static"))
+    wanted |= {"split": ("split",)} if with_split and "split" not in source.static else {}
+    table = open_table(files, {**wanted, **chosen}, ("split",), "data.events", dict.fromkeys(chosen, "static"))
     faults = Faults(table, source.decimal, source.limits)
     ids, whole_ids = faults.read_ids()
     person = number(ids)

@@ -112,28 +112,34 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
 
     Raises:
         SourceError: it cannot be read or lacks a column.
+        RecipeError: its times have a format, and the events count from a time of their own.
     """
     labels = settings.labels
     assert labels is not None
-    named = {"label": labels.label or labels.event, "end": labels.duration or labels.time}
-    if isinstance(settings.landmark, str):
-        named["landmark"] = settings.landmark
+    if labels.format is not None and clock.unit != "timestamp":
+        what = f"events count in {clock.unit}, and a format is of dates"
+        raise RecipeError(what, where="events.labels.format", fix="leave it out, or give the events timestamps")
+    named = {
+        "label": labels.label or labels.event,
+        "end": labels.duration or labels.time,
+        "landmark": settings.landmark if isinstance(settings.landmark, str) else None,
+        "split": "split" if with_split else None,
+    }
     wanted = {"id": ID_NAMES if labels.id == "auto" else (labels.id,)}
     wanted |= {key: (name,) for key, name in named.items() if name is not None}
-    optional = ("split",) if with_split else ()
-    wanted |= {name: (name,) for name in optional}
     fields = {"label": "label" if labels.label else "event", "end": "duration" if labels.duration else "time"}
-    table = open_table([TableFile(path, str(path))], wanted, optional, "events.labels", fields)
+    table = open_table([TableFile(path, str(path))], wanted, ("split",), "events.labels", fields)
     faults = Faults(table, labels.decimal)
     ids, _ = faults.read_ids()
     identified = np.flatnonzero(faults.good)
     outcome = faults.column("label")
     label = _read_label(outcome, labels)
-    end, landmark = np.full(len(table), np.nan), None
-    if table.has("end"):
-        end = faults.column("end").times(clock.unit, _format(labels, clock))
-    if table.has("landmark"):
-        landmark = faults.column("landmark").times(clock.unit, _format(labels, clock))
+    end, landmark = (
+        faults.column(name).times(clock.unit, labels.format) if table.has(name) else None
+        for name in ("end", "landmark")
+    )
+    end = np.full(len(table), np.nan) if end is None else end
+    if landmark is not None:
         faults.add(np.isnan(landmark), "E_NULL", f'there is no "{table.names["landmark"]}"', "fill it in")
     _refuse_several(ids, label, landmark, faults, labels.classes or ("0", "1", *labels.competing))
     if labels.duration is None and (landmark is not None or settings.landmarks):
@@ -154,18 +160,6 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
         notes=_nobody_has(outcome, labels, label),
         zones=faults.zones,
     )
-
-
-def _format(labels: EventLabels, clock: TimeUnit) -> str | None:
-    """Layout of the times of a table of labels.
-
-    Raises:
-        RecipeError: there is one, and the events count from a time of their own.
-    """
-    if labels.format is not None and clock.unit != "timestamp":
-        what = f"events count in {clock.unit}, and a format is of dates"
-        raise RecipeError(what, where="events.labels.format", fix="leave it out, or give the events timestamps")
-    return labels.format
 
 
 def _read_label(column: Column, labels: EventLabels) -> np.ndarray:

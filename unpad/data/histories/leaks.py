@@ -32,8 +32,7 @@ class PatientEvents:
         """The last of these events of each patient and code, (num_pairs,) int64."""
         pairs = self.patient[events] * len(self.codes) + self.code[events]
         _, first = np.unique(pairs[::-1], return_index=True)
-        last: np.ndarray = events[len(events) - 1 - first]
-        return last
+        return np.asarray(events[len(events) - 1 - first])
 
 
 @dataclass(frozen=True)

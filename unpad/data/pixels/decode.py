@@ -84,10 +84,7 @@ def probe(data: bytes) -> ImageInfo:
     Raises:
         ImageError: E_EMPTY, E_FORMAT, E_TRUNCATED, E_PIXELS, E_METADATA, or E_DECODE: the header contradicts itself.
     """
-    lazy = _open(data)
-    width, height = lazy.image.size
-    size = (width, height) if lazy.orientation < 5 else (height, width)
-    return ImageInfo(*size, lazy.format, lazy.mode(), lazy.notes)
+    return _open(data)[0]
 
 
 def decode(data: bytes, opacity: bool = False, grey_bits: int = 16) -> Decoded:
@@ -102,36 +99,18 @@ def decode(data: bytes, opacity: bool = False, grey_bits: int = 16) -> Decoded:
     Raises:
         ImageError: as `probe`; E_TRUNCATED or E_DECODE if the coded pixels are damaged.
     """
-    lazy = _open(data)
-    image, mode = lazy.image, lazy.mode()
+    info, image, orientation, bits = _open(data)
     with _faults_of_pillow():
         image.load()
         if "transparency" in image.info:
-            image.info["transparency"] = _in_8_bits(image.info["transparency"], image.mode, lazy.bits)
-        pixels = _upright(_pixels(image, 4 if opacity else 3, grey_bits), lazy.orientation)
-    return Decoded(pixels, lazy.notes, mode)
+            image.info["transparency"] = _in_8_bits(image.info["transparency"], image.mode, bits)
+        pixels = _upright(_pixels(image, 4 if opacity else 3, grey_bits), orientation)
+    return Decoded(pixels, info.notes, info.mode)
 
 
-@dataclass(frozen=True, slots=True)
-class _Lazy:
-    """An image that Pillow has opened but not loaded, its EXIF orientation, bits per sample, and keys of NOTES."""
-
-    image: ImageFile
-    format: str
-    orientation: int
-    bits: int
-    notes: tuple[str, ...]
-
-    def mode(self) -> str:
-        base = _MODES.get(self.image.mode.partition(";")[0], "colour")
-        if self.format in _PALETTES and base == "grey":
-            base = "palette"
-        alpha = " with alpha" if self.image.has_transparency_data else ""
-        return base + alpha + (" of 16 bits" if self.bits == 16 else "")
-
-
-def _open(data: bytes) -> _Lazy:
-    """Check an image as far as its header and parts tell, and open it."""
+def _open(data: bytes) -> tuple[ImageInfo, ImageFile, int, int]:
+    """Check an image as far as its header and parts tell; return its header, the image that Pillow has opened but not
+    loaded, its EXIF orientation, and bits per sample."""
     if not data:
         raise ImageError("E_EMPTY", "the file is empty")
     if len(data) > MAX_BYTES:
@@ -154,7 +133,12 @@ def _open(data: bytes) -> _Lazy:
         raise ImageError("E_PIXELS", f"{width:,} x {height:,} pixels, {limit}")
     bits = data[24] if name == "PNG" else 16 if ";16" in str(image.tile) else 8
     notes = {"W_ANIM": animated, "W_PROFILE": parts.has_other_profile, "W_TRAILING": trailing}
-    return _Lazy(image, name, parts.orientation, bits, tuple(note for note, holds in notes.items() if holds))
+    base = _MODES.get(image.mode.partition(";")[0], "colour")
+    mode = "palette" if name in _PALETTES and base == "grey" else base
+    mode += (" with alpha" if image.has_transparency_data else "") + (" of 16 bits" if bits == 16 else "")
+    size = (width, height) if parts.orientation < 5 else (height, width)
+    info = ImageInfo(*size, name, mode, tuple(note for note, holds in notes.items() if holds))
+    return info, image, parts.orientation, bits
 
 
 @contextmanager

@@ -152,8 +152,7 @@ def unpatch(patches: NDArray[np.float32], grid: Grid, patch: int, settings: Imag
     scale, shift = _scale_and_shift(settings, 3)
     cut = patches.reshape(rows, columns, -1, patch, patch)[:, :, :3].transpose(0, 3, 1, 4, 2)
     pixels = (cut.reshape(rows * patch, columns * patch, 3) + shift) / scale
-    rounded: NDArray[np.uint8] = np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
-    return rounded
+    return np.asarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8))
 
 
 def _scale_and_shift(settings: ImageSettings, channels: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:

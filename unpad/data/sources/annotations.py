@@ -4,6 +4,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from sys import intern
 
@@ -41,7 +42,7 @@ def joined(file: SourceFile, annotations: Annotations) -> Iterator[Row | BadRow]
     yield from bad
     if any(row.num_rows is None for row in bad):
         return  # most questions would lack what is in the rest of the file
-    join = _Join(annotations, pictures, answers, {})
+    join = partial(_joined, pictures, answers, {}, annotations)
     item: Row | BadRow | None = None
     for item in converted(read_array(file.path, "questions"), join):
         yield item
@@ -56,45 +57,40 @@ def joined(file: SourceFile, annotations: Annotations) -> Iterator[Row | BadRow]
             yield BadRow(left.where, PAIR, what, fix, excerpt(repr(left.answers)))
 
 
-@dataclass(frozen=True, slots=True)
-class _Join:
-    """Images and annotations that questions look for.
+def _joined(
+    pictures: dict[int, list[str]],
+    answers: dict[int, _Annotation | BadRow],
+    seen: dict[int, str],
+    annotations: Annotations,
+    row: Row,
+) -> Row | BadRow:
+    """Row of a question, or the bad annotation that belongs to it.
 
     Args:
         pictures: names of image files by image_id.
         answers: by question_id, those without a question so far.
         seen: element of each question so far, such as [7], by its question_id.
+
+    Raises:
+        RowFault: the question has no annotation or no image, or more than one.
     """
-
-    annotations: Annotations
-    pictures: dict[int, list[str]]
-    answers: dict[int, _Annotation | BadRow]
-    seen: dict[int, str]
-
-    def __call__(self, row: Row) -> Row | BadRow:
-        """Row of a question, or the bad annotation that belongs to it.
-
-        Raises:
-            RowFault: the question has no annotation or no image, or more than one.
-        """
-        number = _id(row, "question_id")
-        if number in self.seen:
-            what = f"question_id {number} is also that of question {self.seen[number]}"
-            raise RowFault(PAIR, what, "keep one of the two")
-        self.seen[number] = place_of(row.where).item
-        found = self.answers.pop(number, None)
-        if found is None:
-            what = f"no annotation of {self.annotations.path.name} has question_id {number}"
-            raise RowFault(PAIR, what, "name the annotations of these questions, or remove the question")
-        if isinstance(found, BadRow):
-            return found
-        image = _id(row, "image_id")
-        if image != found.image_id:
-            what = f"image_id is {image}, and {found.image_id} in the annotation {found.where}"
-            raise RowFault(PAIR, what, "name the annotations of these questions, or correct one of the two")
-        name = _picture(self.pictures, image, self.annotations.images)
-        texts, part = list(found.answers), self.annotations.part
-        return Row(row.where, {"image": name, "question": row.get("question"), "answers": texts, "split": part})
+    number = _id(row, "question_id")
+    if number in seen:
+        raise RowFault(PAIR, f"question_id {number} is also that of question {seen[number]}", "keep one of the two")
+    seen[number] = place_of(row.where).item
+    found = answers.pop(number, None)
+    if found is None:
+        what = f"no annotation of {annotations.path.name} has question_id {number}"
+        raise RowFault(PAIR, what, "name the annotations of these questions, or remove the question")
+    if isinstance(found, BadRow):
+        return found
+    image = _id(row, "image_id")
+    if image != found.image_id:
+        what = f"image_id is {image}, and {found.image_id} in the annotation {found.where}"
+        raise RowFault(PAIR, what, "name the annotations of these questions, or correct one of the two")
+    name, texts = _picture(pictures, image, annotations.images), list(found.answers)
+    given = {"image": name, "question": row.get("question"), "answers": texts, "split": annotations.part}
+    return Row(row.where, given)
 
 
 def answer_texts(answers: object) -> tuple[str, ...]:

@@ -1,11 +1,11 @@
 """Unusable rows: how they are listed, and the policy to refuse the data or to skip them up to a stated share."""
 
-import re
 import shlex
 from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
-from unpad.data.sources.example import BadRow, count_bad
+from unpad.data.sources.example import BadRow, count_bad, place_of
 from unpad.data.sources.files import SourceFile
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
@@ -26,46 +26,31 @@ def fault_lines(bad: Sequence[BadRow], prefix: str = "  ") -> list[str]:
     Args:
         prefix: beginning of every line.
     """
-    kinds = _kinds(bad)
-    lines = []
-    for faults in kinds[:MAX_KINDS]:
-        lines += [f"{prefix}{row.where}: {row.code} {row.what}" for row in faults[:MAX_SHOWN]]
-        if len(faults) > MAX_SHOWN:
-            lines.append(f"{prefix}... and {len(faults) - MAX_SHOWN:,} more {faults[0].code}")
-    return lines + [f"{prefix}{line}" for line in _further(kinds)]
+    return [prefix + line for line in _listed(bad)]
 
 
 def faults_with_fixes(bad: Sequence[BadRow]) -> list[str]:
     """List the first faults of every kind with what was found there, count the others, and give the fix of each kind;
     then count all faults by their codes, if they are of several kinds or many."""
-    kinds = _kinds(bad)
-    lines = []
-    for faults in kinds[:MAX_KINDS]:
-        for row in faults[:MAX_SHOWN]:
-            lines.append(f"{row.where}: {row.code} {row.what}")
-            lines += [f"  found: {row.excerpt}"] if row.excerpt else []
-        if len(faults) > MAX_SHOWN:
-            lines.append(f"  ... and {len(faults) - MAX_SHOWN:,} more {faults[0].code}; all are in --json")
-        lines.append(f"  do: {faults[0].fix}")
-    lines += [f"{line}; all are in --json" for line in _further(kinds)]
-    if len(kinds) > 1 or len(bad) > MAX_SHOWN:
-        counts = Counter(row.code for row in bad).most_common()
-        lines.append("faults: " + ", ".join(f"{number:,} {code}" for code, number in counts))
-    return lines
+    counts = Counter(row.code for row in bad).most_common()
+    total = [f"faults: {', '.join(f'{number:,} {code}' for code, number in counts)}"]
+    return _listed(bad, fixes=True) + total * (len({(row.code, row.fix) for row in bad}) > 1 or len(bad) > MAX_SHOWN)
 
 
-def _kinds(bad: Sequence[BadRow]) -> list[list[BadRow]]:
-    """Faults of one code and one fix together, in the order of the first of each kind."""
+def _listed(bad: Sequence[BadRow], *, fixes: bool = False) -> list[str]:
+    """The lines of both; faults of one code and one fix are a kind."""
     kinds: dict[tuple[str, str], list[BadRow]] = {}
     for row in bad:
         kinds.setdefault((row.code, row.fix), []).append(row)
-    return list(kinds.values())
-
-
-def _further(kinds: Sequence[Sequence[BadRow]]) -> list[str]:
-    """A line on the kinds that are not listed."""
-    others = kinds[MAX_KINDS:]
-    return [f"... and {sum(map(len, others)):,} faults of {len(others):,} other kinds"] if others else []
+    lines, indent, where = list[str](), "  " * fixes, "; all are in --json" * fixes
+    for (code, fix), faults in islice(kinds.items(), MAX_KINDS):
+        for row in faults[:MAX_SHOWN]:
+            lines += [f"{row.where}: {code} {row.what}", *[f"  found: {row.excerpt}"] * (fixes and bool(row.excerpt))]
+        if len(faults) > MAX_SHOWN:
+            lines.append(f"{indent}... and {len(faults) - MAX_SHOWN:,} more {code}{where}")
+        lines += [f"  do: {fix}"] * fixes
+    others = list(kinds.values())[MAX_KINDS:]
+    return lines + [f"... and {sum(map(len, others)):,} faults of {len(others):,} other kinds{where}"] * bool(others)
 
 
 def apply_policy(
@@ -90,7 +75,7 @@ def apply_policy(
     source = next((file for file in files if bad[0].where.startswith(str(file.path))), None)
     if source is not None and (source.fields or source.ignore):
         checked = checked or "RECIPE.yaml"
-    path = checked or (source.named if source is not None and source.named else _file_of(bad[0]))
+    path = checked or (source.named if source is not None and source.named else place_of(bad[0].where).file)
     lines = fault_lines(bad)
     fix = f"`unpad data check {shlex.quote(path)}` shows the fix of each kind, and with --json every row"
     only = bad[0].fix if len({row.fix for row in bad}) == 1 else ""
@@ -100,24 +85,14 @@ def apply_policy(
     elif only and num_bad == num_rows:
         fix = only  # going on without them would leave nothing
     elif data.on_bad_row == "stop":
-        fix += _going_on(share, data.max_bad)
+        limit = f", with data.max_bad={share + 0.0005:.3f}, as they are {share:.1%} of all" * (share > data.max_bad)
+        # Where most are bad, their layout is to blame, and little would be left.
+        fix += LAYOUT if share >= MOSTLY_BAD else f"; data.on_bad_row=quarantine goes on without them{limit}"
     else:
         lines.append(f"  that is {share:.2%}, more than data.max_bad={data.max_bad:.2%}")
         fix += LAYOUT if share >= MOSTLY_BAD else "; or raise data.max_bad"
     what = f"{num_bad:,} of {number_of(num_rows, 'rows')} cannot be used:"
     raise SourceError(what, where=bad[0].where, fix=fix, details=lines)
-
-
-def _going_on(share: float, max_bad: float) -> str:
-    """Advice to train without a share of the rows, unless most are bad, which their layout is to blame for."""
-    if share >= MOSTLY_BAD:
-        return LAYOUT
-    limit = f", with data.max_bad={share + 0.0005:.3f}, as they are {share:.1%} of all" if share > max_bad else ""
-    return f"; data.on_bad_row=quarantine goes on without them{limit}"
-
-
-def _file_of(row: BadRow) -> str:
-    return re.sub(r"(:\d+|\[\d+\])$", "", row.where)
 
 
 def refuse_empty(num_examples: int, kind: str, files: Sequence[SourceFile]) -> None:

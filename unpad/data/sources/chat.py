@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from unpad.data.sources.example import BadRow, Example, Turn
-from unpad.data.sources.faults import RowFault, excerpt, missing, type_name
+from unpad.data.sources.faults import RowFault, excerpt, missing, spelled, type_name
 from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS
 from unpad.data.sources.files import SourceFile
-from unpad.data.sources.reader import examples, spelled
+from unpad.data.sources.reader import examples
 from unpad.data.sources.row import Row, are_messages, is_blank, listed, require_text
 from unpad.data.sources.unread import doubt_unread, read_marks
 from unpad.recipes.data import DataSettings
@@ -41,7 +41,7 @@ _MARKERS = (
 TOOLS = ("tool", "function", "observation", "ipython")  # words of roles of the messages of tools
 NO_TOOLS = "tools' messages are not covered"
 _PAIR: tuple[Role, Role] = ("user", "assistant")
-_MARKED: dict[str, Role] = {"系统": "system", "用户": "user", "助手": "assistant"}
+_ROLES_OF_TEXTS: dict[str, Role] = {**ROLES, "系统": "system", "用户": "user", "助手": "assistant"}
 
 
 def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
@@ -78,9 +78,14 @@ def _turns_of_row(row: Row, file: SourceFile) -> tuple[Turn, ...]:
     texts = ("text",) if whole == MESSAGES else ()
     name = row.one_of(whole, "the messages", parsed)
     if name is None or is_blank(row.value[name]):
-        request = _request_of(row, requests, replies)
+        request = row.one_of(requests, "a request")
+        if request is None and requests == REQUESTS and "input" in row and any(reply in row for reply in replies):
+            request = "input"
         if request is not None:
-            return in_turns(with_system(row, _request_and_reply(row, request, replies)), f'"{request}"')
+            reply = row.one_of(replies, "a reply")
+            if reply is None:
+                raise missing(replies, row.value)
+            return in_turns(with_system(row, [*asked(row, request), *said_in(row, reply)]), f'"{request}"')
         name = next((text for text in texts if text in row), name)
     if name is None:
         raise missing((*whole, *requests, *texts), row.value)
@@ -93,21 +98,6 @@ def with_system(row: Row, messages: list[Turn]) -> list[Turn]:
     if system is None or is_blank(row.value[system]) or (messages and messages[0].role == "system"):
         return messages
     return [Turn("system", row.text(system)), *messages]
-
-
-def _request_of(row: Row, requests: Sequence[str], replies: Sequence[str]) -> str | None:
-    """The field of a row's request; `input` is one where a reply but no other request stands beside it."""
-    request = row.one_of(requests, "a request")
-    alone = request is None and requests == REQUESTS and "input" in row and any(name in row for name in replies)
-    return "input" if alone else request
-
-
-def _request_and_reply(row: Row, request: str, replies: Sequence[str]) -> list[Turn]:
-    """Turn a row such as Alpaca's, or one with lists of messages as prompt and completion, into messages."""
-    reply = row.one_of(replies, "a reply")
-    if reply is None:
-        raise missing(replies, row.value)
-    return [*asked(row, request), *said_in(row, reply)]
 
 
 def said_in(row: Row, name: str) -> list[Turn]:
@@ -177,7 +167,9 @@ def messages_of(row: Row, value: object, name: str) -> list[Turn]:
     value = listed(value)
     if type(value) is list:
         return [_message(row, message, f"{name}[{index}]") for index, message in enumerate(value)]
-    return _parse(require_text(value, name))
+    if not (parts := _parts(require_text(value, name))):
+        raise RowFault("E_ROLE", "the text does not begin with 用户： or User:", "begin with the speaker")
+    return _said(parts)
 
 
 def in_turns(turns: list[Turn], name: str) -> tuple[Turn, ...]:
@@ -221,11 +213,9 @@ def out_of_turn(roles: Sequence[str]) -> tuple[int, Role] | None:
 
 def _up_to_reply(text: str) -> list[Turn] | None:
     """Messages of a text with the names of the speakers that ends where the reply begins; None for another text."""
-    text = text.strip()
-    marker = next((marker for marker in _MARKERS if marker.match(text)), None)
-    parts = marker.split(text)[1:] if marker else ["", ""]
-    is_open = not parts[-1].strip() and (_MARKED.get(parts[-2]) or ROLES.get(parts[-2].lower())) == "assistant"
-    return _parse(text[: text.rindex(parts[-2])]) if is_open and len(parts) > 2 else None
+    *before, role, content = ["", *_parts(text)] if _parts(text) else ["", "", ""]
+    is_open = _ROLES_OF_TEXTS.get(role.lower()) == "assistant" and not content.strip()
+    return _said(before[1:]) if is_open and len(before) > 1 else None
 
 
 def _message(row: Row, message: object, place: str) -> Turn:
@@ -267,14 +257,15 @@ def _thoughts(message: dict[str, Any], role: Role, place: str) -> str:
     return texts.pop()
 
 
-def _parse(text: str) -> list[Turn]:
-    """Split `用户：…助手：…` or `User: …Assistant: …` into turns."""
+def _parts(text: str) -> list[str]:
+    """Speaker, content and so on of `用户：…助手：…` or `User: …Assistant: …`; empty for another text."""
     text = text.strip()
     marker = next((marker for marker in _MARKERS if marker.match(text)), None)
-    if marker is None:
-        raise RowFault("E_ROLE", "the text does not begin with 用户： or User:", "begin with the speaker")
-    parts = marker.split(text)[1:]  # role, content, role, content, ...
+    return marker.split(text)[1:] if marker else []
+
+
+def _said(parts: Sequence[str]) -> list[Turn]:
     return [
-        Turn(_MARKED.get(role) or ROLES[role.lower()], require_text(content, f"what follows {role}:").strip())
+        Turn(_ROLES_OF_TEXTS[role.lower()], require_text(content, f"what follows {role}:").strip())
         for role, content in zip(parts[::2], parts[1::2], strict=True)
     ]

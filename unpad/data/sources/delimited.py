@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.faults import RowFault, bad_utf8, missing, twice
-from unpad.data.sources.fields import Advise, SpellingError, spelling
+from unpad.data.sources.faults import RowFault, bad_utf8, columns_of
+from unpad.data.sources.fields import Advise
 from unpad.data.sources.row import Row
 from unpad.data.sources.sniff import HEAD_BYTES, mistaken
 
@@ -72,14 +72,16 @@ def read_delimited(
     except RowFault as fault:
         yield fault.at(f"{path}:1", num_rows=1 if fault.code == "E_EMPTY" else None)
         return
-    if refused := _fault_of_header(names, wanted, optional):
+    try:
+        known = {column: name for name, column in columns_of(names, wanted, optional).items()}
+    except RowFault as refused:
         first = itertools.islice(records, SAMPLE_ROWS)
         sample = [dict(zip(names, (cell[:SAMPLE] for cell in cells), strict=False)) for _, cells, _ in first]
         if advise and refused.code == "E_MISSING":
             refused.fix = advise([dict.fromkeys(names, ""), *sample]) or refused.fix
         yield refused.at(f"{path}:1", num_rows=max(len(sample) + sum(1 for _ in records), 1))
         return
-    names = [spelling(tuple(names), (*wanted, *optional)).get(name, name) for name in names]
+    names = [known[name] for name in names]
     for line, cells, num_lines in records:
         where, row_fault = f"{path}:{line}", _fault_of_row(path, names, cells, num_lines)
         if row_fault:
@@ -87,17 +89,6 @@ def read_delimited(
         else:
             pairs = zip(names, cells, strict=True)
             yield Row(where, {name: cell for name, cell in pairs if cell or name in wanted})
-
-
-def _fault_of_header(names: list[str], wanted: tuple[str, ...], optional: tuple[str, ...]) -> RowFault | None:
-    try:
-        near = spelling(tuple(names), (*wanted, *optional))
-    except SpellingError as error:
-        return twice(error)
-    if not (set(names) | set(near.values())) & set(wanted):
-        return missing(wanted, names, "column")
-    again = next((name for name in names if names.count(name) > 1 and name), None)
-    return RowFault("E_DUPKEY", f'the column "{again}" occurs twice') if again else None
 
 
 def _fault_of_row(path: Path, names: list[str], cells: list[str], num_lines: int) -> RowFault | None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from unpad.terminal.printing import escaped
 
@@ -68,28 +68,6 @@ class Example:
     def every_turn(self) -> tuple[Turn, ...]:
         """All messages, those of a pair with the rejected reply at the end."""
         return self.turns if self.rejected is None else (*self.turns, self.rejected)
-
-
-@dataclass(frozen=True, slots=True)
-class Usable:
-    """A row that can be used, as `unpad data check` counts it.
-
-    Args:
-        characters: of its texts; None for rows without text.
-        key: 64-bit hash of its content, equal for equal rows; None where rows are not compared.
-        where: its place.
-        question, answer: 64-bit hashes of all before the last reply of a conversation, and of the reply; else None.
-        picture: the `ImageExample` of a picture with a class; else None.
-        line_ends: of a text, as `line_ends` of `text.py` has them.
-    """
-
-    characters: int | None = None
-    key: int | None = None
-    where: str = ""
-    question: int | None = None
-    answer: int | None = None
-    picture: Any = None
-    line_ends: Sequence[tuple[int, int]] = ()
 
 
 @dataclass(frozen=True, slots=True)

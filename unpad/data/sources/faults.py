@@ -3,9 +3,10 @@
 import codecs
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.fields import SpellingError, looks_like_data
+from unpad.data.sources.fields import SpellingError, looks_like_data, spelling
 from unpad.data.sources.sniff import encoding_of
 
 Names = Sequence[str] | Mapping[str, object]  # of fields, perhaps with their values
@@ -120,6 +121,37 @@ def there_is(present: Names) -> str:
 
 def twice(error: SpellingError) -> RowFault:
     """Return the fault of two fields that could be the same known one."""
-    one, other, meant = (excerpt(name[:40]) for name in error.names)
+    one, other, meant = (excerpt(name[:40]) for name in error.args)
     what = f'"{one}" and "{other}" could both be "{meant}"'
     return RowFault("E_DUPKEY", what, f'call the one that is meant "{meant}", and the other something else')
+
+
+def spelled(row: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
+    """The row with the known names of fields that it spells in another way.
+
+    Raises:
+        RowFault: two fields could be the same known one.
+    """
+    try:
+        near = spelling(tuple(row), known)
+    except SpellingError as error:
+        raise twice(error) from None
+    return {near.get(name, name): value for name, value in row.items()} if near else row
+
+
+def columns_of(names: Sequence[str], wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, str]:
+    """Columns of a table by their known names, or their own.
+
+    Args:
+        wanted: the table must have one of these columns; optional: others, also read under near spellings.
+
+    Raises:
+        RowFault: it has none of them, or two columns could be the same.
+    """
+    columns = spelled({name: name for name in names}, (*wanted, *optional))
+    if columns.keys().isdisjoint(wanted):
+        raise missing(wanted, names, "column")
+    again = next((name for name in columns.values() if name and names.count(name) > 1), None)
+    if again is not None:
+        raise RowFault("E_DUPKEY", f'the column "{again}" occurs twice')
+    return columns

@@ -157,11 +157,7 @@ def folded(name: str) -> str:
 
 
 class SpellingError(Exception):
-    """Two fields are other spellings of one known field; `names` has both, and the known name."""
-
-    def __init__(self, names: tuple[str, str, str]) -> None:
-        super().__init__(names)
-        self.names = names
+    """Two fields are other spellings of one known field; its arguments are both, and the known name."""
 
 
 @lru_cache(maxsize=64)
@@ -179,7 +175,7 @@ def spelling(present: tuple[str, ...], known: tuple[str, ...]) -> dict[str, str]
         if name in known or (meant := missing.get(folded(name))) is None:
             continue
         if other := next((written for written, taken in spelled.items() if taken == meant), None):
-            raise SpellingError((other, name, meant))
+            raise SpellingError(other, name, meant)
         spelled[name] = meant
     return spelled
 

@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING
 from unpad.data.pixels.decode import ImageInfo, probe
 from unpad.data.pixels.formats import MAX_BYTES, ImageError, sniff
 from unpad.data.sources import files
-from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName, Usable
+from unpad.data.sources.example import SPLIT_NAMES, BadRow, SplitName
 from unpad.data.sources.faults import RowFault, excerpt, type_name
 from unpad.data.sources.fields import PICTURES
 from unpad.data.sources.files import SourceFile, natural_key, refuse_names
-from unpad.data.sources.parquet import GrowthError, ParquetRows, column_named, one_row, open_parquet, read_batches
+from unpad.data.sources.parquet import GrowthError, ParquetRows, column_named, open_parquet
 from unpad.data.sources.reader import collect, examples
 from unpad.data.sources.row import Row
 from unpad.errors import SourceError
@@ -106,19 +106,11 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow
     """
     if file.path.is_dir():
         rows_to_examine = _in_folder(file.path)
-    elif file.format == "parquet":
-        rows_to_examine = _in_parquet(file)
     else:
-        rows_to_examine = _in_manifest(file, data)
+        rows_to_examine = _in_table(file, data)
     with ThreadPoolExecutor() as pool:
         while window := list(islice(rows_to_examine, WINDOW)):
             yield from pool.map(examine, window)
-
-
-def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
-    """Yield each image of a source as usable, or its bad row."""
-    for item in read(file, data):
-        yield item if isinstance(item, BadRow) else Usable(key=content_key(item), where=item.where, picture=item)
 
 
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[ImageExample], list[BadRow]]:
@@ -144,7 +136,7 @@ def read_bytes(example: ImageExample) -> bytes:
         group, row, column = example.row
         try:
             content = _image_of(_column(example.path, group, column)[row].as_py())
-        except (pa.ArrowException, GrowthError, OSError, LookupError) as error:
+        except (pa.ArrowException, GrowthError, OSError, LookupError, RowFault) as error:
             what = f"the image cannot be read: {excerpt(str(error))}"
             raise ImageError("E_MISSING", what, "check the parquet file", example.where) from None
     if sha256(content).hexdigest() != example.sha256:
@@ -309,46 +301,26 @@ def is_image(path: Path) -> bool:
 # --------------------------------------------------------------------------- manifests and parquet
 
 
-def _in_manifest(file: SourceFile, data: DataSettings) -> Iterator[ImageRow | BadRow]:
+def _in_table(file: SourceFile, data: DataSettings) -> Iterator[ImageRow | BadRow]:
     name, folder = file.field or "image", file.path.parent
     root = os.path.realpath(folder)
 
     def convert(row: Row) -> ImageRow:
-        path = folder / checked_path(row.text(name))
+        if row.place is None:
+            path, inside, content, place = folder / checked_path(row.text(name)), root, None, None
+        else:
+            path, inside, content, place = file.path, "", _image_of(row[name]), (*row.place, name)
         declared = _declared(row, in_words=file.format == "csv")
-        return ImageRow(row.where, _label(row), path, root, row.split(), declared, group=row.group())
+        return ImageRow(row.where, _label(row), path, inside, row.split(), declared, place, content, row.group())
 
     return examples(file, data, (name,), convert, "images", FIELDS)
-
-
-def _in_parquet(file: SourceFile) -> Iterator[ImageRow | BadRow]:
-    name = file.field or "image"
-    for batch in read_batches(file.path, (name,), FIELDS, WINDOW):
-        if isinstance(batch, BadRow):
-            yield batch
-            continue
-        for index in range(batch.rows.num_rows):
-            cells, where = one_row(batch.rows, index), f"{file.path}:{batch.first + index}"
-            if isinstance(cells, RowFault):
-                yield cells.at(where)
-            else:
-                yield _parquet_row(Row(where, cells), file.path, (batch.group, batch.inside + index, name))
-
-
-def _parquet_row(row: Row, path: Path, place: tuple[int, int, str]) -> ImageRow | BadRow:
-    try:
-        content = _image_of(row[place[2]])
-        declared = row.split(), _declared(row)
-        return ImageRow(row.where, _label(row), path, "", *declared, place, content, row.group())
-    except (ImageError, RowFault) as error:
-        return BadRow(row.where, error.code, error.what, error.fix)
 
 
 def _image_of(value: object) -> bytes:
     """Return the bytes of a parquet cell: bytes, or an object with them as `bytes`."""
     content = value.get("bytes") if isinstance(value, dict) else value
     if not isinstance(content, bytes):
-        raise ImageError("E_MISSING", "the row holds no bytes of an image", "write the images into the parquet file")
+        raise RowFault("E_MISSING", "the row holds no bytes of an image", "write the images into the parquet file")
     return content
 
 

@@ -40,14 +40,11 @@ class StrictDecoder:
             RowFault: the value has a fault.
             JSONDecodeError: it is no JSON.
         """
-        self._faults.clear()
-        try:
-            value = self._decoder.decode(text)
-        except RecursionError:
-            raise RowFault("E_DEPTH", _TOO_DEEP) from None
-        is_suspicious = self._faults or len(text) > MAX_DEPTH or "\\u" in text
-        if is_suspicious and (fault := self._fault(text, 0, len(text), value)):
-            raise fault
+        value, end = self.part(text, _behind(text, 0))
+        if isinstance(value, RowFault):
+            raise value
+        if (end := _behind(text, end)) < len(text):
+            raise json.JSONDecodeError("Extra data", text, end)
         return value
 
     def part(self, text: str, start: int) -> tuple[Any, int]:

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from unpad.data.sources.delimited import SAMPLE_ROWS
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.faults import RowFault, missing, twice
-from unpad.data.sources.fields import Advise, SpellingError, spelling
+from unpad.data.sources.faults import RowFault, columns_of
+from unpad.data.sources.fields import Advise
 from unpad.data.sources.row import Row
 
 if TYPE_CHECKING:
@@ -129,53 +129,19 @@ def _repeats_texts(chunk: pq.ColumnChunkMetaData) -> bool:
     return chunk.physical_type == "BYTE_ARRAY" and chunk.has_dictionary_page and not is_small
 
 
-BATCH_ROWS = 1024
-
-
-class Batch(NamedTuple):
-    """Rows of a parquet file.
-
-    Args:
-        first: number of the first row in the file, from 1; group, inside: its row group, and its place there from 0.
-        rows: with the known names of columns; others: names of the columns that are not read.
-    """
-
-    first: int
-    group: int
-    inside: int
-    rows: pa.RecordBatch
-    others: tuple[str, ...]
+BATCH_ROWS, BATCH_BYTES = 1024, 1 << 24  # that are rows of Python at once, about
 
 
 def read_parquet(
     path: Path, wanted: tuple[str, ...], optional: tuple[str, ...], advise: Advise | None = None
 ) -> Iterator[Row | BadRow]:
-    """Yield every row, numbered from 1, or the bad row; columns of bytes are left out.
+    """Yield every row, numbered from 1, or the bad row; columns of bytes are left out unless they are known.
+
+    A file or a row group that cannot be read is one bad row with the number of rows that are lost with it.
 
     Args:
         wanted: the file must have one of these columns; optional: others, also read under near spellings.
         advise: what to do about a file without any of `wanted`, from its first rows.
-    """
-    for batch in read_batches(path, wanted, optional, BATCH_ROWS, advise, every=True):
-        if isinstance(batch, BadRow):
-            yield batch
-            continue
-        for where, row in enumerate(_rows(batch.rows), batch.first):
-            yield row.at(f"{path}:{where}") if isinstance(row, RowFault) else Row(f"{path}:{where}", row, batch.others)
-
-
-def read_batches(
-    path: Path,
-    wanted: tuple[str, ...],
-    optional: tuple[str, ...],
-    batch_rows: int,
-    advise: Advise | None = None,
-    *,
-    every: bool = False,
-) -> Iterator[Batch | BadRow]:
-    """Yield the rows of a file in batches, with columns of other names only where `every` is set; see `read_parquet`.
-
-    A file or a row group that cannot be read is one bad row with the number of rows that are lost with it.
     """
     import pyarrow as pa
 
@@ -184,7 +150,7 @@ def read_batches(
         with open_parquet(path) as table:
             sizes = [table.metadata.row_group(index).num_rows for index in range(table.num_row_groups)]
             try:
-                columns = _columns(table, wanted, optional, every=every)
+                columns = _columns(table, wanted, optional)
             except RowFault as wrong:
                 if advise and wrong.code == "E_MISSING":
                     wrong.fix = advise(_sample(path, table)) or wrong.fix
@@ -193,12 +159,14 @@ def read_batches(
             others = tuple(name for name in table.schema_arrow.names if name not in columns)
             bounded = ParquetRows(path, table, list(columns))
             for group, size in enumerate(sizes):
-                inside = 0
+                inside, num_bytes = 0, table.metadata.row_group(group).total_byte_size
                 try:
-                    for rows in bounded.batches(group, batch_rows):
-                        named = rows.rename_columns(list(columns.values()))
-                        yield Batch(first + inside + 1, group, inside, named, others)
-                        inside += rows.num_rows
+                    for rows in bounded.batches(group, min(BATCH_ROWS, BATCH_BYTES * size // max(num_bytes, 1)) or 1):
+                        for row in _rows(rows.rename_columns(list(columns.values()))):
+                            where = f"{path}:{first + inside + 1}"
+                            place = group, inside
+                            yield row.at(where) if isinstance(row, RowFault) else Row(where, row, others, place)
+                            inside += 1
                 except (pa.ArrowException, GrowthError, OSError) as error:
                     fault = _unreadable(error, f"the last {size - inside:,} of {size:,} rows of row group {group}")
                     yield fault.at(f"{path}:{first + inside + 1}", num_rows=max(size - inside, 1))
@@ -212,30 +180,16 @@ def read_batches(
         yield fault.at(str(path), num_rows=None)
 
 
-def _columns(
-    table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str, ...], *, every: bool = False
-) -> dict[str, str]:
-    """Choose the columns to read, with the known name of each; all but those of bytes where `every` is set.
+def _columns(table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str, ...]) -> dict[str, str]:
+    """Choose the columns to read, with the known name of each: the known ones first, and those that have no bytes.
 
     Raises:
         RowFault: none of them is wanted, or two could be the same.
     """
-    present = table.schema_arrow.names
-    known = (*wanted, *optional)
-    try:
-        near = spelling(tuple(present), known)
-    except SpellingError as error:
-        raise twice(error) from None
-    meant = {near.get(name, name): name for name in present}
-    if not set(wanted) & set(meant):
-        raise missing(wanted, present, "column")
-    columns = {meant[name]: name for name in known if name in meant}
-    again = next((name for name in columns if present.count(name) > 1), None)
-    if again is not None:
-        raise RowFault("E_DUPKEY", f'the column "{again}" occurs twice')
-    of_bytes = {column.name for column in table.schema_arrow if "binary" in str(column.type)}
-    rest = [name for name in present if every and name not in of_bytes and present.count(name) == 1]
-    return {name: name for name in rest} | columns
+    columns = columns_of(table.schema_arrow.names, wanted, optional)
+    known, of_bytes = (*wanted, *optional), {one.name for one in table.schema_arrow if "binary" in str(one.type)}
+    rest = [column for name, column in columns.items() if name not in known and column not in of_bytes]
+    return {columns[name]: name for name in known if name in columns} | {column: column for column in rest}
 
 
 def column_named(table: pq.ParquetFile, name: str) -> str:
@@ -266,10 +220,10 @@ def _rows(batch: pa.RecordBatch) -> Iterator[dict[str, Any] | RowFault]:
     try:
         yield from batch.to_pylist()
     except (ValueError, OverflowError):  # raised before any row is returned, so each is tried alone
-        yield from (one_row(batch, index) for index in range(batch.num_rows))
+        yield from (_one_row(batch, index) for index in range(batch.num_rows))
 
 
-def one_row(batch: pa.RecordBatch, index: int) -> dict[str, Any] | RowFault:
+def _one_row(batch: pa.RecordBatch, index: int) -> dict[str, Any] | RowFault:
     """Return a row of a batch as an object, or the fault of a cell that Python has no value for."""
     row = {}
     for name in batch.schema.names:

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from unpad.data.sources.delimited import read_delimited
 from unpad.data.sources.documents import read_documents
 from unpad.data.sources.example import BadRow, Example, Unread
-from unpad.data.sources.faults import FIXES, FieldFault, RowFault, excerpt, twice
-from unpad.data.sources.fields import Advise, SpellingError, advice, setting, spelling
+from unpad.data.sources.faults import FIXES, FieldFault, RowFault, excerpt, spelled
+from unpad.data.sources.fields import Advise, advice, setting
 from unpad.data.sources.files import SourceFile, unreadable
 from unpad.data.sources.json_rows import read_array, read_lines
 from unpad.data.sources.parquet import read_parquet
@@ -67,19 +67,6 @@ def read(
                     continue
                 exact = names if row.value is value else exact
             yield row
-
-
-def spelled(row: dict[str, Any], known: tuple[str, ...]) -> dict[str, Any]:
-    """The row with the known names of fields that it spells in another way.
-
-    Raises:
-        RowFault: two fields could be the same known one.
-    """
-    try:
-        near = spelling(tuple(row), known)
-    except SpellingError as error:
-        raise twice(error) from None
-    return {near.get(name, name): value for name, value in row.items()} if near else row
 
 
 def examples(
@@ -158,7 +145,8 @@ def converted(
             continue
         try:
             made = convert(row)
-            row.refuse_doubts()
+            if row.doubts:
+                raise FieldFault(row.doubts)
         except RowFault as fault:
             if advise and fault.code == "E_MISSING" and fault.fix == FIXES["E_MISSING"] and type(row.value) is dict:
                 advised = advise([row.value]) if advised is None else advised

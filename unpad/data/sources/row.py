@@ -24,12 +24,16 @@ class Row:
         doubts: what is wrong with each field that changes what the row means and that is not read.
     """
 
-    __slots__ = ("_others", "_read", "doubts", "value", "where")
+    __slots__ = ("_others", "_read", "doubts", "place", "value", "where")
 
-    def __init__(self, where: str, value: Any, others: Sequence[str] = ()) -> None:
+    def __init__(
+        self, where: str, value: Any, others: Sequence[str] = (), place: tuple[int, int] | None = None
+    ) -> None:
         """Args:
         others: fields that the file has beside those of `value`, which the reader left out.
+        place: row group of a parquet file, and the row in it from 0.
         """
+        self.place = place
         self.where = where
         self.value = value
         self._others = list(others)
@@ -69,13 +73,11 @@ class Row:
         """Names of the fields."""
         return list(self.value) if type(self.value) is dict else []
 
-    def unread(self) -> list[str]:
-        """Names of the fields that nobody asked for, those that the reader left out included."""
-        return [name for name in dict.fromkeys((*self.names, *self._others)) if name not in self._read]
-
-    def get_unread(self, name: str) -> Any:
-        """The value of a field, which stays unread; UNSEEN where only its name is known."""
-        return self.value.get(name, UNSEEN) if type(self.value) is dict else UNSEEN
+    def unread(self) -> dict[str, Any]:
+        """Fields that nobody asked for; UNSEEN is the value of those that the reader left out."""
+        value = self.value if type(self.value) is dict else {}
+        fields = value | {name: UNSEEN for name in self._others if name not in value}
+        return {name: value for name, value in fields.items() if name not in self._read}
 
     def pass_over(self, *names: str) -> None:
         """Note fields within the row, or of its messages, that nobody reads."""
@@ -84,15 +86,6 @@ class Row:
     def doubt(self, field: str, what: str) -> None:
         """Note a field that changes what the row means, and that is not read."""
         self.doubts.setdefault(field, what)
-
-    def refuse_doubts(self) -> None:
-        """Refuse the row if there are doubts.
-
-        Raises:
-            FieldFault: with all of them.
-        """
-        if self.doubts:
-            raise FieldFault(self.doubts)
 
     def leave_out(self, names: Collection[str]) -> set[str]:
         """Drop fields of the row, an object, and of objects in its lists; returns those that there were."""
@@ -126,10 +119,7 @@ class Row:
         Raises:
             RowFault: the row is no object, or the field is absent, no string or blank.
         """
-        if type(self.value) is not dict or name not in self.value:
-            self.require(name)
-        self._read.append(name)
-        return require_text(self.value[name], f'"{name}"')
+        return require_text(self.require(name)[name], f'"{name}"')
 
     def declared(self) -> tuple[SplitName | None, str, tuple[str, ...]]:
         """The split, the group and the keywords that a row declares; null is the same as absent.

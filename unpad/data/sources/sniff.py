@@ -9,36 +9,23 @@ from pathlib import Path
 from unpad.data.sources.fields import COLUMNS, folded
 
 HEAD_BYTES = 1 << 16  # enough of a file to guess its encoding
-SAMPLE_BYTES = 1 << 18  # of the beginning, middle and end of a file, to guess its encoding
+SAMPLE_BYTES = 1 << 24  # of a file, to guess its encoding
 BOM = codecs.BOM_UTF8
 MAX_SNIFFED = 20  # lines of a file that show what it is
 MAGIC = {
-    b"\x1f\x8b": "gzip",
-    b"PK\x03\x04": "zip",
-    b"\x28\xb5\x2f\xfd": "zstd",
-    b"\xfd7zXZ\x00": "xz",
-    b"BZh91AY&SY": "bzip2",
-    b"7z\xbc\xaf\x27\x1c": "7z",
-    b"PAR1": "parquet",
-    b"%PDF-": "PDF",
-    b"{\\rtf": "RTF",
+    b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip", b"\x28\xb5\x2f\xfd": "zstd", b"\xfd7zXZ\x00": "xz",
+    b"BZh91AY&SY": "bzip2", b"7z\xbc\xaf\x27\x1c": "7z", b"PAR1": "parquet", b"%PDF-": "PDF", b"{\\rtf": "RTF",
     b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1": "a document of old Word or Excel",
-    b"SQLite format 3\0": "a database of SQLite",
-    codecs.BOM_UTF32_LE: "UTF-32",
-    codecs.BOM_UTF32_BE: "UTF-32",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
+    b"SQLite format 3\0": "a database of SQLite", codecs.BOM_UTF32_LE: "UTF-32",
+    codecs.BOM_UTF32_BE: "UTF-32", codecs.BOM_UTF16_LE: "UTF-16", codecs.BOM_UTF16_BE: "UTF-16",
+}  # fmt: skip
 FILM = "HEIC, AVIF or a film"
 _ATOMS = (b"ftyp", b"moov", b"mdat")  # at byte 4
 # What stands in a zip file that is a document.
 OFFICE = {
-    b"word/": "a document of Word",
-    b"xl/": "a workbook of Excel",
-    b"ppt/": "slides of PowerPoint",
-    b"mimetypeapplication/vnd.oasis.opendocument": "an OpenDocument file",
-    b"mimetypeapplication/epub": "EPUB",
-}
+    b"word/": "a document of Word", b"xl/": "a workbook of Excel", b"ppt/": "slides of PowerPoint",
+    b"mimetypeapplication/vnd.oasis.opendocument": "an OpenDocument file", b"mimetypeapplication/epub": "EPUB",
+}  # fmt: skip
 AS_TEXT, AS_CSV, UNPACK = "save it as plain text in UTF-8", "save it as CSV in UTF-8", "unpack the file first"
 REMEDIES = {
     **dict.fromkeys(("gzip", "zip", "zstd", "xz", "bzip2", "7z"), UNPACK),
@@ -153,29 +140,17 @@ def _is_chinese(raw: bytes) -> bool:
     return chinese >= 2 and chinese * 2 > len(wide)
 
 
+@lru_cache(maxsize=16)
 def encoding_of(path: Path) -> str | None:
     """Guess the encoding of a file of text that is not UTF-8, as iconv and Python name it; None without a guess.
 
-    Its beginning, middle and end are looked at, or all of a small file.
+    The beginning of a long one is looked at.
 
     Raises:
         OSError: it cannot be read.
     """
-    status = path.stat()
-    return _encoding_of(path, status.st_size, status.st_mtime_ns)
-
-
-@lru_cache(maxsize=16)
-def _encoding_of(path: Path, size: int, _: int) -> str | None:
     with path.open("rb") as handle:
-        if size <= 3 * SAMPLE_BYTES:
-            return _encoding(handle.read())
-        pieces = []
-        for start in (0, (size - SAMPLE_BYTES) // 2, size - SAMPLE_BYTES):
-            handle.seek(start)
-            piece = handle.read(SAMPLE_BYTES)
-            pieces.append(piece[piece.find(b"\n") + 1 if start else 0 : piece.rfind(b"\n") + 1])  # whole lines
-    return _encoding(b"".join(pieces))
+        return _encoding(handle.read(SAMPLE_BYTES))
 
 
 def _encoding(raw: bytes) -> str | None:

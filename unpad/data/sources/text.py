@@ -4,7 +4,6 @@ import re
 from collections.abc import Iterator, Sequence
 
 from unpad.data.sources.example import BadRow, Example, Turn
-from unpad.data.sources.faults import RowFault, type_name
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.reader import examples
 from unpad.data.sources.row import Row, require_text
@@ -23,13 +22,9 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
         return unwrapped(text.strip("\r\n")) if data.unwrap else text.strip("\r\n")
 
     def convert(row: Row) -> Example:
-        if type(row.value) is str:
-            return Example(row.where, (Turn("text", clean(require_text(row.value, "the text"))),))
         if type(row.value) is not dict:
-            code = "E_NULL" if row.value is None else "E_TYPE"
-            raise RowFault(code, f"the text is {type_name(row.value)}, expected a string")
-        turns = (Turn("text", clean(row.text(name))),)
-        return Example(row.where, turns) if len(row.value) == 1 else Example(row.where, turns, *row.declared())
+            return Example(row.where, (Turn("text", clean(require_text(row.value, "the text"))),))
+        return Example(row.where, (Turn("text", clean(row.text(name))),), *row.declared())
 
     return examples(file, data, (name,), convert, "text")
 

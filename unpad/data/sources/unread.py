@@ -145,8 +145,7 @@ def doubt_unread(row: Row, turns: Sequence[Turn]) -> None:
     texts = [turn.content.strip() for turn in turns]
     asked = [turn.content.strip() for turn in turns if turn.role != "assistant"]
     lengths = len(turns), len(turns) - len(asked)
-    for name in row.unread():
-        value = row.get_unread(name)
+    for name, value in row.unread().items():
         items, number, wanted = listed(value), number_of(value), _says_wanted(name, _GOOD, _BAD)
         if is_blank(value) or (type(items) is not list and is_metadata(name, value) and not _completes(name)):
             continue
@@ -195,8 +194,7 @@ def shown(value: Any) -> str:
 def count_unread(unread: Unread, row: Row) -> None:
     """Count the fields of a row that was read."""
     unread.num_rows += 1
-    for name in row.unread():
-        value = row.get_unread(name)
+    for name, value in row.unread().items():
         if is_blank(value) or is_metadata(name, value):
             continue
         number, items = number_of(value), listed(value)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from unpad.data.sources.annotations import answer_texts, joined
-from unpad.data.sources.example import BadRow, SplitName, Turn, Usable
+from unpad.data.sources.example import BadRow, SplitName, Turn
 from unpad.data.sources.faults import excerpt, missing
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, ImageRow, checked_path, examine
@@ -49,14 +49,6 @@ class VqaExample:
 
 
 _Question = tuple[tuple[Path, ...], VqaExample]  # paths of the images of a row, and its example without them
-
-
-def check(file: SourceFile, data: DataSettings) -> Iterator[Usable | BadRow]:
-    """Yield each question of a file as usable, or its bad row."""
-    used, _, bad = read_all(file, data)
-    for example in used:
-        yield Usable(characters=len(example.question) + len(example.answer))
-    yield from bad
 
 
 def read_all(file: SourceFile, data: DataSettings) -> tuple[list[VqaExample], list[ImageExample], list[BadRow]]:

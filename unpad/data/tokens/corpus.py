@@ -316,8 +316,7 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
     each = 2 if is_pair else 1  # conversations of a row
 
     def of_rows(counts: Sequence[int] | np.ndarray) -> np.ndarray:
-        total: np.ndarray = np.array(counts, np.int32).reshape(-1, each).sum(1, dtype=np.int32)
-        return total
+        return np.asarray(np.array(counts, np.int32).reshape(-1, each).sum(1, dtype=np.int32))
 
     return Shard(
         tokens=tokens,

@@ -1,7 +1,6 @@
 """The tokenizer of a Hugging Face folder: its special tokens, its chat template and the ids that stop."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -121,19 +120,12 @@ def _stop_ids(folder: Path) -> list[int]:
 
 def _chat_template(folder: Path) -> str | None:
     """The chat template; the one called "default" of several, or one that refuses conversations where none is."""
-    for template in _templates(folder):
-        if isinstance(template, list) and template:
-            named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
-            what = f"the folder names its templates {', '.join(map(str, named))}, and none of them default"
-            template = named.get("default", f"{{{{ raise_exception({json.dumps(what)}) }}}}")
-        if isinstance(template, str):
-            return template
-    return None
-
-
-def _templates(folder: Path) -> Iterator[object]:
     data = _read(folder / CHAT_TEMPLATE)
-    if data is not None:
-        yield data.decode(errors="replace")
-    yield _fields(folder / OLDER_TEMPLATE).get("chat_template")
-    yield _fields(folder / TOKENIZER_CONFIG).get("chat_template")
+    template: Any = None if data is None else data.decode(errors="replace")
+    for name in (OLDER_TEMPLATE, TOKENIZER_CONFIG):
+        template = template or _fields(folder / name).get("chat_template")
+    if isinstance(template, list) and template:
+        named = {entry.get("name"): entry.get("template") for entry in template if isinstance(entry, dict)}
+        what = f"the folder names its templates {', '.join(map(str, named))}, and none of them default"
+        template = named.get("default", f"{{{{ raise_exception({json.dumps(what)}) }}}}")
+    return template if isinstance(template, str) else None

@@ -111,8 +111,7 @@ class TokenSet:
         """Count the positions of [start, stop) with a label that carries loss, (n,) int64."""
         seq_ids, starts, stops = (np.asarray(values, np.int64) for values in (seq_ids, starts, stops))
         begin = self._document_ends[self.first_document[seq_ids]]
-        counts: np.ndarray = self._targets_before(begin + stops + 1) - self._targets_before(begin + starts + 1)
-        return counts
+        return np.asarray(self._targets_before(begin + stops + 1) - self._targets_before(begin + starts + 1))
 
     def tokens(self, i: int) -> np.ndarray:
         """All tokens of a sequence, (length,) int64."""
@@ -216,8 +215,7 @@ class TokenSet:
     @cached_property
     def _document_start(self) -> np.ndarray:
         """Start of each document within the tokens of its part, (num_documents,) int64."""
-        starts: np.ndarray = rows_of([part.shard.offsets[:-1] for part in self.parts], np.int64)[self.documents]
-        return starts
+        return np.asarray(rows_of([part.shard.offsets[:-1] for part in self.parts], np.int64)[self.documents])
 
     @cached_property
     def _document_ends(self) -> np.ndarray:

@@ -56,6 +56,8 @@ def _performance(family: FamilySection, checked: dict[str, Any] | None, evaluate
             if found["low"] is not None and found["high"] is not None:
                 notes.append(f"95 %: {one.shown(found['low'])} to {one.shown(found['high'])}")
             notes.append(f"of {found.get('part') or 'the evaluation'}, step {evaluated['step']:,}")
+            if (simple := measured.get(f"simple_{one.name}", {}).get("value")) is not None:
+                notes.insert(0, f"a simple method {one.shown(simple)}")
         elif checked is not None and checked["values"].get(one.name) is not None:  # of one class alone it has no value
             value = float(checked["values"][one.name])
             notes.append(f"of valid, step {checked['step']:,}")
@@ -295,13 +297,16 @@ def write_report(folder: Path) -> Path:
     stages = " → ".join(escape(stage) for stage, _ in run.stage_starts)
     written = f"written {datetime.now():%Y-%m-%d %H:%M:%S}"
     started = f"started {_clock(run.log[0]['time'])} · " if run.log else ""
-    judgement = escape(_judgement(run, used)) if state in ENDINGS else ""
+    evaluated, old = samples.newest_evaluation(folder), samples.old_notes(folder)
+    judged = [] if evaluated is None or old else [one.get("sentence") for one in evaluated["metrics"].values()]
+    beside = [f"{one[0].upper()}{one[1:]}." for one in judged if one]
+    judgement = escape(" ".join([*beside, _judgement(run, used)])) if state in ENDINGS else ""
     recipe = escape(run.recipe_text) or "There is no recipe.yaml in this run directory."
     body = f"""<header>
 <h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
-{"".join(f"<p class=gap>{escape(gap)}</p>" for gap in (*run.gaps, *samples.old_notes(folder)))}
+{"".join(f"<p class=gap>{escape(gap)}</p>" for gap in (*run.gaps, *old))}
 {f"<p class=judgement>{judgement}</p>" if judgement else ""}
-<div class=tiles>{_tiles(run, family, used, samples.newest_evaluation(folder))}</div>
+<div class=tiles>{_tiles(run, family, used, evaluated)}</div>
 {_plots(run, limit, family)}
 {"".join(one.html() for one in sections)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>

@@ -111,6 +111,7 @@ class _Metric(TypedDict):
     part: NotRequired[str | None]
     reason: NotRequired[str | None]
     best_of: NotRequired[Count | None]
+    sentence: NotRequired[str]
 
 
 class _Evaluation(TypedDict):
