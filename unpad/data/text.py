@@ -193,7 +193,7 @@ class TextData(families.Data):
         return {**counts, **report.unread.facts}
 
     def describe_outputs(self) -> str:
-        return f"vocabulary {self.num_outputs:,}"
+        return f"vocabulary {self.num_outputs:,} ({self.tokenizer.kind})"
 
 
 def num_outputs(files: dict[str, bytes]) -> int:
