@@ -150,7 +150,8 @@ def evaluate(
         print_lines(shown if data is not None else (), to_errors=True)  # such as rows of unknown classes
         print_json(found.to_json() | found.facts)
     else:
-        print_lines([*shown, *metric_lines(metrics), *(line for one in found.judgement for line in wrapped(one))])
+        judged = [line for one in found.simple.values() for line in wrapped(one["sentence"])]
+        print_lines([*shown, *metric_lines(metrics), *judged])
 
 
 @verbs.command(epilog="Example: unpad predict images-1 photos --out classes.csv    or    events-1 new.parquet")
