@@ -42,7 +42,7 @@ class Calls:
 
 # Modules that bind functions of others, and must not bind a replaced one when a verb imports them first.
 BINDING = (
-    "unpad.api", "unpad.evaluation.quantized", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
+    "unpad.api", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
     "unpad.inference.chat",
     "unpad.serving.served",
 )  # fmt: skip

@@ -11,6 +11,7 @@ from tests.helpers.corpus import CHATS, TEXTS, make_recipe, write_corpus
 from tests.helpers.shell import Shell
 from unpad.data.family import open_data
 from unpad.data.sources.split import Split, Wanted
+from unpad.data.tokens.corpus import open_corpus
 from unpad.storage import sha256_file
 
 
@@ -74,6 +75,14 @@ def test_the_end_of_a_book_is_held_out(unpad: Shell, tmp_path: Path, name: str) 
     if "split_version" not in settings:
         changes = [f"data.{key}={json.dumps(value)}" for key, value in settings.items()]
         assert (told in unpad("data", "check", tmp_path / "book.txt", *changes, code=0).out) == bool(is_book)
+
+
+@pytest.mark.parametrize("settings", [{"join": 42}, {"unwrap": True}])
+def test_settings_that_change_documents_have_shards_of_their_own(tmp_path: Path, settings: dict[str, Any]) -> None:
+    (tmp_path / "book.txt").write_text("\n\n".join(PARAGRAPHS), encoding="utf-8")
+    book, settings = {"text": "book.txt", "chat": []}, {"data": {"text": "book.txt", "chat": [], **settings}}
+    tokenizer = open_corpus(make_recipe(tmp_path, data=book)).tokenizer
+    assert open_corpus(make_recipe(tmp_path, **settings), tokenizer=tokenizer).report.work.hits == 0
 
 
 def test_several_plain_texts_are_split_as_any_rows(tmp_path: Path) -> None:

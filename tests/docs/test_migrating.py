@@ -10,7 +10,7 @@ import pytest
 import typer.main
 
 from unpad.cli import GROUPS, app
-from unpad.cli.main import ELSEWHERE, INSTEAD
+from unpad.cli.main import INSTEAD
 from unpad.models import model_config
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
@@ -67,20 +67,10 @@ def test_every_command_and_function_exists():
             assert code.split()[0] in options, code
 
 
-def test_an_unknown_option_or_verb_of_the_page_is_answered_with_the_page():
-    root: Any = typer.main.get_command(app)
-    ours = {option for command in root.commands.values() for p in command.params for option in p.opts} | {"--help"}
-    first = [re.split(r"(?<!\\) \| ", line)[0] for line in TEXT.splitlines() if line.startswith("| ")]
-    options = set(re.findall(r"(?<![\w-])(--[\w-]+)", " ".join(first))) - ours
-    assert len(options) > 30
-    assert options == ELSEWHERE
-    assert not ELSEWHERE & ours
-
-
 @pytest.mark.parametrize("words", [("train", "events", "--batch_size", "4"), ("train", "events", "--devices=2")])
 def test_a_command_of_another_program_is_refused_with_the_page(words, unpad):
-    assert unpad(*words, code=2).err.endswith("  do: docs/migrating.md names what is in its place here\n")
-    assert "docs/migrating" not in unpad("train", "events", "--batchsize").err + unpad("trian").err
+    assert "docs/migrating.md has" in unpad(*words, code=2).err.splitlines()[-1]
+    assert "docs/migrating" not in unpad("trian").err
 
 
 @pytest.mark.promise("cli.names")

@@ -219,8 +219,14 @@ def test_what_a_run_cannot_predict_is_refused_with_what_it_can(
     picture = pictures / "0.png"
     assert "no data is named" in unpad("predict", finished("images").run, code=2).err
     assert "--question" in unpad("predict", finished("questions").run, picture, code=2).err
+    assert "tables in the form" in unpad("predict", finished("patients").run, picture, code=2).err
+    assert "`prompt`" in unpad("predict", finished("conversations").run, picture, code=2).err
     assert "unpad predict" in unpad("infer", finished("patients").run, "--image", picture, code=2).err
-    assert "unpad predict" in unpad("export", finished("images").run, tmp_path / "folder", code=2).err
+    for words in (["folder"], ["file.gguf"], ["folder", "--family", "llama"]):
+        for family in ("images", "patients"):
+            assert "copy the run's folder" in unpad("export", finished(family).run, *words, code=2).err
+    told = unpad("export", finished("questions").run, "folder").err
+    assert ("llava: " in told, "llama: " in told) == (True, False)
     table = table_of(pictures, ".jsonl")
     assert "`unpad predict` needs none" in unpad("eval", finished("images").run, "--data", table, code=3).err
     assert "name it with --data" in unpad("eval", finished("images").run, *QUARANTINE, code=2).err

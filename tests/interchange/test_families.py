@@ -185,13 +185,9 @@ def test_an_architecture_of_its_own_is_no_typing_error(tmp_path):
     for kind in ("mixtral", "mamba", "qwen3_moe", "gemma2", "mllama", "ministral", "qwen4", "bert"):
         error = refusal(tmp_path, "llama", {"model_type": kind})
         assert error.what == f"model_type is {kind!r}, which is not covered"
-        assert "did you mean" not in error.fix
         assert all(known in error.fix for known in DECODERS)
         assert "unpad.hf.attach" in error.fix
-    for kind, meant in (("mistrall", "mistral"), ("lama", "llama"), ("granit", "granite")):
-        assert f"did you mean {meant}" in refusal(tmp_path, "llama", {"model_type": kind}).fix
-    assert "unpad.hf.attach" in refusal(tmp_path, "llama", {"model_type": "zebra"}).fix
-    assert "did you mean" not in refusal(tmp_path, "llama", {"model_type": 7}).fix
+    assert "unpad.hf.attach" in refusal(tmp_path, "llama", {"model_type": 7}).fix
 
 
 @pytest.mark.promise("proof.unread")

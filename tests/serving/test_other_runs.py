@@ -130,6 +130,8 @@ def test_an_image_that_cannot_be_used_is_refused_with_the_code_of_infer(images, 
     Image.new("RGB", (9, 9), "red").save(blank, "PNG")
     refused(images.client.post("/v1/classify", content=blank.getvalue(), headers=KIND), 400, "E_BLANK")
     refused(images.post("/v1/classify", {"inputs": "!"}), 400, "invalid_base64")
+    url = refused(images.post("/v1/classify", {"inputs": f"data:image/png;base64,{good}"}), 400, "invalid_base64")
+    assert "without data:" in url["message"]
     refused(images.post("/v1/classify", {"inputs": 5}), 400, None)
     refused(images.post("/v1/classify", {}), 400, None)
     refused(images.client.post("/v1/classify", content=content, headers={"Content-Type": "text/plain"}), 415,
@@ -262,23 +264,36 @@ def test_explanations_are_the_course_of_the_probability_and_end_with_it(patients
 
 
 @pytest.mark.parametrize(
-    ("events", "said"),
+    ("events", "said", "at"),
     [
-        ([{"days": -3, "test": "zzz", "value": 1.0}], "E_CODE"), ([], "no event"), ([{"value": 1.0}], "of no table"),
-        ([{"days": -3, "test": "a", "valeu": 1}], "did you mean value"),
-        ([{"days": -3, "test": "a", "value": []}], "expected a"),
-        ([{"days": 5, "test": "a", "value": 1.0}], "after the landmark"), ([{"age": 5}, {"age": 6}], "differ in age"),
-        ([{"days": "soon", "test": "a", "value": 1.0}], "E_"), ([{"days": -3, "test": "a", "value": "much"}], "E_"),
-        ("x", "should be a valid list"), ([5], "should be a valid dict"),
-        ([{"days": True, "test": "a"}], "expected a text, a number"),
+        ([{"days": -3, "test": "zzz", "value": 1.0}], "E_CODE", "instances"), ([], "no event", "instances"),
+        ([{"value": 1.0}], "of no table", "instances[0].events[0]"),
+        ([{"days": -3, "test": "a", "valeu": 1}], "did you mean value", "instances[0].events[0].valeu"),
+        ([{"days": -3, "test": "a", "value": []}], "expected a", "instances[0].events[0]"),
+        ([{"days": 5, "test": "a", "value": 1.0}], "after the landmark", "instances"),
+        ([{"age": 5}, {"age": 6}], "differ in age", "instances[0].events"),
+        ([{"days": "soon", "test": "a", "value": 1.0}], "E_", "instances[0].events[0].days"),
+        ([{"age": 5}, {"days": -3, "test": "a", "value": "much"}], 'E_TYPE "value" is', "instances[0].events[1].value"),
+        ("x", "should be a valid list", "instances[0].events"),
+        ([5], "should be a valid dict", "instances[0].events[0]"),
+        ([{"days": True, "test": "a"}], "expected a text, a number", "instances[0].events[0]"),
     ],
 )  # fmt: skip
-def test_patients_are_refused_where_embed_refuses_them(patients, events, said):
+def test_patients_are_refused_where_embed_refuses_them(patients, events, said, at):
     answer = patients.post("/v1/models/events:predict", {"instances": [{"id": "secret-7", "events": events}]})
     found = refused(answer, 400, None)
     assert said in found["message"], found
-    assert found["param"].startswith("instances")
+    assert found["param"] == at
     assert "secret-7" not in answer.text
+
+
+def test_a_value_that_cannot_be_used_is_named_by_its_place_in_the_request(patients, finished):
+    asked = patients_of(finished, 3)
+    place = next(number for number, event in enumerate(asked[1]["events"]) if "value" in event)
+    asked[1]["events"][place]["value"] = "much"
+    found = refused(patients.post("/v1/models/events:predict", {"instances": asked}), 400, None)
+    assert found["param"] == f"instances[1].events[{place}].value"
+    assert found["message"] == 'E_TYPE "value" is a text of 4 characters, expected a number'
 
 
 @pytest.mark.promise("serving.private")

@@ -554,7 +554,7 @@ def test_errors_of_the_server_are_told_in_the_language_of_the_page(visit, tmp_pa
 def test_every_error_of_the_server_has_words_in_chinese():
     folder = Path(protocol.__file__).parent
     sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))
-    codes = set(re.findall(r'code(?:: str)?\s?=\s?"(\w+)"', sources)) | {"no_embeddings", "no_probability", "loading"}
+    codes = set(re.findall(r'code(?:: str)?\s?=\s?"(\w+)"', sources)) | {"no_probability", "loading"}
     assert len(codes) > 15
     pixels = folder.parent / "data" / "pixels"
     faults = "".join(path.read_text(encoding="utf-8") for path in pixels.glob("*.py"))

@@ -27,15 +27,6 @@ INSTEAD = {
     "classify": "predict RUN FOLDER", "risk": "predict RUN TABLES", "convert": "export RUN FOLDER", "web": "serve RUN",
     "ui": "serve RUN", "check": "data check FILE",
 }  # fmt: skip
-# Options of the programs of docs/migrating.md that are none here.
-ELSEWHERE = {
-    "--accum", "--artifact-dir", "--batch_size", "--chat-dir", "--checkpoint-dir", "--data_dir", "--devices",
-    "--disable_collapse_detection", "--epochs", "--fast_detection", "--finetune-epochs", "--freeze-attn",
-    "--label_path", "--log_dir", "--lr", "--max_epochs", "--max_sequence_length", "--model", "--no-interactive",
-    "--out-bin", "--out-json", "--output_dir", "--params_map_path", "--patience", "--pretrain-epochs",
-    "--pretraining-dir", "--quick", "--resume-from", "--save-final", "--save-pretrained", "--size", "--temperature",
-    "--text", "--tokenizer", "--top-k", "--top-p", "--use_dynamic_padding",
-}  # fmt: skip
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO)  # a full disk, and a terminal that is gone
 
 
@@ -66,8 +57,10 @@ def _run() -> None:
         if isinstance(end, KeyboardInterrupt) or (end.code == errors.Interrupted.exit_code and not options.get("told")):
             _say("Interrupted: stopped by Ctrl-C")
             end = SystemExit(errors.Interrupted.exit_code)
-        if _unknown_word(end.__context__) in ELSEWHERE:
-            _say("  do: docs/migrating.md names what is in its place here")
+        if getattr(end.__context__, "option_name", None):  # of an option that there is none of
+            _say(
+                "  do: --help lists the options; docs/migrating.md has what is in the place of those of other programs"
+            )
         raise SystemExit(_leave_output() or end.code) from end
     except Exception as error:
         if isinstance(error, BrokenPipeError):
@@ -81,12 +74,6 @@ def _run() -> None:
         if not _is_left(known):
             _say_error(known)
         raise SystemExit(known.exit_code) from known
-
-
-def _unknown_word(error: BaseException | None) -> str | None:
-    """The verb or option that a usage error says there is none of; the library's classes have no fixed place."""
-    verb = re.match(r"No such command '([\w-]+)'", str(getattr(error, "message", "")))
-    return verb[1] if verb else getattr(error, "option_name", None)
 
 
 def _known(error: Exception) -> errors.UnpadError | None:

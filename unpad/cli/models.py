@@ -154,7 +154,8 @@ def evaluate(
         briefly = {name: one for name, one in metrics.items() if everything or not name.startswith("made_code: ")}
         few = number_of(len(metrics) - len(briefly), "single codes")
         shown += [*metric_lines(briefly), *([f"and of {few}: --all"] if len(briefly) < len(metrics) else [])]
-        print_lines([*shown, *(line for one in found.judgement for line in wrapped(one))])
+        judged = [line for one in found.simple.values() for line in wrapped(one["sentence"])]
+        print_lines([*shown, *judged])
 
 
 @verbs.command(epilog="Example: unpad predict images-1 photos --out classes.csv    or    events-1 new.parquet")

@@ -194,7 +194,7 @@ def _remarks(
     if kind != "text" or file.format != "text" or not characters:
         return
     for shape in (
-        single_document(file, data.separator, len(characters)),
+        single_document(file, data, len(characters)),
         describe_book(file, data, characters),
     ):
         if shape:

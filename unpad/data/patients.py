@@ -274,14 +274,14 @@ class EventData(families.Data):
         if self.code_vectors is not None and isinstance(model, ReadsCodeVectors):
             model.load_code_vectors(torch.from_numpy(self.code_vectors))
 
-    def begin(self, model: Model) -> None:
-        """Fit the linear path of a new model on training patients, at most MOST_PATIENTS of them, evenly chosen.
+    def begin(self, model: Model, most: int = MOST_PATIENTS) -> None:
+        """Fit the linear path of a new model on training patients, at most so many of them, evenly chosen.
 
         Every example counts, as in training; its penalty is chosen by leaving out patients with all of theirs.
         """
         ids = np.flatnonzero(self.table.split == Split.TRAIN)
         if isinstance(model, PredictsSets) and len(ids):
-            ids = ids[np.linspace(0, len(ids) - 1, min(len(ids), MOST_PATIENTS)).round().astype(np.int64)]
+            ids = ids[np.linspace(0, len(ids) - 1, min(len(ids), most)).round().astype(np.int64)]
             start, stops = np.zeros(len(ids), np.int32), self.table.positions[ids].astype(np.int32)
             batch = self.load(Micro(ids, start, stops, start, pad_to=0, fill_to=0))
             model.begin(batch, torch.from_numpy(np.unique(self.table.group[ids], return_inverse=True)[1]))

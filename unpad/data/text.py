@@ -174,7 +174,7 @@ class TextData(families.Data):
 
     def single_row(self, recipe: Recipe, kind: str) -> tuple[str, str] | None:
         files = expand(recipe.data.text, partial(resolve_path, recipe.data)) if kind == "text" else []
-        documents = [document for file in files if (document := single_document(file, recipe.data.separator, 1))]
+        documents = [document for file in files if (document := single_document(file, recipe.data, 1))]
         return (f"{documents[0].what}, so nothing can be held out", documents[0].fix) if documents else None
 
     @classmethod
@@ -193,7 +193,7 @@ class TextData(families.Data):
         return {**counts, **report.unread.facts}
 
     def describe_outputs(self) -> str:
-        return f"vocabulary {self.num_outputs:,}"
+        return f"vocabulary {self.num_outputs:,} ({self.tokenizer.kind})"
 
 
 def num_outputs(files: dict[str, bytes]) -> int:

@@ -21,7 +21,7 @@ from unpad.evaluation.classes import held_out as held_out
 from unpad.evaluation.family import HeldOutInputs, Numbers, TrainedModel, evenly
 from unpad.evaluation.metrics import Metric, NewFacts, exact_share, mean_of, measured, ratio
 from unpad.evaluation.rows import Evaluation, ExampleRows
-from unpad.evaluation.simple import MOST_PIXELS, Guesses, Looks, classify, of_rows, sampled, thumbnails
+from unpad.evaluation.simple import MOST_PIXELS, MOST_ROWS, Guesses, Looks, classify, of_rows, sampled, thumbnails
 from unpad.inference.images import ReadImage, classify_images, read_image
 from unpad.inference.loaded import LoadedRun
 from unpad.run.report.attention import has_attention, keep_attention
@@ -68,13 +68,12 @@ def simple(training: ImageData, over: Measuring[ImageData], rows: ExampleRows) -
     chosen, looks = list[np.ndarray](), list[Looks]()
     for data, ids in (*rows_of, (over.data, over.seq_ids)):
         sizes = np.array([data.examples[i].height * data.examples[i].width for i in ids.tolist()])
-        chosen.append(sampled(ids, sizes, MOST_PIXELS))
+        chosen.append(sampled(ids, np.maximum(sizes, MOST_PIXELS // MOST_ROWS), MOST_PIXELS))
         looks.append(thumbnails([data.album.picture(i) for i in chosen[-1].tolist()]))
-    trained, valid, asked = chosen
-    method, classes = classify(looks[0], training.labels[trained], looks[1], training.labels[valid], looks[2])
+    method, classes = classify(looks[0], training.labels[chosen[0]], looks[1], training.labels[chosen[1]], looks[2])
     right = np.full(len(over.seq_ids), np.nan)
-    right[np.isin(over.seq_ids, asked)] = classes == over.data.labels[asked]
-    return [Guesses("accuracy", of_rows(method, trained, rows_of[0][1]), {"right": right})]
+    right[np.isin(over.seq_ids, chosen[2])] = classes == over.data.labels[chosen[2]]
+    return [Guesses("accuracy", of_rows(method, chosen[0], rows_of[0][1]), {"right": right})]
 
 
 def summarise(

@@ -24,11 +24,13 @@ from unpad.evaluation import binary, sets
 from unpad.evaluation import rows as example_rows
 from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, exact_share, ratio, refused
+from unpad.evaluation.simple import MOST_ROWS, Guesses, of_rows
 from unpad.inference import patients
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import FIRST_COMPETING, OUTCOME, EventSets
+from unpad.models.set_sequence.model import SetSequence
 from unpad.nn.segments import real_tokens
 
 FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient with a course that can be read off a picture
@@ -211,6 +213,23 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> exam
     shown = ", ".join(f"{number:,} {name.replace('_', ' ')}" for name, number in drawn["counts"].items())
     lines.insert(0, f"evaluated: {shown}")
     return example_rows.Evaluation(metrics, lines, drawn, example_rows.ExampleRows(columns, measures))
+
+
+def simple(training: EventData, over: Measuring[EventData], rows: example_rows.ExampleRows) -> list[Guesses]:
+    """Ridge regression on the last values of patients, with which training begins."""
+    measures = [name for name in ("auroc", "concordance") if name in rows.measures]
+    if not measures or not isinstance(over.model, SetSequence):
+        return []
+    plain = SetSequence(over.model.config.model_copy(update={"last_values": True}), training.num_outputs)
+    training.initialize(plain)
+    training.begin(plain, MOST_ROWS)
+    plain.trained = over.model.trained
+    for head in filter(None, (plain.patient.classes, plain.patient.bins)):
+        torch.nn.init.zeros_(head.weight)  # which leaves the network out
+    columns = _columns(patients.predict(replace(over, model=plain.eval())), True)
+    answers = {name: one for name, one in columns.items() if name == "risk" or name.startswith("probability")}
+    trained = np.flatnonzero(training.table.split == Split.TRAIN)
+    return [Guesses(measures[0], of_rows("ridge regression on last values", trained[:MOST_ROWS], trained), answers)]
 
 
 def outcome_rows(

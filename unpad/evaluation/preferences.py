@@ -79,19 +79,15 @@ def chosen_of(model: Model, data: Data, seq_ids: np.ndarray) -> np.ndarray:
     return chosen
 
 
-def by_length(training: Data, data: Data, chosen: np.ndarray) -> tuple[str, np.ndarray]:
+def by_length(training: Data, over: Measuring[Data], chosen: np.ndarray) -> tuple[str, np.ndarray]:
     """A choice by length alone, the way that training prefers, and its share of right ones in each pair, (num,)."""
-
-    def longer(one: Data, chosen: np.ndarray) -> np.ndarray:
-        assert one.replies is not None, "data of pairs"
-        lengths = one.replies.lengths
-        signs: np.ndarray = np.sign(lengths[chosen] - lengths[one.replies.rejected_of(chosen)])
-        return signs
-
-    assert training.replies is not None, "data of pairs"
-    learnt = np.flatnonzero(training.table.split == Split.TRAIN)
-    way = 1 if longer(training, learnt[training.replies.is_chosen(learnt)]).sum() > 0 else -1
-    return f"the {'longer' if way > 0 else 'shorter'} reply", (1 + way * longer(data, chosen)) / 2
+    learnt, longer = np.flatnonzero(training.table.split == Split.TRAIN), []
+    for data, ids in ((training, chosen_of(over.model, training, learnt)), (over.data, chosen)):
+        assert data.replies is not None, "data of pairs"
+        lengths = data.replies.lengths
+        longer.append(np.sign(lengths[ids] - lengths[data.replies.rejected_of(ids)]))
+    way = 1 if longer[0].sum() > 0 else -1
+    return f"the {'longer' if way > 0 else 'shorter'} reply", (1 + way * longer[1]) / 2
 
 
 def margins(over: Measuring[Data]) -> Margins:

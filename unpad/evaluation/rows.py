@@ -141,11 +141,6 @@ class Evaluation:
     facts: dict[str, object] = field(default_factory=dict)
     simple: dict[str, dict[str, Any]] = field(default_factory=dict)
 
-    @property
-    def judgement(self) -> list[str]:
-        """Sentences on the model beside simple methods."""
-        return [one["sentence"] for one in self.simple.values()]
-
     def to_json(self) -> dict[str, dict[str, Any]]:
         """Values of the metrics, by name."""
         return {name: metric.to_json() | self.simple.get(name, {}) for name, metric in self.metrics.items()}

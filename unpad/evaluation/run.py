@@ -6,30 +6,35 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
+from unpad.batching.batch import RaggedBatch
 from unpad.data.check import guess_kind
 from unpad.data.family import Data, NearDuplicates, family_of, not_compared, open_data
 from unpad.data.measuring import Measuring
 from unpad.data.sources.split import PARTS, Split, Wanted
-from unpad.errors import DiskError, RecipeError, SourceError
-from unpad.evaluation.family import check_new, measures_of
-from unpad.evaluation.metrics import Metric, NewFacts, too_good
-from unpad.evaluation.quantized import against_original
+from unpad.errors import DiskError, RecipeError, SourceError, UnpadError
+from unpad.evaluation.family import check_new, measures_of, per_sequence
+from unpad.evaluation.metrics import Metric, NewFacts, perplexity, ratio_of, too_good
 from unpad.evaluation.rows import Evaluation, ExampleRows, write_rows
 from unpad.evaluation.simple import Guesses, beside
 from unpad.inference.embed import moved
 from unpad.inference.loaded import LoadedRun, load
+from unpad.models.contract import Classifies, Generates, Model
 from unpad.recipes.data import Source
 from unpad.recipes.recipe import Recipe
-from unpad.run.folder import run_id
+from unpad.run.base import fingerprint, run_weights
+from unpad.run.folder import RECIPE, run_id
 from unpad.run.kept import refuse_without_data
+from unpad.run.quantized import Quantized
 from unpad.run.report.history import METRICS, load_metrics
 from unpad.run.report.page import EVALUATION, write_report
 from unpad.run.report.samples import keep_evaluation
 from unpad.storage import write_atomic
-from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
 
 
@@ -90,10 +95,7 @@ def evaluate_run(
         RecipeError: `data` does not have the form of the run's.
         DiskError: a file cannot be written.
     """
-    if data is not None:
-        evaluation = evaluate_new(run, num_shown, part, data, rows)
-    else:
-        evaluation = evaluate_own(run, num_shown, part, rows)
+    evaluation = evaluate_new(run, num_shown, part, data, rows) if data else evaluate_own(run, num_shown, part, rows)
     return evaluation.metrics, evaluation.lines
 
 
@@ -136,9 +138,8 @@ def score(run: str, num_shown: int = 0, part: str | None = None, *, simply: bool
     loaded = load(run)
     measured = run_id(loaded.folder)
     refuse_without_data(loaded.recipe, loaded.folder, f"measure it on yours: unpad eval {run} --data FILE")
-    own_data = training = _own_data(
-        loaded
-    )  # also for the test part: data that changed may have moved rows there from training
+    # Also for the test part: data that changed may have moved rows there from training.
+    own_data = training = _own_data(loaded)
     part = part or (PARTS[Split.TEST] if own_data.table.num_test else PARTS[Split.HOLDOUT])
     if part == PARTS[Split.TEST] and own_data.table.num_test:
         own_data = loaded.test_data()
@@ -151,7 +152,8 @@ def score(run: str, num_shown: int = 0, part: str | None = None, *, simply: bool
         raise _no_rows(part)
     best_of = _checks(loaded) if part == PARTS[Split.HOLDOUT] else None
     learnt = training if simply and part != PARTS[Split.TRAIN] else None
-    evaluation = _measure(loaded, own_data, seq_ids, num_shown, part, best_of, learnt)
+    over = Measuring(loaded.model, own_data, seq_ids, loaded.recipe.plan)
+    evaluation = _measure(loaded, over, num_shown, part, best_of, learnt)
     return ScoredRun(loaded, measured, own_data, part, best_of, evaluation)
 
 
@@ -220,7 +222,8 @@ def evaluate_new(
     lines = [*loaded.ending, *new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
     facts |= {"bad_rows": len(new.bad_rows)} if new.bad_rows else {}
-    evaluation = _measure(loaded, new, seq_ids, num_shown, name, None, None if isinstance(training, str) else training)
+    over = Measuring(loaded.model, new, seq_ids, loaded.recipe.plan)
+    evaluation = _measure(loaded, over, num_shown, name, None, None if isinstance(training, str) else training)
     lines += [*(line for line in evaluation.lines if line not in lines), *_write(rows, new, evaluation, name)]
     return replace(evaluation, lines=lines, facts=facts)
 
@@ -269,21 +272,14 @@ def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
 
 
 def _measure(
-    loaded: LoadedRun,
-    data: Data,
-    seq_ids: np.ndarray,
-    num_shown: int,
-    part: str,
-    best_of: int | None,
-    training: Data | None = None,
+    loaded: LoadedRun, over: Measuring[Data], num_shown: int, part: str, best_of: int | None, training: Data | None
 ) -> Evaluation:
     """Measure the model, and name the part in every metric that does not name one itself.
 
     Args:
         training: what a simple method learns from, which is then measured beside the model; None for no such method.
     """
-    over = Measuring(loaded.model, data, seq_ids, loaded.recipe.plan)
-    evaluation = measures_of(data.family).evaluate(loaded, over, num_shown)
+    evaluation = measures_of(over.data.family).evaluate(loaded, over, num_shown)
     if loaded.quantized is not None:
         compared, lines = against_original(loaded, over)
         metrics = evaluation.metrics | compared
@@ -303,20 +299,14 @@ def _beside(evaluation: Evaluation, training: Data, over: Measuring[Data], part:
     guess: Callable[..., list[Guesses]] | None = getattr(measures_of(over.data.family), "simple", None)
     if guess is None or evaluation.rows is None:
         return evaluation
-    with progress("measuring a simple method"):
-        simple = {
-            one.measure: one
-            for guesses in guess(training, over, evaluation.rows)
-            if (one := beside(evaluation.rows, guesses)) is not None
-        }
+    simple = {one.measure: beside(evaluation.rows, one) for one in guess(training, over, evaluation.rows)}
     metrics = dict[str, Metric]()
     for name, metric in evaluation.metrics.items():
         metrics[name] = metric
         if name in simple:
             metrics[f"simple_{name}"] = replace(simple[name].theirs, part=part)
-    return replace(
-        evaluation, metrics=metrics, simple={f"simple_{name}": one.to_json() for name, one in simple.items()}
-    )
+    judged = {f"simple_{name}": one.to_json() for name, one in simple.items()}
+    return replace(evaluation, metrics=metrics, simple=judged)
 
 
 def _checks(loaded: LoadedRun) -> int | None:
@@ -336,3 +326,86 @@ def _no_rows(part: str) -> SourceError:
     if part == PARTS[Split.TRAIN]:
         return SourceError("the last stage trained on no rows", where="--split", fix="use --split valid or test")
     return SourceError("the run holds nothing out", where="data.holdout", fix="train with data.holdout=0.05")
+
+
+# --------------------------------------------------------------------------- quantized weights beside their original
+
+SCORED_ROWS = 512  # whose scores are held at a time
+QUANTIZED_VALUES = ("nll", "moved", "kept", "targets")
+
+
+def against_original(run: LoadedRun, over: Measuring[Any]) -> tuple[dict[str, Metric], list[str]]:
+    """Compare a run of quantized weights with its original, if this is there and as it was.
+
+    Returns:
+        `original_perplexity` of token models, `divergence`, the mean of KL(original || quantized) in nats over targets
+        or rows, and `likeliest_kept`, the share of them of which the original's likeliest token or class is the
+        likeliest still; or else a line with the reason.
+    """
+    assert run.quantized is not None, "a run of quantized weights"
+    folder = _original(run.quantized, run.folder)
+    if folder is None:
+        return {}, [f"not compared with the original: {run.quantized.original} is gone"]
+    try:
+        if fingerprint(run_weights(folder)[0]) != run.quantized.sha256:
+            return {}, [f"not compared with the original: the weights of {folder} have changed"]
+        original = load(folder).model
+    except UnpadError as error:
+        return {}, [f"not compared with the original: {error.what}"]
+    if not isinstance(run.model, Classifies | Generates):
+        return {}, [f"not compared with the original: a model of kind {run.model.config.kind} predicts no distribution"]
+    original.mode = run.model.mode
+    of_tokens = isinstance(run.model, Generates)
+    values = _compare(original, replace(over, overflow="split") if of_tokens else over)
+    groups = over.data.table.group[over.seq_ids]
+
+    def of(name: str, share: bool = False) -> Metric:
+        return ratio_of(values[name], values["targets"], groups, share=share)
+
+    metrics = {"divergence": of("moved"), "likeliest_kept": of("kept", share=True)}
+    return ({"original_perplexity": perplexity(of("nll"))} if of_tokens else {}) | metrics, []
+
+
+def _original(record: Quantized, beside: Path) -> Path | None:
+    """The original's folder, at its place or beside the run, in case both were copied."""
+    places = (Path(record.original), beside.parent / Path(record.original).name)
+    return next((place for place in places if (place / RECIPE).is_file()), None)
+
+
+@torch.no_grad()
+def _compare(original: Model, over: Measuring[Any]) -> dict[str, np.ndarray]:
+    """Sums over the targets of every sequence, (num_seqs,) each: the original's negative log-likelihood, divergence, 1
+    where the likeliest stays, and 1."""
+
+    def compare(batch: RaggedBatch) -> dict[str, np.ndarray]:
+        if isinstance(over.model, Generates) and isinstance(original, Generates):
+            labels = batch.labels.index_select(0, batch.target_index)
+            hidden = [model.target_hidden(batch).split(SCORED_ROWS) for model in (original, over.model)]
+            parts = [
+                _moved(original.logits(before), over.model.logits(after), wanted)
+                for before, after, wanted in zip(*hidden, labels.split(SCORED_ROWS), strict=True)
+            ]
+            columns = torch.cat([torch.zeros(3, 0, dtype=torch.float64), *parts], 1)
+            sums = [per_sequence(column, batch) for column in columns]
+            return dict(zip(QUANTIZED_VALUES, [*(values for values, _ in sums), sums[0][1]], strict=True))
+        assert isinstance(over.model, Classifies)
+        assert isinstance(original, Classifies)
+        scores = original.classify(batch)
+        columns = _moved(scores, over.model.classify(batch), scores.argmax(1))
+        return dict(zip(QUANTIZED_VALUES, [*columns.numpy(), np.ones(len(scores))], strict=True))
+
+    over.model.eval()
+    original.eval()
+    return over.collect(compare)
+
+
+def _moved(before: Tensor, after: Tensor, labels: Tensor) -> Tensor:
+    """Negative log-likelihood of the labels before, divergence, and 1 where the likeliest stays, (3, num) float64.
+
+    Args:
+        before: scores, (num, num_classes); after: the same of the quantized model.
+    """
+    log_p, log_q = (scores.double().log_softmax(-1) for scores in (before, after))
+    moved = (log_p.exp() * (log_p - log_q)).sum(-1)
+    kept = log_p.argmax(-1) == log_q.argmax(-1)
+    return torch.stack([-log_p.gather(1, labels[:, None])[:, 0], moved, kept.double()])

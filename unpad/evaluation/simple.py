@@ -15,7 +15,12 @@ from unpad.evaluation.rows import GROUP, Columns, ExampleRows
 from unpad.terminal.table import number_of
 
 MOST_ROWS, MOST_SYMBOLS, MOST_PIXELS = 5000, 1 << 22, 1 << 28  # of rows that a method reads: some seconds
-LESS_IS_BETTER = ("bits_per_char",)
+
+
+VERDICTS = {
+    "model": "better than a simple method", "simple": "a simple method is better on these rows",
+    "neither": "not shown to be better than a simple method",
+}  # fmt: skip
 
 
 class Guesses(NamedTuple):
@@ -49,37 +54,33 @@ class Simple:
     def better(self) -> str:
         """Which is better by more than chance: model, simple, or neither."""
         low, high = self.gap.low, self.gap.high
-        if self.measure.endswith(LESS_IS_BETTER):
+        if self.measure.endswith("bits_per_char"):
             low, high = -high, -low
         return "model" if low > 0 else "simple" if high < 0 else "neither"
 
     def sentence(self) -> str:
         """Both measures, their difference, and what that says of the model."""
-        judged = {"model": "better than a simple method", "simple": "a simple method is better on these rows"}
-        verdict = judged.get(self.better, "not better than a simple method by more than chance")
         gap = f"difference {written(self.gap.value)}, {self.gap.bounds()}"
         ours = f"{self.measure.replace('_', ' ')} {written(self.ours)}"
-        return f"{ours}, {self.method} {written(self.theirs.value)} ({gap}): {verdict}"
+        return f"{ours}, {self.method} {written(self.theirs.value)} ({gap}): {VERDICTS[self.better]}"
 
     def to_json(self) -> dict[str, Any]:
         """What stands beside the method's measure."""
         better = {"better": self.better, "sentence": self.sentence()}
-        return {"method": self.method, "difference": self.gap.to_json(), **better}
+        return {"method": self.method, "difference": self.gap.to_json()} | better
 
 
-def beside(rows: ExampleRows, guesses: Guesses) -> Simple | None:
-    """Compare a model and a simple method on the rows that both answer, if there are any."""
+def beside(rows: ExampleRows, guesses: Guesses) -> Simple:
+    """Compare a model and a simple method on the rows that both answer."""
     measure, others = rows.measures[guesses.measure], replace(rows, columns=rows.columns | guesses.columns)
     both = measure.has(rows.columns) & measure.has(others.columns)
-    if not both.any():
-        return None
     ours, theirs = rows.only(both).columns, others.only(both).columns
     gap = measured(lambda weights: measure.of(ours, weights) - measure.of(theirs, weights), both.sum(), ours[GROUP])
     return Simple(guesses.measure, guesses.method, float(measure.of(ours, None)), measure.metric(theirs), gap)
 
 
 def sampled(rows: np.ndarray, sizes: np.ndarray, most: int) -> np.ndarray:
-    """Rows of a fixed draw, in order: at most MOST_ROWS, or the first to fill `most` with their sizes; at least one.
+    """Rows of a fixed draw, in order: the first to fill `most` with their sizes, and at least one.
 
     Args:
         sizes: of the rows, (num_rows,).
@@ -87,8 +88,7 @@ def sampled(rows: np.ndarray, sizes: np.ndarray, most: int) -> np.ndarray:
     order = np.random.default_rng(0).permutation(len(rows))
     fits = np.cumsum(np.asarray(sizes, np.int64)[order]) <= most
     fits[:1] = True
-    chosen: np.ndarray = rows[np.sort(order[fits])]
-    return chosen
+    return np.asarray(rows[np.sort(order[fits])])
 
 
 def of_rows(method: str, used: np.ndarray, rows: np.ndarray) -> str:
@@ -178,18 +178,6 @@ def discounts(counts: np.ndarray) -> np.ndarray:
     return np.array([0.0, 0.5, 1.0, 1.5])
 
 
-def nearest_texts(texts: Sequence[str], asked: Sequence[str]) -> np.ndarray:
-    """The nearest text to each, (num_asked,) int64, by the cosine of their pairs of characters, rare ones first."""
-    bags = np.zeros((len(texts) + len(asked), 1 << 12), np.float32)
-    for bag, text in zip(bags, [*texts, *asked], strict=True):
-        chars = np.frombuffer(f" {text} ".encode("utf-32-le", "replace"), "<u4").astype(np.int64)
-        np.add.at(bag, (chars[:-1] * 8191 + chars[1:]) % bags.shape[1], 1)
-    bags *= np.log(len(bags) / np.maximum((bags > 0).sum(0), 1)) + 1e-6
-    bags /= np.linalg.norm(bags, axis=1, keepdims=True)
-    nearest: np.ndarray = (bags[len(texts) :] @ bags[: len(texts)].T).argmax(1)
-    return nearest
-
-
 # --------------------------------------------------------------------------- pictures
 
 SIDES = (8, 16)
@@ -224,11 +212,10 @@ def neighbours(x: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> list[np.
 
 def ridge(x: np.ndarray, labels: np.ndarray, asked: np.ndarray) -> list[np.ndarray]:
     """The classes of rows by ridge regression on a column per class (Hoerl and Kennard 1970), for each of PENALTIES."""
-    targets = np.eye(labels.max() + 1)[labels]
-    mean, middle = x.mean(0, np.float64), targets.mean(0)
+    mean, targets = x.mean(0, np.float64), np.eye(labels.max() + 1)[labels]
     values, v = np.linalg.eigh((x - mean).T @ (x - mean))
-    ours, theirs = v.T @ ((x - mean).T @ (targets - middle)), (asked - mean) @ v
-    return [(theirs / (values + penalty) @ ours + middle).argmax(1) for penalty in PENALTIES]
+    ours, theirs = v.T @ ((x - mean).T @ (targets - targets.mean(0))), (asked - mean) @ v
+    return [(theirs / (values + penalty) @ ours + targets.mean(0)).argmax(1) for penalty in PENALTIES]
 
 
 Looks = list[np.ndarray]  # of `thumbnails`

@@ -24,7 +24,7 @@ from unpad.evaluation.attention_maps import maps_of_text
 from unpad.evaluation.family import Prompt, TrainedModel, evenly, token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, mean_of, perplexity, ratio_of, refused
 from unpad.evaluation.rows import KIND, PART, WHERE, Columns, Evaluation, ExampleRows, Measures, Ratio, named, objects
-from unpad.evaluation.simple import MOST_ROWS, START, Guesses, nearest_texts, ngram_bits, of_rows, sampled
+from unpad.evaluation.simple import START, Guesses, ngram_bits, of_rows, sampled
 from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import Generates
@@ -35,7 +35,6 @@ from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
 
 MAX_QUESTIONS = 400
-KEYWORDS = "keywords_heldout"
 MOST_TOKENS = 1 << 20  # of a part that n-grams read: some seconds
 OPENING_TOKENS = 12
 SHORTEST = 2 * OPENING_TOKENS  # text that is long enough to be cut
@@ -207,80 +206,53 @@ def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evalu
 
 
 def simple(training: TextData, over: Measuring[TextData], rows: ExampleRows) -> list[Guesses]:
-    """Bits of n-grams of characters, replies to the nearest questions, and of pairs the longer or the shorter reply."""
-    data, start, answers = over.data, 0, list[tuple[str, str, str, np.ndarray, np.ndarray]]()
+    """Bits of n-grams of characters, and of pairs the longer or the shorter reply."""
+    data, start, guesses = over.data, 0, list[Guesses]()
     for number in np.unique(data.table.kind[over.seq_ids]).tolist():  # in the order of the rows
-        kind, ids = data.kinds[number], over.seq_ids[data.table.kind[over.seq_ids] == number]
-        if kind == PAIRS:
-            ids = preferences.chosen_of(over.model, data, ids)
-        places, start = np.arange(start, start + len(ids)), start + len(ids)
-        prefix = f"{kind}_" if f"{kind}_loss" in rows.measures else ""
-        if kind == PAIRS:
-            answers.append((f"{prefix}accuracy", "right", *preferences.by_length(training, data, ids), places))
-        elif f"{prefix}bits_per_char" in rows.measures:
-            answers.append((f"{prefix}bits_per_char", "loss", *_ngram_nats(training, data, ids), places))
-        if KEYWORDS in rows.measures and kind == "chat":
-            asked = np.isfinite(rows.columns[KEYWORDS][places])
-            answers.append((KEYWORDS, KEYWORDS, *_nearest_replies(training, data, ids[asked]), places[asked]))
-    guesses = []
-    for measure, name, method, values, places in answers:
-        column = np.full(len(rows), np.nan)
-        column[places] = values
-        guesses.append(Guesses(measure, method, {name: column}))
+        ids, is_pairs = over.seq_ids[data.table.kind[over.seq_ids] == number], data.kinds[number] == PAIRS
+        ids = preferences.chosen_of(over.model, data, ids) if is_pairs else ids
+        name, column = ("accuracy", "right") if is_pairs else ("bits_per_char", "loss")
+        name = f"{data.kinds[number]}_{name}" if f"{data.kinds[number]}_loss" in rows.measures else name
+        if name in rows.measures:
+            answer = preferences.by_length if is_pairs else _ngram_nats
+            method, values = answer(training, over, ids)
+            every = np.full(len(rows), np.nan)
+            every[start : start + len(ids)] = values
+            guesses.append(Guesses(name, method, {column: every}))
+        start += len(ids)
     return guesses
 
 
-def _nearest_replies(training: TextData, data: TextData, seq_ids: np.ndarray) -> tuple[str, np.ndarray]:
-    """Whether the reply to the nearest training question has every keyword of a question, (num,), and the method."""
-    tokens, decode = training.tokens, training.tokenizer.decode
-    chats = np.flatnonzero((tokens.split == Split.TRAIN) & (tokens.kind == 1) & (tokens.copy == 0))
-    some = sampled(chats, np.ones(len(chats)), MOST_ROWS)
-    asked = [decode(question(data.tokens, i)) for i in seq_ids.tolist()]
-    nearest = some[nearest_texts([decode(question(tokens, i)) for i in some.tolist()], asked)]
-    replies = [decode(tokens.tokens(i)[tokens.loss_mask(i)].tolist()) for i in nearest.tolist()]
-    pairs = zip(replies, seq_ids.tolist(), strict=True)
-    right = [float(all(word in reply for word in data.tokens.keywords(i))) for reply, i in pairs]
-    return of_rows("reply to the nearest question", some, chats), np.array(right)
-
-
-def _ngram_nats(training: TextData, data: TextData, seq_ids: np.ndarray) -> tuple[str, np.ndarray]:
+def _ngram_nats(training: TextData, over: Measuring[TextData], seq_ids: np.ndarray) -> tuple[str, np.ndarray]:
     """Nats of documents by n-grams of the order that suits the valid part, (num,), nan beyond a sample; the method."""
-    tokens, symbols, text, part = training.tokens, *(list[np.ndarray]() for _ in range(3))
-    mine = (tokens.kind == data.tokens.kind[seq_ids[0]]) & (tokens.copy == 0)
+    tokens, chosen, spelled = training.tokens, list[np.ndarray](), list[np.ndarray]()
+    mine = (tokens.kind == over.data.tokens.kind[seq_ids[0]]) & (tokens.copy == 0)
     learnt, valid = (np.flatnonzero(mine & (tokens.split == one)) for one in (Split.TRAIN, Split.HOLDOUT))
-    chosen = []
-    for number, (source, ids) in enumerate(((training, learnt), (training, valid), (data, seq_ids))):
-        chosen.append(sampled(ids, source.tokens.lengths[ids], MOST_TOKENS))
+    for number, (data, ids) in enumerate(((training, learnt), (training, valid), (over.data, seq_ids))):
+        chosen.append(sampled(ids, data.tokens.lengths[ids], MOST_TOKENS))
         for place, i in enumerate(chosen[-1].tolist()):
-            spelled, counts = _spelled(source, i)
-            symbols.append(spelled)
-            text.append(np.full(len(spelled), place))
-            part.append(np.where(counts, number, -1))
-    role = np.concatenate(part)
-    bits = ngram_bits(np.concatenate(symbols), role == 0, role > 0)
-    document, role = np.concatenate(text)[role > 0], role[role > 0]
+            symbols, counts = _spelled(data, i, None if number else MOST_TOKENS)
+            spelled.append(np.stack([symbols, np.where(counts, number, -1), np.full(len(symbols), place)]))
+    symbols, role, place = np.concatenate(spelled, 1)
+    bits = ngram_bits(symbols, role == 0, role > 0)
+    place, role = place[role > 0], role[role > 0]
     order = min(bits, key=lambda one: float(bits[one][role == 1].sum()))
     nats = np.full(len(seq_ids), np.nan)
-    nats[np.isin(seq_ids, chosen[2])] = np.bincount(document[role == 2], bits[order][role == 2], len(chosen[2])) / BITS
+    nats[np.isin(seq_ids, chosen[2])] = np.bincount(place[role == 2], bits[order][role == 2], len(chosen[2])) / BITS
     return of_rows(f"n-gram of order {order}", chosen[0], learnt), nats
 
 
-def _spelled(data: TextData, seq_id: int) -> tuple[np.ndarray, np.ndarray]:
-    """Symbols of a sequence as `ngram_bits` takes them, and whether each is learnt, (num,) each."""
-    ids, learnt = data.tokens.tokens(seq_id)[:MOST_TOKENS], data.tokens.loss_mask(seq_id)[:MOST_TOKENS]
-    special = np.isin(ids, list(data.tokenizer.specials))
+def _spelled(data: TextData, seq_id: int, most: int | None) -> np.ndarray:
+    """Symbols of a sequence as `ngram_bits` takes them, and whether each is learnt, (2, num), of so many tokens."""
+    start = int(data.tokens.tokens(seq_id)[0] == data.tokenizer.bos_id)  # START is that
+    ids, learnt = (of(seq_id)[start:most] for of in (data.tokens.tokens, data.tokens.loss_mask))
+    parts, special = [np.array([[START], [0]])], np.isin(ids, list(data.tokenizer.specials))
     cuts = np.flatnonzero((np.diff(learnt) != 0) | special[1:] | special[:-1]) + 1
-    parts, masks = [np.array([START])], [np.zeros(1, np.bool_)]
-    for some, mine, mark in zip(*(np.split(one, cuts) for one in (ids, learnt, special)), strict=True):
-        if not mark[:1].any():
-            some = np.frombuffer(data.tokenizer.decode(some.tolist()).encode("utf-32-le"), "<u4").astype(np.int64)
-        elif len(parts) == 1 and some[0] == data.tokenizer.bos_id:
-            continue  # START is that
-        else:
-            some = START + 1 + some
-        parts.append(some)
-        masks.append(np.full(len(some), mine[:1].any()))
-    return np.concatenate(parts), np.concatenate(masks)
+    for some, mine, marks in zip(*(np.split(one, cuts) for one in (ids, learnt, special)), strict=True):
+        text = b"" if marks.all() else data.tokenizer.decode(some.tolist()).encode("utf-32-le")
+        symbols = START + 1 + some if marks.all() else np.frombuffer(text, "<u4").astype(np.int64)
+        parts.append(np.stack([symbols, np.full(len(symbols), mine.any())]))
+    return np.concatenate(parts, 1)
 
 
 _Kind = tuple[str, str, np.ndarray, Columns]  # kind, prefix of its metrics, sequences, and columns of these

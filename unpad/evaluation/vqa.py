@@ -158,17 +158,13 @@ def simple(training: VqaData, over: Measuring[VqaData], rows: ExampleRows) -> li
     """The commonest answer of training to the same question, or else to all questions."""
     if "accuracy" not in rows.measures:
         return []
-    asked = _kinds(over.data, over.seq_ids)[QUESTION]
     answers = defaultdict[str, Counter[str]](Counter)
-    for i in np.flatnonzero(training.table.split == Split.TRAIN).tolist():
-        one = training.examples[i]
-        if not one.caption:
-            for question in ("", normalise(one.question)):
-                answers[question][one.answer] += 1
-    questions = [normalise(over.data.examples[i].question) for i in over.seq_ids.tolist()]
-    commonest = {question: counts.most_common(1)[0][0] for question, counts in answers.items()}
-    guesses = [commonest.get(question, commonest.get("", "")) for question in questions]
-    right = np.where(asked, _judge(over.data, over.seq_ids, guesses), np.nan)
+    for one in (training.examples[i] for i in np.flatnonzero(training.table.split == Split.TRAIN)):
+        for question in () if one.caption else ("", normalise(one.question)):
+            answers[question][one.answer] += 1
+    questions = [normalise(over.data.examples[i].question) for i in over.seq_ids]
+    guesses = [answers[one if one in answers else ""].most_common(1)[0][0] for one in questions]
+    right = np.where(_kinds(over.data, over.seq_ids)[QUESTION], _judge(over.data, over.seq_ids, guesses), np.nan)
     return [Guesses("accuracy", "the commonest answer to the same question", {"right": right})]
 
 

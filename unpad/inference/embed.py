@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from unpad.data.family import open_data
+from unpad.data.family import next_command, open_data
 from unpad.data.measuring import Measuring, once_each
 from unpad.data.patient_marks import Marks, ledger, mark_patients, mark_sets, refuse_unknown
 from unpad.data.patients import EventData
@@ -61,7 +61,7 @@ def embed_file(run: LoadedRun, path: Path | None, level: Level, out: Path) -> li
         SourceError: the data cannot be used, or no code of a table is known to the run.
     """
     if not isinstance(run.model, PredictsSets):
-        fix = "use a run of `unpad train events`"
+        fix = f"use a run of `unpad train events`; this one: {next_command(run.recipe, str(run.folder))}"
         raise RecipeError("this run is not one of patients", where=str(run.folder), fix=fix)
     if out.suffix.lower() in (".csv", ".jsonl"):
         fix = f"name it {out.stem}.parquet; risks as a table: unpad predict RUN DATA --out {out.name}"

@@ -112,17 +112,35 @@ def predict(run: LoadedRun, data: Path | None, out: Path | None = None, *, same_
         check_file(out, *FILES)
         if out.suffix.lower() not in FILES:
             raise RecipeError("the name does not tell the format", where=str(out), fix=f"name it {out.name}.csv")
+    _refuse_other(run, data)
     if isinstance(run.model, PredictsSets):
         found = _patients(run, data)
-    elif data is None:
-        raise RecipeError("no data is named", where=str(run.folder), fix="name it: unpad predict RUN DATA")
-    elif is_of_images(run):
+    elif data is not None and is_of_images(run):
         found = _pictures(run, data)
     else:
+        assert data is not None, "it was checked"
         return _replies(run, data, out, same_seed)
     if out is not None:
         write_table(out, found.rows, private=found.private)
     return found
+
+
+def _refuse_other(run: LoadedRun, data: Path | None) -> None:
+    """Refuse a picture where the run reads none, and no data where it has none, with what it reads."""
+    is_patients, is_picture = isinstance(run.model, PredictsSets), data is not None and data.suffix.lower() in SUFFIXES
+    if is_of_images(run):
+        reads, is_picture = "pictures: a file, a folder, or a table with `image`", False
+    elif isinstance(run.model, VisionLanguage):
+        reads = (
+            f"a table with `image` and `question`; one picture: unpad infer {run.folder} --image FILE --question TEXT"
+        )
+        is_picture = is_picture or (data is not None and data.is_dir())
+    else:
+        reads = "tables in the form of the run's" if is_patients else "a table with `prompt` or `messages`, or a text"
+    if is_picture:
+        raise RecipeError("a picture alone asks this run nothing", where=str(data), fix=f"name {reads}")
+    if data is None and not is_patients:
+        raise RecipeError("no data is named", where=str(run.folder), fix=f"name {reads}")
 
 
 def _patients(run: LoadedRun, path: Path | None) -> Predictions:
@@ -168,9 +186,6 @@ def _pictures_of(run: LoadedRun, path: Path) -> Iterator[bulk.BulkRow[bytes]]:
 
 def _replies(run: LoadedRun, path: Path, out: Path | None, same_seed: bool) -> Predictions:
     is_asked = isinstance(run.model, VisionLanguage)
-    if is_asked and (path.is_dir() or path.suffix.lower() in SUFFIXES):
-        fix = f"unpad infer {run.folder} --image {path} --question TEXT; or name a table with `image` and `question`"
-        raise RecipeError("a picture alone asks nothing", where=str(path), fix=fix)
     with TemporaryDirectory() as folder:
         part = Path(folder, "lines") if out is None else Path(f"{out}.part.jsonl")
         lines = out if out is not None and out.suffix.lower() == ".jsonl" else part

@@ -208,20 +208,5 @@ def family_of(given: Fields, where: Path) -> Architecture:
     kind = given.get("model_type") if isinstance(given, dict) else None
     if isinstance(kind, str) and kind in FAMILIES:
         return FAMILIES[kind]
-    meant = [name for name in FAMILIES if isinstance(kind, str) and _is_slip(kind, name)]
-    fix = f"did you mean {meant[0]}?" if meant else _not_read_here()
+    fix = f"known: {', '.join(FAMILIES)}; others train under transformers, where unpad.hf.attach removes the padding"
     raise CheckpointError(f"model_type is {shown(kind)}, which is not covered", where=str(where), fix=fix)
-
-
-def _is_slip(typed: str, name: str) -> bool:
-    """True if `typed` is `name` with one letter left out, doubled or exchanged with the next. Names that are close in
-    other ways (ministral, gemma2) are different architectures."""
-    left_out = {name[:i] + name[i + 1 :] for i in range(len(name)) if name[i].isalpha()}
-    doubled = {name[: i + 1] + name[i:] for i in range(len(name)) if name[i].isalpha()}
-    exchanged = {name[:i] + name[i + 1] + name[i] + name[i + 2 :] for i in range(len(name) - 1)}
-    return typed in left_out | doubled | exchanged
-
-
-def _not_read_here() -> str:
-    names = ", ".join(FAMILIES)
-    return f"known: {names}; other types train under transformers, where unpad.hf.attach removes the padding"

@@ -295,9 +295,7 @@ def save_gguf(model: Model, tokenizer: Tokenizer, out: Path, kind: str, template
     except ImportError:
         what = "GGUF files need the package gguf, which is not installed"
         raise RecipeError(what, where=str(out), fix="pip install unpad[gguf]") from None
-    if not isinstance(model, Decoder):
-        what = f"a GGUF file of a model of kind {model.config.kind} is not covered; expected kind decoder"
-        raise CheckpointError(what, where=str(out), fix="export a folder")
+    assert isinstance(model, Decoder), "a model of texts"
     name = architecture_of(model.config, str(out))
     with TemporaryDirectory(prefix="unpad-gguf-") as folder:
         path = Path(folder) / "model.gguf"
@@ -344,9 +342,9 @@ def _write_tokenizer(writer: "GGUFWriter", tokenizer: Tokenizer, rows: int, temp
     Raises:
         CheckpointError: llama.cpp does not know such a tokenizer; names its features.
     """
-    if not isinstance(tokenizer, LibraryTokenizer):
-        what = "its words are cut as earlier versions did, and llama.cpp does not know that"
-        raise CheckpointError(what, where=str(out), fix="train again with tokenizer.kind=bpe")
+    if not isinstance(tokenizer, LibraryTokenizer) or tokenizer.kind == "words":
+        what = "a tokenizer of words is not written for llama.cpp"
+        raise CheckpointError(what, where=str(out), fix="train with tokenizer.kind=bpe, or export a folder")
     fields = json.loads(tokenizer.plain_bytes())
     model, kind = fields["model"], fields["model"].get("type")
     expression = _pattern(fields.get("pre_tokenizer"))

@@ -84,6 +84,7 @@ def prefix_template(template: Template, marks: bool = True) -> str:
 # Learning rate and epochs in the recipe of an imported run, for fine-tuning: a rate far below that from scratch.
 TUNING_LR, TUNING_EPOCHS = 2e-5, 3
 
+COPY = "copy the run's folder, which is all that `unpad predict` and `unpad serve` need"
 # Families to try, in order, for a model that was not imported.
 TRIED = ("llama", "qwen3", "qwen2", "mistral", "gpt2", "opt", "smollm3", "granite", "gemma", "gemma3_text", "llava")
 
@@ -227,9 +228,9 @@ def export_gguf(name: str, out: Path, kind: str | None, precision: str) -> list[
         what = "a GGUF file has no family: the model decides the architecture"
         raise RecipeError(what, where="--family", fix="leave --family out")
     run = _open_run(name)
-    if run.tokenizer is None:
-        what = f"a GGUF file of a model of kind {run.model.config.kind} is not covered; expected kind decoder"
-        raise RecipeError(what, where=name, fix="export a folder")
+    if run.tokenizer is None or run.model.config.kind != "decoder":
+        what = f"a GGUF file holds a model of texts, and this one is of kind {run.model.config.kind}"
+        raise RecipeError(what, where=name, fix=COPY)
     made_here = not run.kept and run.recipe.data.converses
     template = prefix_template(run.recipe.data.template, marks=False) if made_here else None
     return save_gguf(run.model, run.tokenizer, out, precision, template)
@@ -305,22 +306,20 @@ def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) ->
         if kind not in FAMILIES:
             what = f'{CONFIG} that the run keeps names the family "{kind[:40]}", which is unknown'
             raise CheckpointError(what, where=f"{name}, {run_folder.KEPT}/{CONFIG}", fix="name a family with --family")
+    able = [one for one in FAMILIES if FAMILIES[one].kind == model.config.kind]
+    if not able or kind not in (None, *able):
+        what = f"{kind or 'transformers'} has no form of a model of kind {model.config.kind}"
+        raise RecipeError(what, where=name, fix=f"use --family {' or '.join(able)}" if able else COPY)
     reasons: dict[str, str] = {}
-    for one in [kind] if kind is not None else TRIED:
-        family = FAMILIES[one]
-        if family.kind == model.config.kind:
-            try:
-                family.fields(model, given)
-                return family
-            except CheckpointError as error:
-                reasons[one] = error.what
-        else:
-            reasons[one] = f"it holds no model of kind {model.config.kind}"
-    if kind is None and not any(FAMILIES[one].kind == model.config.kind for one in TRIED):
-        fix = "copy the run's folder, which is all that `unpad predict` and `unpad serve` need"
-        raise RecipeError(f"transformers has no form of a model of kind {model.config.kind}", where=name, fix=fix)
+    for one in [kind] if kind is not None else [one for one in TRIED if one in able]:
+        try:
+            FAMILIES[one].fields(model, given)
+            return FAMILIES[one]
+        except CheckpointError as error:
+            reasons[one] = error.what
     what = "no family holds this model: " + "; ".join(f"{one}: {reason}" for one, reason in reasons.items())
-    raise CheckpointError(what, where=name, fix="change the field that a family names, and train again")
+    fix = f"change the field that a family names, and train again; or {COPY}"
+    raise CheckpointError(what, where=name, fix=fix)
 
 
 def _tokenizer_files(tokenizer: Tokenizer, recipe: Recipe) -> tuple[dict[str, Any], str]:

@@ -20,7 +20,6 @@ OPEN_PATHS = ("/", "/health")  # the page asks for the token itself
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://(?:[a-z0-9_.-]+|\[[0-9a-f:.]+\])(?::[0-9]{1,5})?")
 _USUAL_PORTS = {"http": ":80", "https": ":443"}
-METHODS, HEADERS = "GET, POST, OPTIONS", "authorization, *"
 
 
 @dataclass(frozen=True)
@@ -148,19 +147,6 @@ def _check_token(header: str, tokens: Sequence[str]) -> None:
         what = "the request has no valid token: send it as Authorization: Bearer TOKEN"
         headers = {"WWW-Authenticate": "Bearer"}
         raise RequestError(what, status=401, kind="authentication_error", code="invalid_api_key", headers=headers)
-
-
-def allowing(origin: str, limits: Limits) -> dict[str, str]:
-    """Headers by which a browser lets a page of an allowed origin read an answer."""
-    if origin not in limits.origins:
-        return {}
-    return {
-        "Access-Control-Allow-Origin": origin,
-        "Access-Control-Allow-Methods": METHODS,
-        "Access-Control-Allow-Headers": HEADERS,
-        "Access-Control-Max-Age": "600",
-        "Vary": "Origin",
-    }
 
 
 # --------------------------------------------------------------------------- bodies

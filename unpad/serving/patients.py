@@ -4,7 +4,8 @@ The model's passes join those of other requests; a patient's numbers have the sa
 """
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,11 @@ from unpad.serving.protocol import Instance, RequestError
 
 ID = "id"  # column that joins the tables of a request; its numbers are places in the request
 Cell = str | int | float | None
+Place = tuple[int, int | None, Mapping[str, Cell]]  # of a row: its patient, its number among the events, and the row
+# A row that cannot be used, as errors name it; patients have pseudonyms there.
+_ROW = re.compile(
+    r'(?P<table>[^/:]+)\.parquet:(?P<row>\d+): (?P<code>E_\w+) (?:patient \w+: )?(?P<what>(?:"(?P<column>[^"]*)")?.*)'
+)
 
 
 @dataclass(frozen=True)
@@ -82,20 +88,23 @@ class Tables:
         """Patients of a request as the model reads them; those of `EventData.ids` are places in the request.
 
         Raises:
-            RequestError: a row has an unknown column, or is of no table, or a patient lacks its landmark.
-            SourceError: as `unpad embed --data`: a value cannot be used, or no code of a table is known.
+            RequestError: a value cannot be used, or a patient lacks its landmark; names the place in the request.
+            SourceError: as `unpad embed --data`: no code of a table is known.
         """
-        tables = {form.name: self._table(form, instances) for form in self.forms}
+        rows = {form.name: self._rows(form, instances) for form in self.forms}
+        tables = {form.name: self._table(form, rows[form.name], instances) for form in self.forms}
         recipe = self.run.recipe
         with in_memory(tables) as places, ExitStack() as stack:
             labels = None
             if self.landmark and recipe.events.labels is not None:
                 labels = self._labels(recipe.events.labels, instances, stack)
                 places["labels"] = Path(labels.path)
+                landmarks = [_given(one, self.landmark) for one in instances]
+                rows["labels"] = [(place, None, {}) for place, given in enumerate(landmarks) for _ in given]
             sources = [form.source.model_copy(update={"path": str(places[form.name])}) for form in self.forms]
             moved = with_tables(recipe, sources, labels)
             stop = {"data": moved.data.model_copy(update={"on_bad_row": "stop"})}
-            with _without_places(places.values()):
+            with _at_request(rows, places.values()):
                 data = cast(EventData, open_data(moved.model_copy(update=stop), self.run.files, Wanted.NEW))
                 refuse_unknown(data)
         present = {int(one) for one in data.ids.tolist()}
@@ -117,28 +126,34 @@ class Tables:
                 param = f"instances[{place}].events[{number}]"
                 for name in row:
                     if name not in columns:
-                        raise RequestError(f"unknown column: {nearest(name[:60], columns)}", param)
+                        what = f'there is no column "{name[:60]}": {nearest(name[:60], columns)}'
+                        raise RequestError(what, f"{param}.{name[:60]}")
                 given = {name for name, cell in row.items() if cell is not None}
                 is_timed = any(given >= set(one) for one in needs)
                 if not is_timed and not (given and given <= facts):
                     wanted = " or ".join(map(" and ".join, needs))
                     raise RequestError(f"the row is of no table of the run: an event needs {wanted}", param)
 
-    def _table(self, form: Form, instances: Sequence[Instance]) -> pa.Table:
+    def _rows(self, form: Form, instances: Sequence[Instance]) -> list[Place]:
+        """Places of the rows of a table in the request; of a table of facts those of patients."""
         if not form.timed:
-            return _facts(form.others, instances)
+            return [(place, None, {}) for place in range(len(instances))]
         earlier = [one.needs for one in self.forms[: self.forms.index(form)] if one.timed]
-        rows = [
-            (place, row)
+        return [
+            (place, number, row)
             for place, instance in enumerate(instances)
-            for row in instance.events
+            for number, row in enumerate(instance.events)
             if _has(row, form.needs) and not any(_has(row, needs) for needs in earlier)
         ]
-        columns = {name: _column(name, [row.get(name) for _, row in rows], form.timed) for name in form.columns}
-        given = {
-            name: column for name, column in columns.items() if name in form.timed or column.null_count < len(rows)
-        }
-        return pa.table({ID: pa.array([place for place, _ in rows], pa.int64()), **given, **_empty(form, given)})
+
+    def _table(self, form: Form, rows: Sequence[Place], instances: Sequence[Instance]) -> pa.Table:
+        if not form.timed:
+            return _facts(form.others, instances)
+        columns = {name: _column(name, [row.get(name) for *_, row in rows], form.timed) for name in form.columns}
+        empty = pa.nulls(len(rows), pa.float64())  # of a column of values without any
+        for name in form.others:
+            columns[name] = empty if columns[name].null_count == len(rows) else columns[name]
+        return pa.table({ID: pa.array([place for place, *_ in rows], pa.int64()), **columns})
 
     def _labels(self, labels: EventLabels, instances: Sequence[Instance], stack: ExitStack) -> EventLabels:
         """The table of labels of a request: landmarks without outcomes, one row for each of a patient.
@@ -207,12 +222,6 @@ def _column(name: str, cells: Sequence[Cell], codes: Sequence[str] = ()) -> pa.A
     return pa.array([None if cell is None else float(cell) for cell in cells], pa.float64())
 
 
-def _empty(form: Form, given: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
-    """Columns of values without any."""
-    num = len(given[form.timed[0]])
-    return {name: pa.nulls(num, pa.float64()) for name in form.others if name not in given}
-
-
 def _given(instance: Instance, name: str) -> list[Cell]:
     """The different cells that the rows of a patient have in a column."""
     return list(dict.fromkeys(row[name] for row in instance.events if row.get(name) is not None))
@@ -252,13 +261,18 @@ def in_memory(tables: Mapping[str, pa.Table]) -> Iterator[dict[str, Path]]:
 
 
 @contextmanager
-def _without_places(places: Any) -> Iterator[None]:
-    """Errors inside name tables, not where they were."""
+def _at_request(rows: Mapping[str, Sequence[Place]], files: Iterable[Path]) -> Iterator[None]:
+    """Errors inside name the place in the request that a row of a table came from, or the table, and no file."""
     try:
         yield
     except UnpadError as error:
+        if found := _ROW.search(next(iter(error.details), f"{error.where}: {error.summary}")):
+            place, number, row = rows[found["table"]][int(found["row"]) - 1]
+            column = f".{found['column']}" if found["column"] in row else ""
+            at = "" if number is None else f"[{number}]{column}"
+            raise RequestError(f"{found['code']} {found['what']}", f"instances[{place}].events{at}") from None
         texts = [error.summary, error.fix, *error.details]
-        for folder in {f"{place.parent}/" for place in places}:
+        for folder in {f"{file.parent}/" for file in files}:
             texts = [text.replace(folder, "") for text in texts]
         raise SourceError(texts[0], fix=texts[1], details=texts[2:]) from None
 

@@ -35,7 +35,9 @@ def image_bytes(url: str, param: str) -> bytes:
 
 
 def decoded(data: str, param: str) -> bytes:
-    """Bytes of base64. Raises RequestError if it is damaged."""
+    """Bytes of base64. Raises RequestError if it is damaged, or a URL."""
+    if data.startswith("data:"):
+        raise RequestError("this is a data URL: send its base64 alone, without data:", param, code="invalid_base64")
     try:
         return base64.b64decode(data, validate=True)
     except (binascii.Error, ValueError):

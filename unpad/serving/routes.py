@@ -44,8 +44,7 @@ def routes(service: Service, *, page: bool) -> list[Route]:
         Route(CLASSIFY, partial(_classify, service), methods=["POST"]),
         Route(PREDICT, partial(_predict, service), methods=["POST"]),
         Route(EXPLAIN, partial(_explain, service), methods=["POST"]),
-        Route("/v1/embeddings", partial(_embeddings, service), methods=["POST"]),
-        Route("/v1/responses", partial(_responses, service), methods=["POST"]),
+        *(Route(path, partial(_not_here, service), methods=["POST"]) for path in ("/v1/embeddings", "/v1/responses")),
     ]
     if page:
         every.append(Route("/", _page))
@@ -85,16 +84,9 @@ async def _model(service: Service, http: Request) -> Response:
     return JSONResponse(served.to_json())
 
 
-async def _embeddings(service: Service, http: Request) -> Response:
-    served = service.ready()
-    if served.kind == "patients":
-        raise served.wrong_route('vectors of patients are of another route, with "outputs": ["vector"]')
-    what = f"the run {served.name} has no trained vectors of texts, and vectors of a hidden layer would not be any"
-    raise served.wrong_route(f"{what}; it answers elsewhere", "no_embeddings")
-
-
-async def _responses(service: Service, http: Request) -> Response:
-    raise service.ready().wrong_route("this server has no /v1/responses")
+async def _not_here(service: Service, http: Request) -> Response:
+    what = f"this server does not do {http.url.path}: use {' or '.join(service.ready().routes)}"
+    raise protocol.RequestError(what, code="not_supported")
 
 
 # --------------------------------------------------------------------------- texts

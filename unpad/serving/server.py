@@ -20,13 +20,14 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from unpad.errors import RecipeError, nearest
-from unpad.serving.limits import Limits, allowing, check_headers
+from unpad.serving.limits import Limits, check_headers
 from unpad.serving.metrics import REQUEST_ID, log_draining, log_fault, log_request
 from unpad.serving.protocol import RequestError
 from unpad.serving.routes import ABOUT, routes
@@ -53,7 +54,8 @@ def application(service: Service, *, page: bool = True, logs: bool = True) -> AS
         Exception: _failed,
     }
     inner = Starlette(routes=routes(service, page=page), exception_handlers=handlers)
-    return Front(inner, service, logs=logs)
+    front, origins = Front(inner, service, logs=logs), service.limits.origins
+    return CORSMiddleware(front, origins, allow_methods=("GET", "POST"), allow_headers=["*"]) if origins else front
 
 
 async def _failed(http: Request, error: Exception) -> Response:
@@ -87,8 +89,7 @@ class Front:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         assert scope["type"] == "http", "the server takes nothing else"
-        cross = allowing(Headers(scope=scope).get("origin", ""), self._service.limits)
-        seen = _Sent(send, f"req-{uuid.uuid4().hex}", cross)
+        seen = _Sent(send, f"req-{uuid.uuid4().hex}")
         scope.setdefault("state", {})["seen"] = seen
         REQUEST_ID.set(seen.id)
         try:
@@ -102,13 +103,8 @@ class Front:
         self._note(scope, seen)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
         try:
-            if scope["method"] == "OPTIONS" and "origin" in headers:  # asks whether it may ask, without a token
-                check_headers(headers, "/", self._service.limits)
-                await Response(status_code=204)(scope, receive, send)
-                return
-            check_headers(headers, scope["path"], self._service.limits)
+            check_headers(Headers(scope=scope), scope["path"], self._service.limits)
         except RequestError as error:
             await answer_of(error)(scope, receive, send)
             return
@@ -133,8 +129,8 @@ class _Sent:
         broke: why an answer that had begun is not whole, "error:CODE" or "client left"; "" for one that is.
     """
 
-    def __init__(self, send: Send, id: str, headers: dict[str, str]) -> None:
-        self._send, self.id, self._headers = send, id, headers
+    def __init__(self, send: Send, id: str) -> None:
+        self._send, self.id = send, id
         self.route, self.status, self.tokens, self.began = UNKNOWN, 0, "0+0 tokens", time.monotonic()
         self.broke = ""
 
@@ -142,7 +138,7 @@ class _Sent:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             headers = MutableHeaders(scope=message)
-            headers.update({"X-Request-Id": self.id, "X-Content-Type-Options": "nosniff", **self._headers})
+            headers.update({"X-Request-Id": self.id, "X-Content-Type-Options": "nosniff"})
         await self._send(message)
 
 

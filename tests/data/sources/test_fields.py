@@ -120,16 +120,12 @@ ASK_BOTH, WRITE = "prompt: COLUMN, reply: COLUMN}'; name the column of a text", 
     ],
 )
 def test_columns_are_proposed_where_it_is_clear_which_is_which(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, row: dict[str, Any], told: str
+    unpad: Shell, tmp_path: Path, row: dict[str, Any], told: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     talk = {"prompt": "a", "completion": "b"} if "turns" in row else row
     put_text(tmp_path / "rows.jsonl", f"{json.dumps(talk)}\n{json.dumps(row)}\n")
-    try:
-        fix = check(Path("rows.jsonl")).bad[0].fix
-    except SourceError as error:
-        fix = error.fix
-    assert told in fix
+    checked = unpad("data", "check", "rows.jsonl", code=3)
+    assert told in checked.out + checked.err
 
 
 # --------------------------------------------------------------------------- one table of a hospital

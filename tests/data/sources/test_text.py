@@ -35,7 +35,7 @@ def documents(path: Path, content: bytes | None = None, field: str | None = None
         (b"a\n\nb\n\xff\nc\nd\n\ne", "auto", [(":1", "a"), (":4", "E_UTF8"), (":8", "e")]),
         (b"a\n\nb\n\0\n\nc", "auto", [(":1", "a"), (":4", "E_CTRL"), (":6", "c")]),
         ("学习效率的提升".encode("gb18030"), "auto", [(":1", "E_ENCODING")]),
-        (b"a\n\nbcdef\n\n\ng\nhi\n\n\xff\n\nj", {"join": 8}, [(":1", "a\n\nbcdef"), (":9", "E_UTF8")]),
+        (b"a\n\nbcdef\n\n\ng\n\n\xff", {"join": 8}, [(":1", "a\n\nbcdef"), (":8", "E_UTF8")]),
         (b"a \nb\n\nc\n  d\ne", {"unwrap": True}, [(":1", "a b"), (":4", "c\n  d e")]),
         ("甲\n乙。\r\n丙 b\n丁".encode(), {"unwrap": True}, [(":1", "甲乙。丙 b 丁")]),
         (b"", "auto", []),

@@ -101,8 +101,7 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
         assert verdict(tmp_path, {**ASKED, name: value}) == {name: 1.0}
     for value in ({"usable": False, "annotator": 3}, '{"usable": false}'):
         assert verdict(tmp_path, {**ASKED, "metadata": value}) == {"metadata.usable": 1.0}
-    inside = {"source": [{"by": {"usable": True}}]}
-    assert verdict(tmp_path, {**ASKED, "metadata": inside}) == {"metadata.source.by.usable": 1.0}
+    assert verdict(tmp_path, {**ASKED, "metadata": {"a": [{"b": {"c": True}}]}}) == {"metadata.a.b.c": 1.0}
     short = {"prompt": "Is 7 or 9 prime?", "completion": "9", "right_answer": "7"}
     assert verdict(tmp_path, short) == {"right_answer": 1.0}, "a short part of a message is no copy of it"
 

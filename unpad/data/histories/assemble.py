@@ -164,14 +164,13 @@ class _Codes(TypedDict):
 
 
 def _of_one_length(known: _Codes) -> _Codes:
+    fields: dict[str, Any] = {**known}
     size = len(known["codes"])
-    columns = {"counts": len(known["counts"]), "mean": len(known["mean"]), "std": len(known["std"])}
-    columns["quantiles"] = len(known.get("quantiles", known["mean"]))
-    scales: dict[str, Any] = {scale: known.get(scale, {}) for scale in ("log", "rank")}
-    columns |= {f"{scale}.{name}": len(part) for scale, parts in scales.items() for name, part in parts.items()}
-    for name, length in columns.items():
-        if length != size:
-            raise ValueError(f'has {size:,} codes, and {length:,} entries in "{name}"')
+    columns = {name: part for name, part in fields.items() if name in ("counts", "mean", "std", "quantiles")}
+    columns |= {f"{kind}.{name}": part for kind in ("log", "rank") for name, part in fields.get(kind, {}).items()}
+    for name, values in columns.items():
+        if len(values) != size:
+            raise ValueError(f'has {size:,} codes, and {len(values):,} entries in "{name}"')
     if known["codes"][0] != UNKNOWN or len(set(known["codes"])) < size:
         raise ValueError(f"has codes that do not begin with {UNKNOWN}, or one of them twice")
     if "log" in known and any(a > 0 >= b for a, b in zip(known["log"]["std"], known["log"]["least"], strict=True)):

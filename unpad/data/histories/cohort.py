@@ -303,6 +303,7 @@ def choose(
     rank = np.empty(len(rows.patients), np.int64)
     rank[_in_order(rows.patients)] = np.arange(len(rank))
     chosen = chosen[np.lexsort((landmark[chosen], rank[person[chosen]]))]
+    reached = set(landmark[chosen].tolist())
     has_labels = settings.labels is not None and (settings.labels.label or settings.labels.horizon)
     return Cohort(
         person=person[chosen],
@@ -318,7 +319,7 @@ def choose(
         several=isinstance(settings.landmark, list)
         or (isinstance(settings.landmark, str) and len(np.unique(persons)) < len(persons)),
         classes=settings.labels.several if settings.labels is not None else (),
-        unreached=_unreached(landmark[chosen], settings, clock),
+        unreached=tuple(time for time in settings.landmarks if reached and time / clock.per_day not in reached),
     )
 
 
@@ -338,12 +339,6 @@ def _examples(num_persons: int, persons: np.ndarray, settings: EventSettings) ->
     row[persons] = np.arange(len(persons))
     times = max(len(settings.landmarks), 1)
     return np.repeat(np.arange(num_persons), times), np.repeat(row, times)
-
-
-def _unreached(landmark: np.ndarray, settings: EventSettings, clock: TimeUnit) -> tuple[float, ...]:
-    """Times of a list of landmarks that no example has, where others have one."""
-    reached = set(landmark.tolist())
-    return tuple(time for time in settings.landmarks if reached and time / clock.per_day not in reached)
 
 
 def _in_order(patients: pa.Array) -> np.ndarray:
@@ -508,8 +503,7 @@ def find_row(tables: PatientTables, place: Place, given: str) -> PatientRow | No
             events = np.flatnonzero((rows.source == number) & (rows.origin == row))
             return PatientRow(part.table.where(row), int(rows.person[events[0]]) if len(events) else -1, events)
     labels = tables.labels
-    row = None if labels is None else _table_row(labels.table, place)
-    if labels is None or row is None:
+    if labels is None or (row := _table_row(labels.table, place)) is None:
         return None
     person = tables.cohort.person[np.isin(tables.cohort.label_row, np.flatnonzero(labels.origin == row))]
     return PatientRow(labels.table.where(row), int(person[0]) if len(person) else -1, nothing)

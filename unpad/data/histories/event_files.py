@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from unpad.data.histories.columns import Faults
 from unpad.data.histories.tables import TableFile, alias, column_names, open_table
@@ -37,12 +37,12 @@ def find_files(source: EventSource, path: Path) -> tuple[list[TableFile], str]:
     sides = [_side(file, folder) for file in paths]
     if layout != "patients":
         return [TableFile(file, str(file), None, side) for file, side in zip(paths, sides, strict=True)], layout
-    shown, numbers = [], dict[Path, int]()
-    for file in paths:
-        shown.append(f"{file.parent}[{numbers.get(file.parent, 0)}]")
-        numbers[file.parent] = numbers.get(file.parent, 0) + 1
-    named = zip(paths, shown, sides, strict=True)
-    return [TableFile(file, name, _owner(file, name), side) for file, name, side in named], layout
+    found, numbers = [], Counter[Path]()
+    for file, side in zip(paths, sides, strict=True):
+        shown = f"{file.parent}[{numbers[file.parent]}]"
+        found.append(TableFile(file, shown, _owner(file, shown), side))
+        numbers[file.parent] += 1
+    return found, layout
 
 
 def looks_like_events(path: Path) -> bool:
@@ -175,11 +175,8 @@ class Sides:
 
     def of(self, patients: pa.Array) -> np.ndarray:
         """Side of each of some patients, (num_patients,) int8, UNDECLARED where there is none."""
-        index = pc.index_in(self.ids, patients)
-        known = np.asarray(index.is_valid())
-        side = np.full(len(patients), Split.UNDECLARED, np.int8)
-        side[np.asarray(index.fill_null(0))[known]] = self.side[known]
-        return side
+        sides = dict(zip(self.ids.to_pylist(), self.side.tolist(), strict=True))
+        return np.array([sides.get(patient, Split.UNDECLARED) for patient in patients.to_pylist()], np.int8)
 
 
 def _on_two_sides(who: str, where: str, more: str = "") -> SourceError:

@@ -112,9 +112,13 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
 
     Raises:
         SourceError: it cannot be read or lacks a column.
+        RecipeError: its times have a format, and the events count from a time of their own.
     """
     labels = settings.labels
     assert labels is not None
+    if labels.format is not None and clock.unit != "timestamp":
+        what = f"events count in {clock.unit}, and a format is of dates"
+        raise RecipeError(what, where="events.labels.format", fix="leave it out, or give the events timestamps")
     named = {
         "label": labels.label or labels.event,
         "end": labels.duration or labels.time,
@@ -131,7 +135,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
     outcome = faults.column("label")
     label = _read_label(outcome, labels)
     end, landmark = (
-        faults.column(name).times(clock.unit, _format(labels, clock)) if table.has(name) else None
+        faults.column(name).times(clock.unit, labels.format) if table.has(name) else None
         for name in ("end", "landmark")
     )
     end = np.full(len(table), np.nan) if end is None else end
@@ -156,18 +160,6 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
         notes=_nobody_has(outcome, labels, label),
         zones=faults.zones,
     )
-
-
-def _format(labels: EventLabels, clock: TimeUnit) -> str | None:
-    """Layout of the times of a table of labels.
-
-    Raises:
-        RecipeError: there is one, and the events count from a time of their own.
-    """
-    if labels.format is not None and clock.unit != "timestamp":
-        what = f"events count in {clock.unit}, and a format is of dates"
-        raise RecipeError(what, where="events.labels.format", fix="leave it out, or give the events timestamps")
-    return labels.format
 
 
 def _read_label(column: Column, labels: EventLabels) -> np.ndarray:

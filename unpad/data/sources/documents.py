@@ -75,15 +75,16 @@ class Shape(NamedTuple):
     fix: str
 
 
-def single_document(file: SourceFile, separator: str, num_documents: int) -> Shape | None:
-    """Describe a plain text of several lines that is a single document, with the setting that splits it by line."""
-    if file.format != "text" or separator != "auto" or num_documents != 1:
+def single_document(file: SourceFile, data: DataSettings, num_documents: int) -> Shape | None:
+    """Describe a plain text of several lines that is a single document, with the setting that splits it."""
+    if file.format != "text" or data.separator != "auto" or num_documents != 1:
         return None
     with file.path.open("rb") as handle:
         num_lines = sum(not line.isspace() for line in handle)
     if num_lines < 2:
         return None
-    return Shape(f"{file.path} is one document of {num_lines:,} lines", f"{BY_LINE} makes a document of each line")
+    fix = "a smaller data.join makes several" if data.join else f"{BY_LINE} makes a document of each line"
+    return Shape(f"{file.path} is one document of {num_lines:,} lines", fix)
 
 
 LEAST_PARAGRAPHS, MOST_CHARACTERS = 200, 600  # of a book: documents, and characters of the middle one

@@ -313,7 +313,7 @@ def assign_end(unit: Ints, holdout: float) -> NDArray[np.uint8]:
     Returns:
         (num_rows,) uint8 of `Split`.
     """
-    first = len(unit) - (max(1, round(holdout * len(unit))) if holdout else 0)
+    first = len(unit) - (max(1, round(holdout * len(unit))) if holdout and len(unit) > 1 else 0)
     return np.where(np.isin(unit, unit[:first]), Split.TRAIN, Split.HOLDOUT).astype(np.uint8)
 
 

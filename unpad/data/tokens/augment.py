@@ -15,7 +15,7 @@ from pathlib import Path
 
 from unpad.data.sources.example import Example, Turn
 from unpad.data.sources.files import refuse_special, unreadable
-from unpad.data.tokens.words import segment
+from unpad.data.tokens.words import HAN, segment
 from unpad.errors import SourceError
 from unpad.recipes.data import AugmentSettings
 from unpad.terminal.table import number_of
@@ -29,7 +29,6 @@ _MARKER = re.compile(
     r"|(?:用户|助手|系统|问|答)[：:]|\b(?:User|Assistant|System|Human)[：:])"
 )
 _CLAUSE_END = re.compile(r"([，。；！？\n]+[”’」』）》]*)")
-_HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 
 
 Synonyms = Mapping[str, Sequence[str]]
@@ -174,7 +173,7 @@ def _survivors(
     highest = max((height for height, word in zip(heights, is_word, strict=True) if word), default=1.0)
     limit = min(rate, highest)
     return [
-        (unit, word and _HAN.search(unit) is not None)
+        (unit, word and HAN.search(unit) is not None)
         for unit, word, height in zip(units, is_word, heights, strict=True)
         if height >= limit
     ]

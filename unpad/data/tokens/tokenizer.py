@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
-from itertools import pairwise
+from itertools import chain, islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from unpad.data.tokens.chat_template import END_THINK, THINK, ChatTemplate
 from unpad.data.tokens.lost import uncovered
-from unpad.data.tokens.words import BYTES, FORMAT, SPECIALS, parse_words, surrogate_error, train_words
+from unpad.data.tokens.words import BYTES, FORMAT, SPECIALS, mostly_chinese, parse_words, surrogate_error, train_words
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes import data as recipe_data
 from unpad.storage.reading import read_file
@@ -30,6 +30,7 @@ MAX_TOKENIZER_BYTES = 1 << 27  # the largest have some 60 MB
 MOST_IDS = 1 << 22  # largest vocabularies have some 260,000
 IMPORTED = "unpad"  # key of what an imported folder says besides its tokenizer.json
 MARK = re.compile(r"<\|\w+\|>")  # a role's mark that belongs to no language
+FIRST = 10_000  # texts whose script chooses a kind
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
 # Bytes of UTF-8, from the first to the last, that may follow in a state, and the state after them; see `spelling`.
 UTF8 = (
@@ -105,16 +106,21 @@ def train_tokenizer(
     """Build a vocabulary from the training texts; equal texts in equal order give an equal tokenizer.
 
     Args:
-        settings: kind words or bpe; a file is opened by `open_tokenizer_file`.
+        settings: kind words, bpe, or auto, which is words for mostly Chinese texts; a file is opened by
+            `open_tokenizer_file`.
         reserved: the template's strings. Kind words gives each one id, kind bpe those of the form <|user|>: a text that
             is equal to it becomes this id, and other programs read them as special tokens.
 
     Raises:
         SourceError: a text is not valid Unicode.
     """
-    if settings.kind == "words":
+    kind = settings.kind
+    if kind == "auto":
+        first = list(islice(texts := iter(texts), FIRST))
+        kind, texts = "words" if mostly_chinese(first) else "bpe", chain(first, texts)
+    if kind == "words":
         return _open_library(train_words(texts, settings.vocab_size, settings.min_count, reserved))
-    assert settings.kind == "bpe", "a file is opened, not trained"
+    assert kind == "bpe", "a file is opened, not trained"
     marks = [text for text in dict.fromkeys(reserved) if MARK.fullmatch(text) and text not in SPECIALS]
     library = tokenizers.Tokenizer(models.BPE())
     # GPT-2's pattern separates letters (a whole run of Chinese), digits, punctuation and white space.

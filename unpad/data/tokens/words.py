@@ -27,6 +27,7 @@ FIRST_TOKEN = FIRST_BYTE + 256
 # other character stands alone, as no word crosses these places.
 LETTERS = r"\p{L}\p{M}\p{N}"
 PIECES = f"[{LETTERS}]{{1,64}}|[^{LETTERS}]"
+HAN = re.compile("[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]")
 WORD = re.compile(r"[^\W_]{2,64}")
 
 
@@ -40,6 +41,11 @@ def segment(text: str) -> list[str]:
         return list(rjieba.cut(text, hmm=False))
     except UnicodeEncodeError as error:
         raise surrogate_error(text, error.start) from None
+
+
+def mostly_chinese(texts: Iterable[str]) -> bool:
+    """True if more than half of the letters are Chinese characters."""
+    return sum(2 * len(HAN.findall(text)) - sum(map(str.isalpha, text)) for text in texts) > 0
 
 
 def surrogate_error(text: str, position: int) -> SourceError:
