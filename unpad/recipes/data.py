@@ -447,8 +447,9 @@ class TokenizerSettings(Section):
     """Tokenizer of texts and conversations."""
 
     kind: Literal["auto", "words", "bpe", "file"] = "words"
-    """auto: words for mostly Chinese text, else bpe. words: Chinese words of your text, the longest at each place, else
-    characters and bytes. bpe: byte-level, trained on your text. file: a tokenizer.json."""
+    """auto: words for mostly Chinese text, with room for 8,000 at least, else bpe. words: Chinese words of your text,
+    the longest at each place, else characters and bytes. bpe: byte-level, trained on your text. file: a
+    tokenizer.json."""
     vocab_size: int = Field(8000, ge=300, le=1_000_000)
     """Maximum size of the trained vocabulary."""
     min_count: int = Field(1, ge=1)
