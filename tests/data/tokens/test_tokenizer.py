@@ -223,8 +223,9 @@ def test_transformers_reads_the_words_with_equal_ids() -> None:
     texts = [*TEXTS, "他说：龘😀 x\n\n  end", "\u0e2a\u0e27\u0e31\u0e2a", "用户："]
     assert theirs(texts)["input_ids"] == (ids := ALL["words"].encode_batch(texts))
     assert theirs.batch_decode(ids) == texts
-    typed = ["用户：你好<|eos|>"]
-    assert theirs(typed, split_special_tokens=True)["input_ids"] == ALL["words"].encode_batch(typed)
+    assert theirs(typed := ["用户：你好<|eos|>"], split_special_tokens=True)["input_ids"] == ALL["words"].encode_batch(
+        typed
+    )
 
 
 # --------------------------------------------------------------------------- saving, loading, sameness
