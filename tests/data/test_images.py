@@ -23,6 +23,7 @@ from unpad.errors import SourceError
 from unpad.inference.loaded import load
 from unpad.proof import recipe as proof
 from unpad.proof.recipe import prove_recipe
+from unpad.run.base import trainable_weights
 from unpad.training.loop import train
 
 
@@ -129,7 +130,10 @@ def test_plans_keep_every_image_whole(tmp_path: Path) -> None:
         (SMALL, {}),
         ({**SMALL, "pool": "attention", "token_drop": 0.5}, {"size": "adaptive", "max_tokens": 12}),
         (SMALL, {"size": "letterbox", "square": 32}),
-        ({**SMALL, "stem": [8, 8]}, {"min_tokens": 2, "max_tokens": 20, "scale": 0.5, "zoom": 0.2, "flip": 0.5}),
+        (
+            {**SMALL, "stem": [8, 8], "stem_residual": 1},
+            {"min_tokens": 2, "max_tokens": 20, "scale": 0.5, "zoom": 0.2, "flip": 0.5},
+        ),
         ({"kind": "cnn", "patch": 32}, {"size": "square", "square": 32}),
     ],
 )
@@ -155,6 +159,20 @@ def test_runs_train_resume_and_answer(tmp_path: Path, model: dict[str, Any], ima
     assert len(answers) == 12
     assert sum(answer.top[0][0] == "dark" for answer in answers) >= 9
     assert "Confusion" in (tmp_path / "whole" / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_run_of_other_classes_starts_from_all_weights_but_those_of_the_head(finished: Any, tmp_path: Path) -> None:
+    base = finished("images").run
+    start = [f"data.images={labelled(tmp_path / 'set', ['x', 'y', 'z'] * 4)}", f"train.init_from={base}"]
+    recipe, steps = str(finished("images").recipe), "train.max_steps=0"
+    with pytest.raises(SourceError, match='the class "x" is none of the run') as caught:
+        train(recipe, tmp_path / "refused", [*start, steps], console=quiet())
+    assert "train.new_head=true" in caught.value.fix
+    train(recipe, tmp_path / "run", [*start, steps, "train.new_head=true"], console=quiet())
+    new, old = trainable_weights(tmp_path / "run"), trainable_weights(base)
+    assert {name for name in old if not torch.equal(new[name], old[name])} == {"head.weight"}
+    assert len(new["head.weight"]) == 3
+    assert "initialized, as that run lacks them: head" in (tmp_path / "run" / "log.jsonl").read_text("utf-8")
 
 
 @pytest.mark.promise("images.own-size")

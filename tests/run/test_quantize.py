@@ -138,7 +138,7 @@ def test_a_damaged_scale_or_number_is_refused_by_name(trained, tmp_path):
     assert refused(scale, None) == f"{shown} is missing"
     assert refused(scale, was[:-1]).startswith(f"{shown} is {was.dtype} of shape")
     assert refused(scale, was.double()).startswith(f"{shown} is torch.float64")
-    assert refused(scale, -was) == f"{shown} holds negative values"
+    assert refused(scale, -was) == f"{shown} holds NaN, infinite or negative values"
     assert "holds numbers below -127" in refused(numbers, torch.full_like(state.tensors[numbers], -128))
     assert numbers.removeprefix("model.") in refused(numbers, state.tensors[numbers].float())
     with pytest.MonkeyPatch.context() as patch:  # a file that this program does not write
@@ -147,7 +147,7 @@ def test_a_damaged_scale_or_number_is_refused_by_name(trained, tmp_path):
             folder / "checkpoints", "best",
             checkpoint.State(state.step, {**state.tensors, scale: was * torch.nan}, state.values),
         )  # fmt: skip
-    with pytest.raises(CheckpointError, match="holds NaN or infinite values"):
+    with pytest.raises(CheckpointError, match="holds NaN, infinite or negative values"):
         load(folder)
     for record in (None, {}, {"weights": 8, "original": "", "sha256": ""}):
         values = {**state.values, "quantized": record}

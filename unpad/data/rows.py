@@ -319,13 +319,14 @@ def label_rows(chosen: ChosenRows[L], kept: dict[str, bytes] | None) -> tuple[tu
     """Return `classes` and `labels` of `ClassData`.
 
     Args:
-        kept: files of an earlier run, which has the classes; None takes those of the rows.
+        kept: files of an earlier run; without classes, or None, they are those of the rows.
 
     Raises:
         SourceError: all rows are of one class, or a class is unknown to the run.
     """
     kind = chosen.listed.kind
-    classes = tuple(sorted({row.label for row in chosen.rows})) if kept is None else read_classes(kept)
+    files = kept or {}
+    classes = read_classes(files) if CLASSES in files else tuple(sorted({row.label for row in chosen.rows}))
     if len(classes) < 2:
         what, fix = f"all {kind} are of one class, {classes[0]}", f"give {kind} of two classes or more"
         raise SourceError(what, where=f"data.{kind}", fix=fix)
@@ -333,6 +334,6 @@ def label_rows(chosen: ChosenRows[L], kept: dict[str, bytes] | None) -> tuple[tu
     for row in chosen.rows:
         if row.label not in number:
             what = f'the class "{row.label}" is none of the run: {", ".join(classes[:8])}'
-            fix = f"train again, or put back the {kind} that the run was trained on"
+            fix = f"train again, put back the {kind} of the run, or with train.init_from set train.new_head=true"
             raise SourceError(what, where=row.where, fix=fix)
     return classes, np.array([number[row.label] for row in chosen.rows], np.int64)

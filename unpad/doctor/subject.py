@@ -149,7 +149,7 @@ def open_subject(name: str, overrides: Sequence[str], clock: TimeBudget) -> Subj
     check_near_duplicates(recipe, setup.data)
     model, step = setup.model, 0
     if recipe.train.init_from is not None and setup.base is None:
-        weights, where = starting_weights(recipe.train.init_from)
+        weights, where = starting_weights(recipe.train.init_from, recipe.train.new_head)
         put_weights(setup.model, weights, where, setup.model.additions)
     if folder is not None and setup.base is None:
         weights, state = run_weights(folder)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from unpad import storage
 from unpad.data.family import NAMES_KEY, family_name, folder_files
+from unpad.data.rows import CLASSES
 from unpad.data.sources.files import expand, resolve_path
 from unpad.errors import CheckpointError, RecipeError
 from unpad.interchange.hub import download_model, is_hub_name, kept_folder
@@ -204,6 +205,8 @@ def starting_files(recipe: Recipe, name: str) -> dict[str, bytes]:
     if not is_folder(name):
         files = open_files(recipe, find_run(name))
         files.pop(NAMES_KEY, None)  # names in one run's messages say nothing about another's
+        if recipe.train.new_head:
+            files.pop(CLASSES, None)
         return files
     read_folder = folder_files(recipe)
     if read_folder is None:
@@ -213,15 +216,19 @@ def starting_files(recipe: Recipe, name: str) -> dict[str, bytes]:
     return read_folder(user_path(name))
 
 
-def starting_weights(name: str) -> tuple[dict[str, Tensor], str]:
+def starting_weights(name: str, new_head: bool = False) -> tuple[dict[str, Tensor], str]:
     """Weights of the model that a run starts from, and their place.
+
+    Args:
+        new_head: leave out those of its head.
 
     Raises:
         RecipeError, CheckpointError: there is no such model, or its weights cannot be used.
     """
     if not is_folder(name):
         folder = find_run(name)
-        return trainable_weights(folder), str(folder)
+        weights = trainable_weights(folder)
+        return {key: weights[key] for key in weights if not (new_head and key.startswith("head."))}, str(folder)
     from unpad.interchange.families import family_of
     from unpad.interchange.folder import load_model, read_json_files
 

@@ -281,6 +281,7 @@ class Classifier(Classifies):
     """
 
     head: Linear
+    additions = ("head.*",)
     computes: ClassVar[tuple[str, ...]] = ("nll",)
 
     def classify(self, batch: RaggedBatch) -> Tensor:

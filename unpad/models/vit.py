@@ -115,6 +115,7 @@ class ConvolutionalStem(nn.Module):
         for convolution in self.convolutions:
             assert isinstance(convolution, nn.Conv2d)
             nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+        nn.init.kaiming_normal_(self.project.weight, nonlinearity="relu")
 
     def forward(self, pixels: Tensor, beside: Tensor) -> Tensor:
         """Embed patches.

@@ -257,6 +257,8 @@ class TrainSettings(Section):
     """Seed of initial weights, plans, dropout and the held-out split."""
     init_from: UserPath | None = None
     """Run, Hugging Face folder or OWNER/MODEL of a hub with the run's initial weights and tokenizer."""
+    new_head: bool = False
+    """Take all of init_from but its head of classes, for pictures of other classes."""
     label_smoothing: float = Field(0.0, ge=0, lt=1)
     """Label smoothing of the training loss; reported losses have none. Of preferences: the share of pairs that may be
     labelled the wrong way round, below 0.5."""

@@ -104,11 +104,8 @@ def _fault(name: str, numbers: Tensor, scales: Tensor | None) -> str:
         return f"{shown[1]} is missing"
     if scales.dtype != torch.float32 or tuple(scales.shape) != (len(numbers),):
         return f"{shown[1]} is {scales.dtype} of shape {tuple(scales.shape)}, expected fp32 of shape {(len(numbers),)}"
-    if not bool(torch.isfinite(scales).all()):
-        return f"{shown[1]} holds NaN or infinite values"
-    if bool((scales < 0).any()):
-        return f"{shown[1]} holds negative values"
-    return ""
+    usable = bool((torch.isfinite(scales) & (scales >= 0)).all())
+    return "" if usable else f"{shown[1]} holds NaN, infinite or negative values"
 
 
 def widened(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

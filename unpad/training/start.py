@@ -188,7 +188,7 @@ class RunFolder:
 
 def start_from(setup: Setup, start: str) -> str:
     """Load another model's weights and return a log message. Parameters that it lacks keep their initial values."""
-    weights, where = starting_weights(start)
+    weights, where = starting_weights(start, setup.recipe.train.new_head)
     missing = put_weights(setup.model, weights, where, setup.model.additions)
     parts = ", ".join(sorted({name.partition(".")[0] for name in missing}))
     lacking = f"as that {'folder' if is_folder(start) else 'run'} lacks them"

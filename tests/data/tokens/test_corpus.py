@@ -21,7 +21,7 @@ from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus_files
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
 from unpad.data.tokens.token_set import TokenSet
-from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from unpad.data.tokens.tokenizer import Tokenizer, train_tokenizer
 from unpad.data.tokens.words import FIRST_TOKEN, WordTokenizer
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
@@ -42,10 +42,9 @@ def test_the_fingerprint_of_texts_and_conversations_is_that_of_version_0_1_0(tmp
     rows = [{"messages": messages(f"Who is number {i}?", f"Number {i} is the one after {i - 1}.")} for i in range(20)]
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = make_recipe(tmp_path, data={"text": "plain.txt"})
-    learned, reserved = prepare(recipe)[1].pieces, reserved_texts(recipe.data.template)
-    words = [piece.decode() for piece in learned[FIRST_TOKEN + len(reserved) :]]
-    tokenizer = load_tokenizer(WordTokenizer(words, reserved).to_bytes())
-    tokens = prepare(recipe, tokenizer=tokenizer)[0]
+    reserved = reserved_texts(recipe.data.template)
+    words = [piece.decode() for piece in prepare(recipe)[1].pieces[FIRST_TOKEN + len(reserved) :]]
+    tokens = prepare(recipe, tokenizer=WordTokenizer(words, reserved))[0]
     assert tokens.fingerprint() == "9c8034f8493ace94873b4a3743c979802c5f47df8d7d56a008e84fda7306c643"
 
 
