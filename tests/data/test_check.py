@@ -184,24 +184,15 @@ def test_what_is_no_file_of_data_is_said(unpad: Shell, given: str, told: str) ->
     assert (refused.code, told in refused.err) == (3, True), refused.err
 
 
-SENTENCES = [" ".join(f"word{(7 * row + 3 * place) % 113}" for place in range(40)) for row in range(50)]
-
-
 @pytest.mark.promise("data.check")
 @pytest.mark.parametrize(
-    ("text", "changes", "is_wrapped"),
-    [
-        ("\n\n".join(textwrap.fill(text, 70) for text in SENTENCES), [], True),
-        ("\n\n".join(textwrap.fill(text, 70) for text in SENTENCES), ["data.unwrap=true"], False),
-        ("\n\n".join(textwrap.fill(text, 40) for text in SENTENCES), [], False),  # so may be verse
-        ("\n\n".join("\n".join(text[: 50 + 9 * line] for line in range(9)) for text in SENTENCES), [], False),
-        ("\n\n".join(SENTENCES), [], False),
-    ],
+    ("width", "changes", "is_wrapped"),
+    [(70, [], True), (70, ["data.unwrap=true"], False), (40, [], False), (0, [], False)],  # 40: as of verse
 )
-def test_hard_wrapped_lines_are_named(unpad: Shell, tmp_path: Path, text: str, changes: list[str], is_wrapped: bool):
-    (tmp_path / "a.txt").write_text(text)
-    told = unpad("data", "check", tmp_path / "a.txt", *changes, code=0).out
-    assert ("lines are wrapped at " in told) == is_wrapped
-    rows = "".join(json.dumps({"text": part}) + "\n" for part in text.split("\n\n"))
-    (tmp_path / "a.jsonl").write_text(rows)
-    assert ("lines are wrapped at " in unpad("data", "check", tmp_path / "a.jsonl", *changes, code=0).out) == is_wrapped
+def test_hard_wrapped_lines_are_named(unpad: Shell, tmp_path: Path, width: int, changes: list[str], is_wrapped: bool):
+    texts = [" ".join(f"word{(7 * row + 3 * place) % 113}" for place in range(40)) for row in range(50)]
+    texts = [textwrap.fill(text, width) if width else text.replace(" word1", "\nword1") for text in texts]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    told = unpad("data", "check", tmp_path / "a.txt", tmp_path / "a.jsonl", *changes, code=0).out
+    assert told.count("lines are wrapped at ") == 2 * is_wrapped

@@ -51,7 +51,11 @@ def test_everything_it_trains_is_measured(unpad, run):
                  "reconstruction", "made_code", "made_code: age", "next_set_auroc"):  # fmt: skip
         assert metrics[name]["low"] <= metrics[name]["value"] <= metrics[name]["high"], name
     assert metrics["calibration_error"]["reason"].startswith("perfect probabilities: ")
+    codes = sum(name.startswith("made_code: ") for name in metrics)
+    assert "made_code: age" in unpad("eval", run, "--all").out
     shown = unpad("eval", run, "--replies", "2")
+    assert "made_code: " not in shown.out
+    assert f"and of {codes} single codes: --all" in shown.out
     assert shown.out.startswith("evaluated: ")
     told = shown.out + (run / "evaluation.json").read_text() + (run / "report.html").read_text()
     assert not [person for person in range(FIRST, FIRST + PEOPLE) if str(person) in told]

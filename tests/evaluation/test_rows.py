@@ -336,3 +336,9 @@ def test_runs_of_other_tokenizers_compare_bits_per_character_on_a_file_spelt_in_
     told = json.loads(unpad("compare", "a", "c", "--json").out)
     assert ["their tokenizers differ" in note for note in told["notes"]] == [True], "and data is not blamed"
     assert "bits per char" in next(iter(told["measures"]))
+    here = unpad("eval", tmp_path / "b", "--json", code=0).out
+    monkeypatch.chdir("/")
+    assert unpad("eval", tmp_path / "b", "--json", code=0).out == here, "paths start where the run was trained"
+    written = tmp_path / "b" / "run.json"
+    written.write_text(written.read_text().replace(json.dumps(str(tmp_path)), '"/gone"'))
+    assert "no such file or folder" in unpad("eval", tmp_path / "b", code=3).err

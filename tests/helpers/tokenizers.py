@@ -4,14 +4,13 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from unpad.data.tokens.tokenizer import Tokenizer as Ours
-from unpad.data.tokens.tokenizer import load_tokenizer
+from unpad.data.tokens.tokenizer import LibraryTokenizer, load_tokenizer
 from unpad.data.tokens.words import train_words
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 
 
-def words(texts: Sequence[str], vocab_size: int = 300, reserved: Sequence[str] = ()) -> Ours:
+def words(texts: Sequence[str], vocab_size: int = 300, reserved: Sequence[str] = ()) -> LibraryTokenizer:
     return load_tokenizer(train_words(texts, vocab_size, 1, reserved))
 
 

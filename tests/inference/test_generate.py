@@ -66,9 +66,7 @@ def parrot() -> tuple[Decoder, Tokenizer]:
     return model, tokenizer
 
 
-def test_products_are_computed_in_the_precision_that_is_asked_for(
-    parrot: tuple[Decoder, Tokenizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_are_computed_in_the_precision_that_is_asked_for(parrot, monkeypatch):
     model, tokenizer = parrot
     used: list[str] = []
 
@@ -417,9 +415,7 @@ def test_a_stream_gives_whole_characters_as_they_appear(parrot: tuple[Decoder, o
 
 
 @pytest.mark.parametrize("fields", [{"temperature": 1.5}, {"beams": 3}, {"max_new_tokens": 7}])
-def test_the_pieces_of_a_stream_join_to_the_completion(
-    parrot: tuple[Decoder, object], fields: dict[str, float]
-) -> None:
+def test_the_pieces_of_a_stream_join_to_the_completion(parrot, fields):
     model, tokenizer = parrot
     settings = generate_settings(**{"max_new_tokens": 25, **fields})
     prompt = [tokenizer.bos_id]

@@ -149,14 +149,14 @@ def test_plain_line_holds_recomputable_numbers(tmp_path):
             }  # fmt: skip
             now = record(step, stage="tune", epoch=3, **changes)
             run.step(now, seconds=0.1, waited=0.002, processor=0.1, memory_bytes=610_000_000)
-        run.evaluation(120, "tune", {"loss": math.log(8)}, 10, best=True)
+        run.evaluation(120, "tune", {"loss": math.log(8)}, 10, best=True, mode="hard removal; in training soft")
         run.close()
     assert (tmp_path / "out").read_text().splitlines() == [
         "训练 2 stages",
         "escape \\x1b[31m and [bold]markup[/bold]",
         "step 120/400  tune epoch 3  loss 2.345  ppl 10.43  lr 9.1e-04  grad 0.83  12,340 tok/s  610 seq/s  "
         "pad 0.0%  wait 2.0%  mem 0.61 GB, peak 0.61  left 28s",
-        "held out at step 120  tune  loss 2.079  perplexity 8  best so far",
+        "held out at step 120  tune  loss 2.079  perplexity 8  (hard removal; in training soft)  best so far",
     ]
 
 

@@ -93,7 +93,7 @@ def test_patience_counts_checks_and_the_best_weights_come_back(tmp_path, monkeyp
     assert [row["best"] for row in rows(tmp_path / "run", "eval")] == [True, False, True, False, False]
     assert same_tensors(weights(tmp_path / "run"), snapshots[3]["weights"])
     [stop] = events(tmp_path / "run", "early_stop")
-    assert "best 4.8000 at step 3, stopped at step 5, after epoch 0 of 50" in stop["message"]
+    assert "best by more than 0.1: 4.8000 at step 3, stopped at step 5, after epoch 0 of 50" in stop["message"]
 
 
 def test_minutes_end_a_run_as_steps_do_and_a_resume_goes_on_to_the_same_weights(tmp_path, monkeypatch):

@@ -56,9 +56,10 @@ def test_larger_data_keeps_its_bits_and_small_data_has_those_of_more_epochs(tmp_
           "warning: train has few steps: fewer than train.min_steps=12; raise train.max_steps, or lower "
           "plan.tokens_per_step"]),
         ({"max_steps": 11}, ["train: 11 steps, then train.max_steps=11 ends it"]),
+        ({"min_steps": 12}, ["train: about 12 steps in 2 epochs"]),
         ({},
          ["train: about 12 steps in 2 epochs",
-          "note: 12 updates in all are few; 1,000 and more learn better: lower plan.tokens_per_step=200, or raise "
+          "note: 12 updates in all are few, 1,000 and more are usual: lower plan.tokens_per_step=200, or raise "
           "train.max_epochs"]),
     ],
 )  # fmt: skip

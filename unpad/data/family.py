@@ -198,7 +198,7 @@ class Data(ABC):
         compares: whether near-duplicates are looked for, so that `data.near_duplicates` applies.
         label_fields: fields of the recipe that set the targets; () where the rows of the data have them.
         least_content: positions below which equal sequences may be so by chance, and are no copies.
-        least_updates: updates below which a model that begins at random could learn more of any data.
+        least_updates: updates that a model which begins at random usually needs.
         augmentation: section of the recipe with the changes of training sequences that epochs draw; "" for none.
         table: one row per sequence.
         replies: sequences of data with pairs, one per reply; None for other data.

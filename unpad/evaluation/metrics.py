@@ -15,7 +15,6 @@ NUM_RESAMPLES = 1000
 TAILS = (2.5, 97.5)  # percentiles that bound 95 %
 BLOCK_CELLS = 1 << 21  # resamples times rows that are looked at together: 16 MiB an array
 ALIKE = 1e-12  # bounds that differ by less, relatively, differ by rounding
-FEW_GROUPS = 4
 MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two
 
 TOO_GOOD, TOO_GOOD_LOW, FEWEST_JUDGED = 0.99, 0.95, 30  # value, lower limit and number of rows
@@ -163,8 +162,6 @@ def metric_lines(metrics: dict[str, Metric]) -> list[str]:
         line = f"{start}   {end}".rstrip()
         parts = [" " * indent + part for part in wrapped(end, wide - indent)] if end else []
         table += [line] if cell_len(line) <= wide else [start, *parts]
-    if any(metric.num_groups is not None and 1 < metric.num_groups < FEW_GROUPS for metric in metrics.values()):
-        below += wrapped(f"an interval over fewer than {FEW_GROUPS} groups is too narrow; hold out more of them", wide)
     best = next((metric for metric in metrics.values() if metric.best_of), None)
     if best is not None:
         checks = number_of(best.best_of or 0, "checks")

@@ -26,10 +26,11 @@ from unpad.recipes.section import checked
 from unpad.recipes.training import GenerateSettings
 from unpad.run.base import stored_weights
 from unpad.run.checkpoint import put_weights
-from unpad.run.folder import find_run, run_recipe
+from unpad.run.folder import find_run, read_command, run_recipe
 from unpad.run.kept import open_files
 from unpad.run.quantized import Quantized, hold_quantized, read_quantized
 from unpad.run.report.history import read_log, run_state
+from unpad.storage.paths import user_path
 from unpad.terminal.table import number_of
 
 
@@ -256,6 +257,20 @@ def generation_precision(settings: GenerateSettings) -> Precision:
     return choose_precision(settings.precision, torch.device("cpu"), decoding=True)[0]
 
 
+def _where_trained(recipe: Recipe, folder: Path, overrides: Sequence[str]) -> Recipe:
+    """The recipe with its relative paths below the folder that the run was trained in, if that is still there and no
+    override names other data."""
+    began = Path(read_command(folder).get("folder", ""))
+    if not began.is_absolute() or not began.is_dir() or any(one.startswith("data.") for one in overrides):
+        return recipe
+    root = began if recipe.data.root is None else began / user_path(recipe.data.root)
+    return (
+        recipe
+        if root == Path.cwd()
+        else recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": str(root)})})
+    )
+
+
 def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     """Open a run's best model, ready to use; adapters are merged into it.
 
@@ -264,7 +279,7 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
         overrides: recipe fields to change, such as model.context_method=ntk model.context_factor=4.
     """
     folder = find_run(name)
-    recipe = run_recipe(folder, overrides)
+    recipe = _where_trained(run_recipe(folder, overrides), folder, overrides)
     config, files = model_config(recipe.model), open_files(recipe, folder)
     if overrides:
         _check_overrides(config, recipe, folder, overrides)

@@ -409,11 +409,10 @@ class DataSettings(Section):
     separator: str = "auto"
     """End of a document in plain text; auto: <|endoftext|> if it occurs, else a blank line."""
     join: int = Field(0, ge=0)
-    """Least bytes of a document of plain text: separators before them do not end it, so that replies go on from one
-    paragraph of a book to the next. The end of the text is held out."""
+    """Least bytes of a document of plain text, such as a book, whose paragraphs are joined; its end is held out."""
     unwrap: bool = False
-    """Join the hard-wrapped lines of a text's paragraphs by a space, or by nothing between letters of scripts without
-    spaces; blank lines and lines before indented ones stay."""
+    """Join hard-wrapped lines of texts by a space, in scripts without spaces by nothing; blank lines stay, and lines
+    before indented ones."""
     template: Template = Template()
     """Text around the messages of a conversation."""
     on_bad_row: Literal["stop", "quarantine"] = "stop"
@@ -448,8 +447,9 @@ class TokenizerSettings(Section):
     """Tokenizer of texts and conversations."""
 
     kind: Literal["auto", "words", "bpe", "file"] = "words"
-    """auto: words for mostly Chinese text, else bpe. words: Chinese words of your text, the longest at each place, else
-    characters and bytes. bpe: byte-level, trained on your text. file: a tokenizer.json."""
+    """auto: words for mostly Chinese text, with room for 8,000 at least, else bpe. words: Chinese words of your text,
+    the longest at each place, else characters and bytes. bpe: byte-level, trained on your text. file: a
+    tokenizer.json."""
     vocab_size: int = Field(8000, ge=300, le=1_000_000)
     """Maximum size of the trained vocabulary."""
     min_count: int = Field(1, ge=1)

@@ -103,8 +103,8 @@ class Recipe(DataSections):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     """Precision of matrix products; auto: the faster of bf16 and fp32, by a measurement on processors."""
     by_size: dict[Annotated[int, Field(ge=1)], dict[str, Any]] = Field({})
-    """Settings for less text, by the kB of its files below which they hold: {1500: {model.width: 128}}. They take the
-    place of the recipe's, those of smaller sizes last; overrides of the command come after them."""
+    """Settings in place of the recipe's for less text, by the kB of its files below which they hold: {1500:
+    {model.width: 128}}; smaller sizes and overrides come after."""
     profile: Literal["standard", "low_power"] = "standard"
     """low_power, for small machines: one thread, fp32, 512 tokens at a time or one longer sequence."""
 

@@ -192,10 +192,11 @@ class _Command(TypedDict):
     made_by: NotRequired[str]
     id: NotRequired[str]
     family: NotRequired[str]
+    folder: NotRequired[str]
 
 
 def read_command(folder: Path) -> dict[str, Any]:
-    """Read `run.json`: the recipe and overrides at the start of a run, and its precision.
+    """Read `run.json`: the recipe and overrides at the start of a run, its precision, and the folder of its paths.
 
     Raises:
         CheckpointError: it is missing or damaged.

@@ -301,12 +301,14 @@ class Monitor:
         num_targets: int,
         best: bool,
         refused: Mapping[str, str] = MappingProxyType({}),
+        mode: str = "",
     ) -> None:
         """Record a held-out evaluation.
 
         Args:
             values: "loss" (nats per target) and other measures.
             refused: measures that this data does not allow -> the reason; their values are null.
+            mode: in which its loss is another quantity than that of training; shown beside it.
         """
         values = {name: float(value) for name, value in values.items()}
         row = _row(
@@ -327,7 +329,8 @@ class Monitor:
             [f"{name.replace('_', ' ')} {value:.4g}" for name, value in measured.items()]
             + [f"{name.replace('_', ' ')} - ({why})" for name, why in refused.items()]
         )
-        self._screen.line(f"held out at step {step}  {stage}  {shown}{'  best so far' if best else ''}")
+        shown += (f"  ({mode})" if mode else "") + ("  best so far" if best else "")
+        self._screen.line(f"held out at step {step}  {stage}  {shown}")
         if perf_counter() >= self._report_due:
             self._report()
 

@@ -197,6 +197,7 @@ def write_run_files(setup: Setup, recipe: str, overrides: Sequence[str]) -> None
     for file, content in setup.data.secrets.items():
         storage.write_atomic(setup.folder / file, content, private=True)
     command = {"recipe": recipe, "overrides": list(overrides), "precision": setup.precision, RUN_ID: setup.run_id}
+    command["folder"] = str(Path.cwd())
     storage.write_atomic(setup.folder / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
     storage.write_atomic(setup.folder / RECIPE, setup.recipe.to_yaml())
 

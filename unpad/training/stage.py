@@ -384,9 +384,9 @@ def length_lines(stages: Sequence[StageSetup], field_of: Callable[[str, str], st
     if ending is None or ending.is_short or ending.longer == "train.max_steps":
         return lines
     recipe, needed = ending.stage.recipe, ending.stage.data.least_updates
-    if ending.last < needed and recipe.train.init_from is None:
+    if ending.last < needed and recipe.train.init_from is None and recipe.train.min_steps is None:
         size, longer = (field_of(ending.stage.name, key) for key in ("plan.tokens_per_step", ending.longer))
-        few = f"note: {ending.last:,} updates in all are few; {needed:,} and more learn better"
+        few = f"note: {ending.last:,} updates in all are few, {needed:,} and more are usual"
         lines.append(f"{few}: lower {size}={recipe.plan.tokens_per_step}, or raise {longer}")
     return lines
 

@@ -370,6 +370,8 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
     setup, progress, train, ids = run.setup, run.progress, recipe.train, stage.setup.held_out_ids
     if ids.size == 0:
         return False, False
+    learns, measured = setup.model.mode, setup.model.modes[-1]
+    mode = "" if learns == measured else f"{measured} removal; in training {learns}"
     with run.timers("evaluate"), setup.parallelism.evaluating() as group:
         result = held_out(Measuring(setup.model, setup.data, ids, recipe.plan, setup.device, group))
     least = chance(result.num_targets) if train.min_delta == "auto" else train.min_delta
@@ -379,12 +381,13 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
     else:
         progress.checks_without_progress += 1
     with run.timers("log"):
-        run.monitor.evaluation(progress.step, name, result.values, result.num_targets, improved, result.refused)
+        run.monitor.evaluation(progress.step, name, result.values, result.num_targets, improved, result.refused, mode)
         if result.warning:
             run.monitor.notice("warning", once="too_good", message=f"{result.warning}: unpad doctor {setup.folder}")
     if train.patience is not None and progress.checks_without_progress >= train.patience:
+        best = f"best by more than {least:.2g}:" if least else "best"  # later ones may be lower
         message = (
-            f"{name}: no progress in {number_of(train.patience, 'evaluations')}; best {progress.best:.4f} "
+            f"{name}: no progress in {number_of(train.patience, 'evaluations')}; {best} {progress.best:.4f} "
             f"at step {progress.best_step}, stopped at step {progress.step}, after epoch {progress.epoch}"
             + (f" of {stage.max_epochs}" if stage.max_epochs is not None else "")
         )

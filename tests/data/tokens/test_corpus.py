@@ -21,7 +21,7 @@ from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus_files
 from unpad.data.tokens.encode import encode_prompt, reserved_texts
 from unpad.data.tokens.token_set import TokenSet
-from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from unpad.data.tokens.tokenizer import Tokenizer, train_tokenizer
 from unpad.data.tokens.words import FIRST_TOKEN, WordTokenizer
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
@@ -35,19 +35,16 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.promise("versions.fingerprint")
-def test_the_fingerprint_of_texts_and_conversations_is_that_of_version_0_1_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fingerprint_of_texts_and_conversations_is_that_of_version_0_1_0(tmp_path, monkeypatch):
     """Runs go on under a later version only if it finds the data that they were trained on."""
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "plain.txt").write_text("".join(f"This is number {i} of some short texts.\n\n" for i in range(20)))
     rows = [{"messages": messages(f"Who is number {i}?", f"Number {i} is the one after {i - 1}.")} for i in range(20)]
     (tmp_path / "chat.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     recipe = make_recipe(tmp_path, data={"text": "plain.txt"})
-    learned, reserved = prepare(recipe)[1].pieces, reserved_texts(recipe.data.template)
-    words = [piece.decode() for piece in learned[FIRST_TOKEN + len(reserved) :]]
-    tokenizer = load_tokenizer(WordTokenizer(words, reserved).to_bytes())
-    tokens = prepare(recipe, tokenizer=tokenizer)[0]
+    reserved = reserved_texts(recipe.data.template)
+    words = [piece.decode() for piece in prepare(recipe)[1].pieces[FIRST_TOKEN + len(reserved) :]]
+    tokens = prepare(recipe, tokenizer=WordTokenizer(words, reserved))[0]
     assert tokens.fingerprint() == "9c8034f8493ace94873b4a3743c979802c5f47df8d7d56a008e84fda7306c643"
 
 
@@ -151,9 +148,7 @@ def test_role_tags_and_special_tokens_in_a_message_are_ordinary_text(folder: Pat
 
 
 @pytest.mark.promise("data.encoded-once")
-def test_a_document_is_encoded_once_and_a_warm_start_reads_no_row(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_document_is_encoded_once_and_a_warm_start_reads_no_row(folder, monkeypatch):
     recipe = make_recipe(folder)
     tokenizer = Counting(train_tokenizer(recipe.tokenizer, TEXTS, reserved_texts(recipe.data.template)))
     cold, _, report = prepare(recipe, tokenizer=tokenizer)
@@ -459,9 +454,7 @@ def test_leaks_of_the_test_part_are_reported_with_their_places_and_refused_on_re
 
 
 @pytest.mark.promise("data.near-duplicates")
-def test_near_duplicates_stay_together_on_request_and_groups_always_do(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_near_duplicates_stay_together_on_request_and_groups_always_do(folder, monkeypatch):
     draw = np.random.default_rng(0)
     texts = ["".join(map(chr, draw.integers(0x4E00, 0x9FA5, 40))) for _ in range(20)]
     rows = [{"text": text} for text in texts] + [{"text": text[:36] + "完全不同"} for text in texts]

@@ -30,6 +30,7 @@ MAX_TOKENIZER_BYTES = 1 << 27  # the largest have some 60 MB
 MOST_IDS = 1 << 22  # largest vocabularies have some 260,000
 IMPORTED = "unpad"  # key of what an imported folder says besides its tokenizer.json
 MARK = re.compile(r"<\|\w+\|>")  # a role's mark that belongs to no language
+WORDS = 8000  # least vocabulary of words that auto chooses; Chinese characters alone are some 3,000
 FIRST = 10_000  # texts whose script chooses a kind
 MAX_TOKEN_BYTES = 24  # eight Chinese characters; longer merges only memorise lines that the corpus repeats
 # Bytes of UTF-8, from the first to the last, that may follow in a state, and the state after them; see `spelling`.
@@ -114,13 +115,14 @@ def train_tokenizer(
     Raises:
         SourceError: a text is not valid Unicode.
     """
-    kind = settings.kind
-    if kind == "auto":
+    if settings.kind == "auto":
         first = list(islice(texts := iter(texts), FIRST))
-        kind, texts = "words" if mostly_chinese(first) else "bpe", chain(first, texts)
-    if kind == "words":
+        words = {"kind": "words", "vocab_size": max(settings.vocab_size, WORDS)}
+        settings = settings.model_copy(update=words if mostly_chinese(first) else {"kind": "bpe"})
+        texts = chain(first, texts)
+    if settings.kind == "words":
         return _open_library(train_words(texts, settings.vocab_size, settings.min_count, reserved))
-    assert kind == "bpe", "a file is opened, not trained"
+    assert settings.kind == "bpe", "a file is opened, not trained"
     marks = [text for text in dict.fromkeys(reserved) if MARK.fullmatch(text) and text not in SPECIALS]
     library = tokenizers.Tokenizer(models.BPE())
     # GPT-2's pattern separates letters (a whole run of Chinese), digits, punctuation and white space.
