@@ -17,7 +17,6 @@ from unpad.errors import DOCTOR_FOUND_TROUBLE
 from unpad.machine import MemoryLimit
 from unpad.storage import disk
 
-Patch = pytest.MonkeyPatch
 NEEDS = machine.RunNeeds(disk=machine.GIB, memory=machine.GIB)
 DISK = {"lock": machine.check_lock, "flush": machine.check_flush, "rename": machine.check_rename}
 

@@ -1,10 +1,9 @@
 """What `attach` keeps of a trainer and what it refuses, row by row of the table in docs/internals/attach.md."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.hf.kept import SETUPS
 
@@ -38,11 +37,3 @@ def test_what_the_table_says_is_so(made: Callable[[Path], None], tmp_path: Path)
 
 def test_every_row_of_the_table_has_a_set_up() -> None:
     assert rows_of_the_table() == list(SETUPS)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

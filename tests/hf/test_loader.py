@@ -77,9 +77,7 @@ def test_every_token_is_in_one_batch_and_no_batch_is_padded() -> None:
 @given(
     lengths=st.lists(st.integers(2, 40), min_size=1, max_size=60), tokens=st.integers(1, 100), seed=st.integers(0, 9)
 )
-def test_every_epoch_has_each_sequence_once_in_the_same_number_of_batches(
-    lengths: list[int], tokens: int, seed: int
-) -> None:
+def test_every_epoch_has_each_sequence_once_in_the_same_number_of_batches(lengths, tokens, seed):
     examples = Examples([{"input_ids": list(range(length))} for length in lengths])
     sampler = PlannedBatches(examples, tokens, epochs=4, seed=seed)
     for epoch in range(4):

@@ -79,9 +79,7 @@ def together(one: Engine, asked: list[Request], order: list[int]) -> list[Collec
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("piece", [32, 256, 1 << 20])
-def test_answers_of_requests_that_come_and_go_are_those_of_each_alone(
-    precision: Precision, piece: int, path: Path
-) -> None:
+def test_answers_of_requests_that_come_and_go_are_those_of_each_alone(precision, piece, path):
     asked = requests()
     with on(path):
         for order in ([*range(10)], [*range(9, -1, -1)]):

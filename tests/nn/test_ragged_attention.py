@@ -40,10 +40,7 @@ def definition(
     ("window", "softcap", "sinks", "value_dim", "native", "whole"),
     pairs([None, 1, 5, 100], [None, 1.5], [False, True], [16, 8], [True, False], [512, 8]),
 )
-def test_scores_follow_the_definition(
-    window: int | None, softcap: float | None, sinks: bool, value_dim: int, native: bool, whole: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_scores_follow_the_definition(window, softcap, sinks, value_dim, native, whole, monkeypatch):
     monkeypatch.setattr(attention, "WHOLE_LENGTH", whole)  # below it blocks of queries are computed apart
     monkeypatch.setattr(attention, "BLOCK_CELLS", 400)
     torch.manual_seed(0)
