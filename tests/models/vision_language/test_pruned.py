@@ -12,13 +12,12 @@ from torch import Tensor
 from tests.helpers.gradients import assert_same_update
 from tests.helpers.grid import pairs
 from tests.helpers.pruning import BLOCKS, EARLY, HEADS, KV_HEADS, METHODS, ROWS, WIDTH, pass_of, pruned
-from tests.helpers.vision import IMAGE, VOCAB, prepare
+from tests.helpers.vision import IMAGE, prepare
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.data.preprocess import Preprocessed
 from unpad.errors import RecipeError
 from unpad.inference.engine import advance, prefill
 from unpad.inference.generate import generate
-from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune_pass import PrunePass
 from unpad.nn.block import Stream
@@ -443,15 +442,6 @@ def test_modes_follow_training_unless_chosen():
     assert not list(ranking.pruners)
     with pytest.raises(RecipeError, match="uniform has no probabilities"):
         ranking.mode = "soft"
-
-
-def test_a_model_without_pruning_has_nothing_of_it():
-    language = {"width": WIDTH, "blocks": 2, "heads": HEADS}
-    model = build_model(model_config({"kind": "vision_language", "language": language}), VOCAB)
-    assert model.mode == "origin"
-    assert not any(name.startswith("pruners") for name in model.state_dict())
-    with pytest.raises(RecipeError, match="no prune section"):
-        model.mode = "hard"
 
 
 @pytest.mark.parametrize(
