@@ -243,17 +243,6 @@ def _chosen(model: VisionLanguage, batch: RaggedBatch) -> list[int]:
 
 @both_paths
 @torch.no_grad()
-def test_soft_removal_equals_its_definition(path, prepared):
-    model = pruned("soft")
-    model.temperature.fill_(0.7)
-    with path():
-        for sample, hidden in enumerate(left_rows(model, prepared.batch)):
-            expected = plain_pass(model, prepared.batch.select([sample]), "soft").hidden
-            torch.testing.assert_close(hidden, expected, **CLOSE)
-
-
-@both_paths
-@torch.no_grad()
 def test_probabilities_of_zero_and_one_are_removal(path, prepared, monkeypatch):
     def judge(pruning: PrunePass, index: int, entered: Stream, left: Stream) -> Tensor:
         source = pruning._source
@@ -468,7 +457,6 @@ def test_settings_that_do_not_fit_are_refused(settings, message):
 
 
 @pytest.mark.promise("vqa.hard-pruning")
-@torch.no_grad()
 @torch.no_grad()
 @pytest.mark.parametrize("method", METHODS)
 def test_the_patches_that_enter_each_block_are_named(prepared, method):
