@@ -20,8 +20,8 @@ def rows_of_the_table() -> list[str]:
 
 DEAR = {
     "reads_rows", "no_mean_over_targets", "stock_collators", "right_losses", "hides_the_end", "ignores_the_count",
-    "reads_the_state", "own_divisors", "reads_attention", "pads_with_the_end", "columns_of_tokens",
-    "made_anew", "mended", "metrics", "second_head", "own_evaluation", "label_smoothing", "changes_the_data",
+    "own_divisors", "pads_with_the_end", "made_anew", "mended", "metrics", "second_head", "own_evaluation",
+    "changes_the_data",
 }  # fmt: skip
 CASES = [
     pytest.param(made, marks=[pytest.mark.nightly] if made.__name__ in DEAR else [], id=made.__name__)

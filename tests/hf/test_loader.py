@@ -35,6 +35,7 @@ def test_a_step_in_a_loop_of_ones_own_has_the_gradient_of_one_sequence_at_a_time
     assert distance(take_gradient(model), wanted) < 1e-5
 
 
+@pytest.mark.promise("processes.hf")
 @pytest.mark.parametrize("world_size", [2, 3])
 def test_the_gradients_of_ranks_add_up_to_that_of_one_sequence_at_a_time(world_size: int) -> None:
     model = make_model("qwen3")

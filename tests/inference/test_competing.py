@@ -88,7 +88,7 @@ def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Patien
         assert {name: wanted[one["id"]][name] for name in one} == one
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_certificate_holds_and_fails_where_causes_of_other_patients_move_the_hazards(made, monkeypatch):
     def failed() -> set[str]:
         return {line.name for line in prove_recipe(str(made.run), []).lines if line.passed is False}

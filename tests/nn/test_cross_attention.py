@@ -55,8 +55,7 @@ def test_it_equals_the_definition(lengths):
     if not probe.numel():
         return
     found = [torch.autograd.grad((y * probe).sum(), [q, k, v, bias]) for y in (got, wanted)]
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=30)

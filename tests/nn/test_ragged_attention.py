@@ -58,9 +58,8 @@ def test_scores_follow_the_definition(window, softcap, sinks, value_dim, native,
         with library.switched_off():
             got = ragged_attention(q, k, v, layout, Attend(**options))
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
-    pairs = zip(torch.autograd.grad(got, leaves, grad), torch.autograd.grad(wanted, leaves, grad), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    gradients = (torch.autograd.grad(out, leaves, grad) for out in (got, wanted))
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
 
 
 def test_the_scale_is_that_of_the_head_by_default():

@@ -255,3 +255,5 @@ def test_modes_are_those_that_mean_something():
     assert merging(None, prune="uniform").modes == ("origin", "hard")
     with pytest.raises(RecipeError, match="no merge section"):
         merging(None, "merge_only", prune="learned")
+    with pytest.raises(RecipeError, match="no prune section"):
+        merging("slots", "hard")
