@@ -63,6 +63,7 @@ def test_an_update_and_an_evaluation_are_those_of_one_sequence_at_a_time(kind, f
     assert attachment.certificate is not None
     assert attachment.certificate.passed
     assert attachment.head.mode == mode
+    assert repr(attachment) == f"Attachment(tokens_per_micro=64, sound in {attachment.certificate.precision})"
     recorder = trained(trainer)
     assert recorder.num_steps == 1
     assert distance(recorder.gradient, wanted) < 1e-5
