@@ -24,12 +24,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from equal_processes import digests
+from equal_processes import digests, write_table
 
 from tests.helpers.toy import write_toy
 
-PAGE = Path(__file__).parents[1] / "docs" / "internals" / "several_processes.md"
-BEGIN, END = "<!-- elastic: begin -->\n", "<!-- elastic: end -->\n"
 RENDEZVOUS = "last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=3,join_timeout=60"
 LIMIT_S = 240.0
 
@@ -47,16 +45,7 @@ class Agents:
             port = free.getsockname()[1]
         self.folder, self.running = folder, list[subprocess.Popen[bytes]]()
         self._options = [
-            *(
-                "--nnodes",
-                nodes,
-                "--nproc-per-node",
-                str(processes),
-                "--max-restarts",
-                "3",
-                "--monitor-interval",
-                "0.1",
-            ),
+            *("--nnodes", nodes, "--nproc-per-node", str(processes), "--max-restarts", "3"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{port}", "--rdzv-id", folder.name),
             *("--rdzv-conf", RENDEZVOUS, "--monitor-interval", "0.1"),
         ]
@@ -179,9 +168,7 @@ def main() -> None:
         subprocess.run(calm, check=True, stdout=subprocess.DEVNULL, env={**os.environ, "OMP_NUM_THREADS": "1"})
         rows = [measure(case, folder, digests(folder / "calm")) for case in options.cases]
     if options.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        table = "".join(f"{row}\n" for row in ["| event | until the run goes on | bytes |", "|---|---|---|", *rows])
-        PAGE.write_text(before + BEGIN + table + END + rest.partition(END)[2], encoding="utf-8")
+        write_table("elastic", ["| event | until the run goes on | bytes |", "|---|---|---|", *rows])
 
 
 if __name__ == "__main__":

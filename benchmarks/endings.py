@@ -23,13 +23,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from equal_processes import digests
+from equal_processes import digests, write_table
 
 from tests.helpers.endings import ENDINGS, SILENT, UNLIKE, Ended, killed_at, run_command
 from tests.helpers.toy import write_toy
 
-PAGE = Path(__file__).parents[1] / "docs" / "internals" / "several_processes.md"
-BEGIN, END = "<!-- endings: begin -->\n", "<!-- endings: end -->\n"
 SECONDS = 20.0
 
 
@@ -52,9 +50,7 @@ def main() -> None:
         except FaultError as fault:
             sys.exit(f"FAILED: {fault}")
     if options.write:
-        before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-        table = "".join(f"{line}\n" for line in lines)
-        PAGE.write_text(before + BEGIN + table + END + rest.partition(END)[2], encoding="utf-8")
+        write_table("endings", lines)
 
 
 def measure(folder: Path, sizes: list[int], num_kills: int) -> Iterator[str]:

@@ -131,6 +131,15 @@ def train_case(case: Case, runs: Path, group: Group, data: Path | None = None) -
     train(case.recipe, runs / case.name, case.overrides(runs, data), console=Console(file=StringIO()), group=group)
 
 
+def write_table(name: str, lines: list[str]) -> None:
+    """Write the lines between the marks of a table in docs/internals/several_processes.md."""
+    page = Path(__file__).parents[1] / "docs" / "internals" / "several_processes.md"
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
+    before, _, rest = page.read_text(encoding="utf-8").partition(begin)
+    table = "".join(f"{line}\n" for line in lines)
+    page.write_text(before + begin + table + end + rest.partition(end)[2], encoding="utf-8")
+
+
 def digests(run: Path) -> dict[str, str]:
     """sha256 of what a run wrote, by file: metrics, and tensors of its newest checkpoint and the best weights."""
     newest = max((run / "checkpoints").glob("step-*"))

@@ -1,4 +1,4 @@
-"""A lower set of instructions for this process and all that it starts, and the proof that everybody obeys.
+"""A lower set of instructions for this process and all that it starts, and what everybody says to it.
 
 `force` comes before torch is loaded: every library reads its variable when it is.
 """
@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 VARIABLES = {
     "avx2": {
@@ -20,9 +18,6 @@ VARIABLES = {
         "ONEDNN_MAX_CPU_ISA": "AVX2",  # products in bf16
     }
 }
-HIGHER, LOWER = "avx512f", {"avx2", "fma"}  # as /proc/cpuinfo names them
-CLEARLY = 0.75  # of the speed without force: a product with half the lanes is slower than that
-TURNS, TURN_SECONDS, SIZE = 5, 0.2, 1024
 
 
 def force(arguments: Sequence[str]) -> None:
@@ -33,66 +28,6 @@ def force(arguments: Sequence[str]) -> None:
     names += [word.partition("=")[2] for word in arguments if word.startswith("--force=")]
     for name in names:
         os.environ.update(VARIABLES.get(name, {}))
-
-
-@contextmanager
-def unforced(name: str) -> Iterator[None]:
-    """Processes that are started inside do without the variables."""
-    taken = {variable: os.environ.pop(variable) for variable in VARIABLES[name] if variable in os.environ}
-    try:
-        yield
-    finally:
-        os.environ.update(taken)
-
-
-class Found(NamedTuple):
-    """What a process computes with.
-
-    Args:
-        rates: operations per second of a product in fp32, one per turn.
-        torch: set of instructions of torch's kernels.
-        native: of ours; None without kernels.
-        matrices: of the library of matrix products, in its own words; None where it does not say.
-    """
-
-    rates: list[float]
-    torch: str
-    native: str | None
-    matrices: str | None
-
-
-class Product:
-    """A product in fp32, as a side of `apart.py`."""
-
-    def __init__(self) -> None:
-        import torch
-        from measure import Contender, Work
-
-        a = torch.full((SIZE, SIZE), 0.5)
-        out = torch.empty_like(a)
-
-        def step() -> Work:
-            torch.mm(a, a, out=out)
-            return Work(1, 2 * SIZE**3)
-
-        self.side = Contender(step)
-
-    def warm(self, seconds: float) -> None:
-        self.side.warm(seconds)
-
-    def longest_next(self) -> None:
-        """All steps are alike."""
-
-    def describe(self) -> dict[str, Any]:
-        import torch
-
-        from unpad.nn.native import library
-
-        return {
-            "torch": torch.backends.cpu.get_cpu_capability(),
-            "native": library.target(),
-            "matrices": matrix_instructions(),
-        }
 
 
 def matrix_instructions() -> str | None:
@@ -122,57 +57,18 @@ def matrix_instructions() -> str | None:
     return bytes(version.processor).decode()
 
 
-def measured(name: str) -> tuple[Found, Found]:
-    """A process with force and one without, in turn."""
-    from apart import Apart
-
-    with unforced(name):
-        free = Apart(Product)
-    both = [Apart(Product), free]
-    for side in both:
-        side.build(TURN_SECONDS)
-    turns = [[side.turn(TURN_SECONDS) for side in both] for _ in range(TURNS)]
-    found = [
-        Found([turn.operations / turn.seconds for turn in column], **side.describe())
-        for side, column in zip(both, zip(*turns, strict=True), strict=True)
-    ]
-    for side in both:
-        side.close()
-    return found[0], found[1]
-
-
-def flags() -> set[str]:
-    """Sets of instructions of the processor."""
-    from unpad.machine import processor_fields
-
-    return set(processor_fields().get("flags", "").split())
-
-
-def check(name: str, has: set[str], forced: Found, free: Found) -> str:
-    """Say how it was found that force took effect.
-
-    Args:
-        has: flags of the processor.
-        forced, free: of `measured`.
+def check(name: str) -> str:
+    """Say what computes in this process, each in its own words.
 
     Raises:
-        SystemExit: it did not.
+        SystemExit: force took no effect.
     """
-    if not has >= LOWER:
-        raise SystemExit(f"--force {name}: this processor has no AVX2")
-    if forced.torch != "AVX2" or forced.native not in ("avx2", None):
-        raise SystemExit(f"--force {name} took no effect: torch's kernels are {forced.torch}, ours {forced.native}")
-    if HIGHER not in has:
-        return "the processor has no AVX-512"
-    ratios = sorted(mine / theirs for mine, theirs in zip(forced.rates, free.rates, strict=True))
-    ratio = ratios[len(ratios) // 2]
-    line = f"a product in fp32 runs at {ratio:.2f} of its speed without force"
-    if ratio < CLEARLY:
-        return line
-    # A processor may multiply as fast with AVX2, and MKL may take no more on it: then only its own word tells.
-    if forced.matrices is not None and "AVX2" in forced.matrices:
-        return f"{line}; the library of matrix products says that it takes AVX2"
-    raise SystemExit(
-        f"--force {name} took no effect: {line}, not below {CLEARLY}, and the library of matrix products says "
-        f"{forced.matrices or 'nothing'}"
-    )
+    import torch
+
+    from unpad.nn.native import library
+
+    kernels, ours, matrices = torch.backends.cpu.get_cpu_capability(), library.target(), matrix_instructions()
+    seen = f"torch's kernels are {kernels}, ours {ours}, of matrix products {matrices or 'not said'}"
+    if kernels != "AVX2" or ours not in ("avx2", None) or "512" in (matrices or ""):
+        raise SystemExit(f"--force {name} took no effect: {seen}")
+    return seen

@@ -102,10 +102,6 @@ class Side:
         seconds: float = struct.unpack("d", self.clock.read_bytes())[0]
         return seconds
 
-    def memory_bytes(self) -> int:
-        """Memory of the process that is in use."""
-        return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
     def faults(self) -> list[str]:
         """Faults of the program in its log."""
         lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()

@@ -325,7 +325,7 @@ def main() -> None:
     options = read_command_line(sys.argv[1:])
     seen = None
     if options.force:
-        seen = forced.check(options.force, forced.flags(), *forced.measured(options.force))
+        seen = forced.check(options.force)
         say(f"forced to {options.force.upper()}: {seen}")
     if options.time_to_loss:
         peers.quiet()

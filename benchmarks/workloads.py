@@ -48,7 +48,6 @@ from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import plan_inputs
 from unpad.training.step import train_step
 
-WEIGHTS = {"cross_entropy": 1.0}
 CPU = torch.device("cpu")
 NO_LABEL = -100  # what the peers' losses pass over
 SEED = 0

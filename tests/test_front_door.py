@@ -85,6 +85,7 @@ def test_verbs_that_need_no_model_load_no_heavy_module(tmp_path):
 DIVIDING = ("unpad.training.parallel.sharding",)  # a model among processes
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.one")
 def test_training_in_one_process_loads_nothing_of_hugging_face_the_compiler_of_torch_or_what_divides_a_model(tmp_path):
     assert all(map(find_spec, DIVIDING)), "the rule is about today's names"

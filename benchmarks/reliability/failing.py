@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -77,13 +76,6 @@ def failing(kind: str, folder: Path) -> Failing:
         ended = _run(found, folder / "calm", lambda name, path, seen: print(name, path, file=names), resume=False)
     assert ended.code == 0, ended.error
     return Failing(kind, folder, recipe, digests(folder / "calm" / "run"), log.read_text(encoding="utf-8").splitlines())
-
-
-def sample(found: Failing, num: int, seed: int) -> list[tuple[int, str]]:
-    """Calls spread over a run, each with an error."""
-    draw = random.Random(seed)
-    numbers = draw.sample(range(len(found.names)), min(num, len(found.names)))
-    return [(number, draw.choice(ERRORS)) for number in sorted(numbers)]
 
 
 def _run(found: Failing, place: Path, seen: Callable[[str, str, int], None], *, resume: bool) -> Ended:

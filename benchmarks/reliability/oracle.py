@@ -153,7 +153,7 @@ class Oracle:
             if path.name.startswith(".tmp-"):
                 continue
             try:
-                storage.verify_folder(path)
+                storage.read_folder(path)
             except UnpadError as error:
                 raise LostError(f"{path.name} is not whole: {error.what}") from None
             if (path / MANIFEST).read_bytes() not in self._manifests:

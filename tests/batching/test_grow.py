@@ -29,6 +29,27 @@ def one_stage(folder: Path, **sections: Any) -> Path:
     return write_toy(folder, **fields)
 
 
+def assert_resumed(recipe: Path, folder: Path, growth: list[str], stops: tuple[int, ...]) -> None:
+    """A run that is stopped at three steps and resumed has the bytes of `calm` in the folder."""
+    real, count = LOOP.train_step, 0
+
+    def step(*args: Any, **options: Any) -> Any:
+        nonlocal count
+        count += 1
+        if count in stops:
+            signal.raise_signal(signal.SIGINT)
+        return real(*args, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LOOP, "train_step", step)
+        for attempt in range(3):
+            with pytest.raises(Interrupted):
+                run(recipe, folder / "run", *([] if attempt else growth), resume=attempt > 0)
+        run(recipe, folder / "run", resume=True)
+    assert (folder / "run/metrics.jsonl").read_bytes() == (folder / "calm/metrics.jsonl").read_bytes()
+    assert same_tensors(weights(folder / "run"), weights(folder / "calm"))
+
+
 @pytest.mark.promise("plan.grow")
 @pytest.mark.parametrize("strategy", ["pack", "rows", "budget", "bucket", "dynamic", "fixed"])
 def test_an_epoch_is_that_of_the_size_that_holds_in_it(strategy):
@@ -127,7 +148,7 @@ def test_a_run_grows_its_updates_and_its_schedule_ends_with_it(tmp_path):
 
 @pytest.mark.promise("plan.grow")
 @pytest.mark.slow
-def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(tmp_path, monkeypatch):
+def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(tmp_path):
     recipe = one_stage(tmp_path, optim={"lr": 0.01, "warmup": 0, "schedule": "cosine", "floor": 0.1})
     growth = ["plan.grow={8: 400, 11: 800}", "plan.grow_per=step"]
     run(recipe, tmp_path / "calm", *growth)
@@ -141,48 +162,19 @@ def test_a_run_grows_by_steps_and_a_resumed_one_is_the_uninterrupted_one(tmp_pat
     assert found[0]["lr"] == 0.01
     assert found[-1]["lr"] == pytest.approx(0.001), "the schedule ends with the run"
     assert found[-2]["lr"] > 0.001
-    real, count = LOOP.train_step, 0
-
-    def step(*args: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count in (3, 8, 12):  # before, at and after a change of size
-            signal.raise_signal(signal.SIGINT)
-        return real(*args, **options)
-
-    monkeypatch.setattr(LOOP, "train_step", step)
-    for attempt in range(3):
-        with pytest.raises(Interrupted):
-            run(recipe, tmp_path / "run", *([] if attempt else growth), resume=attempt > 0)
-    run(recipe, tmp_path / "run", resume=True)
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
-    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "calm"))
+    assert_resumed(recipe, tmp_path, growth, (3, 8, 12))  # before, at and after a change of size
 
 
 @pytest.mark.promise("plan.grow")
 @pytest.mark.slow
-def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, monkeypatch):
+def test_a_resumed_run_is_the_uninterrupted_one(tmp_path):
     recipe = one_stage(tmp_path)
     run(recipe, tmp_path / "calm", GROW, "optim.per=epoch")
     first = [row["epoch"] for row in rows(tmp_path / "calm", "train")]
     rates = {(row["epoch"], row["lr"]) for row in rows(tmp_path / "calm", "train")}
     assert [rate for _, rate in sorted(rates)] == pytest.approx([0.01, 0.01, 0.007525, 0.002575, 0.0001])
-    real, count = LOOP.train_step, 0
-
-    def step(*args: Any, **options: Any) -> Any:
-        nonlocal count
-        count += 1
-        if count in (2, first.index(3) + 1, first.index(4) + 1):  # within the first epoch, and where two sizes begin
-            signal.raise_signal(signal.SIGINT)
-        return real(*args, **options)
-
-    monkeypatch.setattr(LOOP, "train_step", step)
-    for attempt in range(3):
-        with pytest.raises(Interrupted):
-            run(recipe, tmp_path / "run", *([] if attempt else [GROW, "optim.per=epoch"]), resume=attempt > 0)
-    run(recipe, tmp_path / "run", resume=True)
-    assert (tmp_path / "run/metrics.jsonl").read_bytes() == (tmp_path / "calm/metrics.jsonl").read_bytes()
-    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "calm"))
+    stops = (2, first.index(3) + 1, first.index(4) + 1)  # within the first epoch, and where two sizes begin
+    assert_resumed(recipe, tmp_path, [GROW, "optim.per=epoch"], stops)
     with pytest.raises(ResumeError, match=r"plan\.grow\.3: 400 in the run, 500 now"):
         run(recipe, tmp_path / "run", "plan.grow={3: 500, 4: 800}", resume=True)
 

@@ -99,9 +99,7 @@ def test_a_manifest_declares_its_split_and_a_changed_file_changes_the_fingerprin
 
 
 @pytest.mark.promise("images.own-size")
-def test_photos_are_trained_at_128_pixels_in_colours_and_the_log_says_so(
-    tmp_path: Path,
-) -> None:
+def test_photos_are_trained_at_128_pixels_in_colours_and_the_log_says_so(tmp_path):
     for number in range(8):
         path = tmp_path / "my photos" / ("cats", "dogs")[number % 2] / f"IMG_{number}.jpg"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -199,9 +197,7 @@ def test_the_certificate_covers_images(tmp_path: Path, model: dict[str, Any]) ->
 @pytest.mark.promise("images.own-size")
 @pytest.mark.slow
 @pytest.mark.parametrize("what", ["inputs_embeds", "image_sizes"])
-def test_patches_and_sizes_of_another_image_are_caught(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
-) -> None:
+def test_patches_and_sizes_of_another_image_are_caught(tmp_path, monkeypatch, what):
     right = ImageData.load
 
     def shifted(self: ImageData, micro: Micro) -> RaggedBatch:
@@ -227,9 +223,7 @@ def labelled(folder: Path, labels: list[str]) -> Path:
 
 
 @pytest.mark.parametrize(("num", "more"), [(12, ""), (13, " and 1 more"), (20, " and 8 more")])
-def test_classes_are_in_the_order_of_their_names_and_the_commonest_are_shown(
-    tmp_path: Path, num: int, more: str
-) -> None:
+def test_classes_are_in_the_order_of_their_names_and_the_commonest_are_shown(tmp_path, num, more):
     names = [f"{chr(97 + n)}x" for n in range(num)]
     data = images_of(recipe_of(labelled(tmp_path / "set", [*reversed(names), *names[:1]])))
     assert data.classes == tuple(names)

@@ -101,9 +101,7 @@ def marks_names(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LibraryTokenizer, "encode_counted", marked)
 
 
-def test_data_check_of_a_recipe_with_a_tokenizer_names_a_claim_that_is_wrong(
-    chats: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_check_of_a_recipe_with_a_tokenizer_names_a_claim_that_is_wrong(chats, monkeypatch):
     recipe = load_recipe("chat", [f"data.chat={chats}"])
     tokenizer = chats.with_name("tokenizer.json")
     tokenizer.write_bytes(open_corpus(recipe).tokenizer.to_bytes())

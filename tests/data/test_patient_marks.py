@@ -115,9 +115,7 @@ def test_values_of_another_unit_are_noticed(unpad: Shell, run: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("stretch", "warns", "mark"), [(24, True, "unusual times"), (1 / 24, True, ""), (1, False, "")]
 )
-def test_days_that_are_hours_are_noticed(
-    unpad: Shell, run: Path, tmp_path: Path, stretch: float, warns: bool, mark: str
-) -> None:
+def test_days_that_are_hours_are_noticed(unpad, run, tmp_path, stretch, warns, mark):
     found = embedded(unpad, run, write(tmp_path / "new.parquet", 500, stretch=stretch))
     said = [line for line in found.warnings if "times of events from the landmark have a median of -" in line]
     assert len(said) == warns
@@ -178,9 +176,7 @@ def test_a_table_of_unknown_codes_is_refused_and_some_are_marked(unpad: Shell, r
 
 
 @pytest.mark.promise("patients.embed")
-def test_patients_without_events_before_the_landmark_are_marked_or_refused(
-    unpad: Shell, run: Path, tmp_path: Path
-) -> None:
+def test_patients_without_events_before_the_landmark_are_marked_or_refused(unpad, run, tmp_path):
     late = write(tmp_path / "late.parquet", 500, 10, shift=300)
     refused = embedded(unpad, run, late)
     assert refused.code == 3
@@ -297,8 +293,8 @@ def test_quantiles_are_those_of_the_values_of_training_patients(tmp_path: Path) 
 @pytest.mark.promise("data.near-duplicates")
 @pytest.mark.parametrize("rule", ["together", "refuse"])
 def test_a_new_run_of_patients_refuses_a_rule_for_near_duplicates_and_an_earlier_one_is_read(
-    unpad: Shell, run: Path, tmp_path: Path, rule: str
-) -> None:
+    unpad, run, tmp_path, rule
+):
     refused = unpad(
         "train", run.parent / "recipe.yaml", f"data.near_duplicates={rule}", "--out", tmp_path / "new", code=2
     )

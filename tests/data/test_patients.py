@@ -329,9 +329,7 @@ def test_the_data_decides_the_horizon_and_the_linear_path(tmp_path: Path, unit: 
         (["0", "1", "Straße", "5"], [5, "STRASSE"]),
     ],
 )
-def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_out(
-    tmp_path: Path, codes: list[object], competing: list[object]
-) -> None:
+def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_out(tmp_path, codes, competing):
     outcomes = [(cause, end) for cause in range(4) for end in (20, 40, 60)]  # the horizon is day 40
     ids = list(range(FIRST_ID, FIRST_ID + len(outcomes) + 1))
     status = [*(codes[cause] for cause, _ in outcomes), None]
@@ -421,9 +419,7 @@ def classes_of(root: Path, values: list[object], *, quarantine: bool = False, **
         (["i21.4", "none", "I10", "None", "NA", "I21.4"], ["I21.4", "none", "I10"]),
     ],
 )
-def test_values_of_several_classes_are_their_places_in_the_order_of_the_recipe(
-    tmp_path: Path, values: list[object], classes: list[object]
-) -> None:
+def test_values_of_several_classes_are_their_places_in_the_order_of_the_recipe(tmp_path, values, classes):
     data = classes_of(tmp_path, values, classes=classes, map={"lost": None})
     assert data.labels.tolist() == [0, 1, 2, 1, -1, 0]
     assert data.classes == tuple(str(word).lower().removesuffix(".0") for word in classes)

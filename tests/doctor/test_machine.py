@@ -17,7 +17,6 @@ from unpad.errors import DOCTOR_FOUND_TROUBLE
 from unpad.machine import MemoryLimit
 from unpad.storage import disk
 
-Patch = pytest.MonkeyPatch
 NEEDS = machine.RunNeeds(disk=machine.GIB, memory=machine.GIB)
 DISK = {"lock": machine.check_lock, "flush": machine.check_flush, "rename": machine.check_rename}
 
@@ -156,7 +155,7 @@ def test_a_disk_or_memory_that_is_too_small_is_found(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.promise("doctor.disk")
 def test_the_verb_tells_writes_and_leaves_nothing_behind(unpad, tmp_path, monkeypatch, tmp_path_factory):
     monkeypatch.setattr(machine, "mount_of", lambda place: ("tmpfs", []))

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 
 from tests.doctor import plants
-from tests.helpers.families import images, patients, questions, text, write_rows
+from tests.helpers.families import images, patients, text, write_rows
 from tests.helpers.toy import SMALL_MODEL
 
 Recipe = Callable[..., Path]
@@ -199,20 +199,6 @@ def other_language(rows: list[Row]) -> list[Row]:
     return [*({**row, "split": "train"} for row in rows), *others]
 
 
-def with_asked(answer: Callable[[Row, int], Row]) -> Recipe:
-    """Questions about pictures, each row changed."""
-
-    def written(folder: Path, **sections: Any) -> Path:
-        recipe = questions(folder, **sections)
-        file = folder / "pictures" / "questions.jsonl"
-        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
-        rows = [row for row in rows if "answer" in row and isinstance(row["image"], str)]
-        write_rows(file, [answer(row, number) for number, row in enumerate(rows)])
-        return recipe
-
-    return written
-
-
 def with_each_picture(change: Callable[[Path, int], None]) -> Recipe:
     def written(folder: Path, **sections: Any) -> Path:
         recipe = images(folder, **sections)
@@ -258,9 +244,7 @@ def in_html(content: str) -> str:
     return f'<p class="text">{content.replace("。", "。<br/>")}</p>&nbsp;'
 
 
-HEADER = "本文版权所有，未经许可不得转载，违者必究。"
 EXCUSE = "对不起，我暂时无法回答这个问题。"
-ASKED = ["你去哪里？", "谁来了？", "今天怎么样？", "你为什么笑？", "几点了？"]
 
 
 def longer_for_the_ill(rows: list[Row]) -> list[Row]:

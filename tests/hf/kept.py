@@ -5,7 +5,7 @@ import random
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,7 +49,6 @@ SEQUENCES = make_sequences(8, seed=5, low=4, high=30)
 ROWS = make_rows(SEQUENCES)
 HELD_OUT = make_sequences(9, seed=7, low=4, high=20)
 Pairs = list[tuple[list[int], list[int]]]  # tokens and labels of sequences
-Loss = Callable[[Tensor, Tensor, int], Tensor]  # of logits and labels, (tokens, vocabulary) and (tokens,), by its index
 
 
 def data(rows: Sequence[Mapping[str, Any]]) -> datasets.Dataset:
@@ -63,11 +62,7 @@ def alone(rows: Sequence[Sequence[int]]) -> datasets.Dataset:
 # --------------------------------------------------------------------------- truth
 
 
-def plain_loss(logits: Tensor, labels: Tensor, index: int) -> Tensor:
-    return F.cross_entropy(logits[:-1], labels[1:], ignore_index=IGNORED, reduction="sum")
-
-
-def truth_of(model: nn.Module, pairs: Pairs, loss: Loss = plain_loss) -> tuple[float, dict[str, Tensor]]:
+def truth_of(model: nn.Module, pairs: Pairs) -> tuple[float, dict[str, Tensor]]:
     """Loss and gradient of a fresh copy in fp64, one sequence at a time, divided by all targets."""
     one = type(model)(copy.deepcopy(model.config))
     one.load_state_dict(model.state_dict())
@@ -75,10 +70,10 @@ def truth_of(model: nn.Module, pairs: Pairs, loss: Loss = plain_loss) -> tuple[f
     one.set_attn_implementation("eager")
     count = sum(label != IGNORED for _, labels in pairs for label in labels[1:])
     total = 0.0
-    for index, (ids, labels) in enumerate(pairs):
+    for ids, labels in pairs:
         if any(label != IGNORED for label in labels[1:]):
             logits = one(input_ids=torch.tensor([ids]), use_cache=False).logits[0].double()
-            share = loss(logits, torch.tensor(labels), index) / count
+            share = F.cross_entropy(logits[:-1], torch.tensor(labels[1:]), reduction="sum") / count
             share.backward()
             total += float(share.detach())
     return total, {name: p.grad for name, p in one.named_parameters() if p.grad is not None}
@@ -91,9 +86,9 @@ def error_of(trainer: Trainer, wanted: Mapping[str, Tensor]) -> float:
     return distance(recorder.gradient, wanted)
 
 
-def kept(trainer: Trainer, pairs: Pairs, loss: Loss = plain_loss, prove: bool = True, warns: str = "") -> None:
+def kept(trainer: Trainer, pairs: Pairs, prove: bool = True, warns: str = "") -> None:
     """After `attach` the update is that of the sequences, and the certificate is of the trainer before."""
-    _, wanted = truth_of(trainer.model, pairs, loss)
+    _, wanted = truth_of(trainer.model, pairs)
     with pytest.warns(UserWarning, match=warns) if warns else nullcontext():
         attachment = attach(trainer, tokens_per_micro=64, prove=prove)
     assert not prove or attachment.certificate is not None
@@ -395,10 +390,6 @@ def by_loss(name: str, total: Total, divide: Callable[[Tensor, Any], Any] = lamb
         return total(logits[..., :-1], labels[:, 1:]) / divide(labels, num_items_in_batch)
 
     return type(name, (Trainer,), {"compute_loss": compute_loss})
-
-
-def of_sequence(total: Total) -> Loss:
-    return lambda logits, labels, index: total(logits[:-1].T[None], labels[None, 1:])
 
 
 class ByWeights(Weighted):
@@ -930,10 +921,3 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "DPO, Reward, ORPO, GRPO and GKD trainers": (other_trainers,),
     "prompt tuning, p-tuning, prefix tuning": (virtual_tokens,),
 }  # fmt: skip
-
-
-@contextmanager
-def quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

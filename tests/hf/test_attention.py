@@ -149,9 +149,7 @@ def packed(function: Any, lengths: list[int]) -> Any:
         (masking_utils.sliding_window_bidirectional_mask_function(4), 4, True),
     ],
 )
-def test_a_mask_is_dense_only_where_boundaries_cannot_say_it(
-    function: Any, local_size: int | None, dense: bool
-) -> None:
+def test_a_mask_is_dense_only_where_boundaries_cannot_say_it(function, local_size, dense):
     mask = make_mask(1, 12, 12, mask_function=function, local_size=local_size, device=torch.device("cpu"))
     assert (mask is not None and mask.dim() == 4) == dense
     if mask is not None and dense:

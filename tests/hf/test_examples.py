@@ -41,9 +41,7 @@ def run(script: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str,
 @pytest.mark.parametrize(
     ("name", "model_type", "fault"), [("trainer", "llama", "padding"), ("sft", "gpt_oss", "isolation")]
 )
-def test_two_lines_make_a_script_correct(
-    name: str, model_type: str, fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_two_lines_make_a_script_correct(name, model_type, fault, tmp_path, monkeypatch):
     datasets.disable_progress_bars()
     make(tmp_path, model_type)
     before, after = (run(f"{name}_{when}.py", tmp_path, monkeypatch)["trainer"] for when in ("before", "after"))

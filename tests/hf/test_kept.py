@@ -1,10 +1,9 @@
 """What `attach` keeps of a trainer and what it refuses, row by row of the table in docs/internals/attach.md."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from tests.hf.kept import SETUPS
 
@@ -21,8 +20,8 @@ def rows_of_the_table() -> list[str]:
 
 DEAR = {
     "reads_rows", "no_mean_over_targets", "stock_collators", "right_losses", "hides_the_end", "ignores_the_count",
-    "reads_the_state", "own_divisors", "reads_attention", "pads_with_the_end", "columns_of_tokens",
-    "made_anew", "mended", "metrics", "second_head", "own_evaluation", "label_smoothing", "changes_the_data",
+    "own_divisors", "pads_with_the_end", "made_anew", "mended", "metrics", "second_head", "own_evaluation",
+    "changes_the_data",
 }  # fmt: skip
 CASES = [
     pytest.param(made, marks=[pytest.mark.nightly] if made.__name__ in DEAR else [], id=made.__name__)
@@ -38,11 +37,3 @@ def test_what_the_table_says_is_so(made: Callable[[Path], None], tmp_path: Path)
 
 def test_every_row_of_the_table_has_a_set_up() -> None:
     assert rows_of_the_table() == list(SETUPS)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

@@ -3,7 +3,6 @@
 import copy
 import re
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.hf.families import IGNORED, VOCAB, distance, make_model, targets_of, truth
+from tests.hf.families import VOCAB, distance, make_model, targets_of, truth
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -52,9 +51,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "family", "mode"), CASES)
-def test_an_update_and_an_evaluation_are_those_of_one_sequence_at_a_time(
-    kind: str, family: str, mode: str, tmp_path: Path
-) -> None:
+def test_an_update_and_an_evaluation_are_those_of_one_sequence_at_a_time(kind, family, mode, tmp_path):
     model = make_model(family)
     wanted_loss, wanted = truth(model, ROWS)
     wanted_evaluation = held_out_loss(model)
@@ -217,8 +214,8 @@ def test_steps_accumulate_micro_batches_and_weigh_targets_alike(tmp_path: Path) 
     ],
 )
 def test_checkpointing_and_mixed_precision_have_the_gradient_up_to_their_rounding(
-    kind: str, family: str, options: dict[str, bool], bound: float, tmp_path: Path
-) -> None:
+    kind, family, options, bound, tmp_path
+):
     model = make_model(family)
     _, wanted = truth(model, ROWS)
     trainer = make_trainer(kind, model, tmp_path, **options)
@@ -302,17 +299,6 @@ def test_sequences_that_would_change_each_others_numbers_are_refused_by_name(kin
     attach(trainer, tokens_per_micro=24)
 
 
-def test_a_loss_of_ones_own_gets_all_logits(tmp_path: Path) -> None:
-    def summed(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | None = None) -> Tensor:
-        assert outputs.logits.shape[1] == labels.shape[1]
-        logits, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
-        return F.cross_entropy(logits, targets, ignore_index=IGNORED, reduction="sum") / num_items_in_batch
-
-    trainer = make_trainer("plain", make_model("llama"), tmp_path, compute_loss_func=summed)
-    attach(trainer, tokens_per_micro=64)
-    trainer.train()
-
-
 # --------------------------------------------------------------------------- refusals
 
 
@@ -325,9 +311,7 @@ def test_rows_that_do_not_say_where_sequences_begin_are_refused(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("kind", [DistributedType.FSDP, DistributedType.DEEPSPEED])
-def test_ranks_that_hold_parts_of_the_model_are_refused(
-    kind: DistributedType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_that_hold_parts_of_the_model_are_refused(kind, tmp_path, monkeypatch):
     trainer = make_trainer("plain", make_model("llama"), tmp_path)
     monkeypatch.setattr(type(trainer.accelerator), "distributed_type", property(lambda self: kind))
     with pytest.raises(RecipeError, match=f"accelerate runs {kind.value}, and .*weights of the head"):
@@ -337,9 +321,7 @@ def test_ranks_that_hold_parts_of_the_model_are_refused(
 @pytest.mark.slow
 @pytest.mark.parametrize("stage", ["prove_ours", "add_target_head"])
 @pytest.mark.parametrize(("kind", "family"), [("plain", "lfm2"), ("sft", "llama")])
-def test_a_refused_trainer_and_its_model_are_as_they_were(
-    kind: str, family: str, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_refused_trainer_and_its_model_are_as_they_were(kind, family, stage, tmp_path, monkeypatch):
     def refuse(*args: Any) -> None:
         raise ProofError("no", fix="none")
 
@@ -366,11 +348,3 @@ def test_a_refused_trainer_and_its_model_are_as_they_were(
     untouched.train()
     for own, other in zip(trainer.model.parameters(), untouched.model.parameters(), strict=True):
         assert torch.equal(own, other)
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)

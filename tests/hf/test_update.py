@@ -76,9 +76,7 @@ def proved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_the_examples_is_found_by_attach_and_after_it(
-    proved: tuple[str, Trainer], name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fault_of_the_examples_is_found_by_attach_and_after_it(proved, name, tmp_path, monkeypatch):
     kind, trainer = proved
     plant(monkeypatch, name)
     assert trainer.attachment is not None
@@ -104,9 +102,7 @@ def test_a_head_that_scales_the_loss_is_found(tmp_path: Path, monkeypatch: pytes
         attach(plain(tmp_path, data(ROWS)))
 
 
-def test_another_attention_alone_is_found_against_the_model_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_attention_alone_is_found_against_the_model_as_it_was(tmp_path, monkeypatch):
     from contextlib import contextmanager
 
     from unpad.hf import trainer as module

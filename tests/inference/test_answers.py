@@ -25,9 +25,7 @@ FAULTY = Answer(Path("d.png"), fault="E_EMPTY no bytes; write it again")
         (FAULTY, "d.png: E_EMPTY no bytes; write it again", {"top": []}),
     ],
 )
-def test_an_answer_says_all_of_itself(
-    monkeypatch: pytest.MonkeyPatch, answer: Answer, line: str, values: dict[str, object]
-) -> None:
+def test_an_answer_says_all_of_itself(monkeypatch, answer, line, values):
     monkeypatch.setattr("unpad.inference.images.NOTES", {"N_FRAMES": "first frame only"})
     assert answer.line() == line
     assert answer.to_json() == {

@@ -78,9 +78,7 @@ def test_answers_are_those_of_generate_in_the_order_of_the_file(text: LoadedRun,
 
 @pytest.mark.slow
 @pytest.mark.promise("serving.bulk")
-def test_every_question_is_answered_as_alone_in_the_order_of_the_table(
-    asks: LoadedRun, questions: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_every_question_is_answered_as_alone_in_the_order_of_the_table(asks, questions, tmp_path):
     file, out = written(tmp_path / "in.jsonl", questions), tmp_path / "out.jsonl"
     assert answer_questions(asks, file, out) == Written(f"8 questions answered: {out}", 0, 0)
     rows = answers(out)
@@ -98,9 +96,7 @@ def test_every_question_is_answered_as_alone_in_the_order_of_the_table(
 
 
 @pytest.mark.slow
-def test_csv_and_rows_of_data_for_training_are_read(
-    asks: LoadedRun, questions: list[dict[str, Any]], tmp_path: Path
-) -> None:
+def test_csv_and_rows_of_data_for_training_are_read(asks, questions, tmp_path):
     with (tmp_path / "in.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, ["id", "image", "question", "hospital"])
         writer.writeheader()
@@ -124,9 +120,7 @@ def test_csv_and_rows_of_data_for_training_are_read(
 
 @pytest.mark.slow
 @pytest.mark.promise("serving.bulk")
-def test_a_row_that_cannot_be_answered_is_written_with_its_code_and_the_others_go_on(
-    asks: LoadedRun, questions: list[dict[str, Any]], tmp_path: Path, unpad: Shell
-) -> None:
+def test_a_row_that_cannot_be_answered_is_written_with_its_code_and_the_others_go_on(asks, questions, tmp_path, unpad):
     (tmp_path / "cut.png").write_bytes((tmp_path / "0.png").read_bytes()[:-20])
     bad: list[tuple[Any, str]] = [
         ({"image": "cut.png", "question": "?"}, "E_TRUNCATED"), ({"image": "none.png", "question": "?"}, "E_MISSING"),
@@ -170,9 +164,7 @@ def command(request: pytest.FixtureRequest) -> Command:
 
 
 @pytest.mark.promise("serving.bulk")
-def test_a_file_that_was_ended_anywhere_is_continued_to_the_same_bytes(
-    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unpad: Shell
-) -> None:
+def test_a_file_that_was_ended_anywhere_is_continued_to_the_same_bytes(command, tmp_path, monkeypatch, unpad):
     file, whole, out = written(tmp_path / "in.jsonl", command.rows), tmp_path / "whole.jsonl", tmp_path / "out.jsonl"
     command.answer(command.run, file, whole)
     content = whole.read_bytes()
@@ -261,9 +253,7 @@ def test_conversations_end_with_a_message_of_the_user(text: LoadedRun, tmp_path:
         ("not an object", "E_"),
     ],
 )
-def test_a_row_that_is_no_prompt_is_named_and_nothing_is_written(
-    text: LoadedRun, tmp_path: Path, row: Any, what: str
-) -> None:
+def test_a_row_that_is_no_prompt_is_named_and_nothing_is_written(text, tmp_path, row, what):
     file = written(tmp_path / "in.jsonl", [PROMPTS[0], row])
     with pytest.raises(SourceError, match=what) as refused:
         answer_prompts(text, file, tmp_path / "out.jsonl")
@@ -302,8 +292,8 @@ ROWS_OF_QUESTIONS = (
     ],
 )
 def test_what_to_do_about_a_file_without_any_row_is_nothing_that_the_command_lacks(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str, name: str, content: str, what: str
-) -> None:
+    request, tmp_path, kind, name, content, what
+):
     (tmp_path / name).write_text(content, encoding="utf-8")
     answer: Callable[..., Written] = answer_prompts if kind == "text" else answer_questions
     with pytest.raises(SourceError, match=what) as refused:

@@ -168,9 +168,7 @@ def test_a_long_conversation_keeps_going(trained: Trained) -> None:
         next(talk.reply("你好" * 80))
 
 
-def test_a_saved_conversation_is_a_line_that_training_reads_and_replaces_no_other_file(
-    trained: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_saved_conversation_is_a_line_that_training_reads_and_replaces_no_other_file(trained, tmp_path, monkeypatch):
     talk, path = Conversation(*trained, TEMPLATE, SETTINGS), tmp_path / "对话.jsonl"
     with pytest.raises(RecipeError, match="nothing"):
         talk.save(path)

@@ -83,6 +83,6 @@ def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Patien
         assert lasts == pytest.approx([one[name] for name in NAMES], abs=1e-6), "the record ends with its last set"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_the_certificate_holds(made: PatientsRun) -> None:
     assert [line for line in prove_recipe(str(made.run), []).lines if line.passed is False] == []

@@ -88,10 +88,8 @@ def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: Patien
         assert {name: wanted[one["id"]][name] for name in one} == one
 
 
-@pytest.mark.slow
-def test_the_certificate_holds_and_fails_where_causes_of_other_patients_move_the_hazards(
-    made: PatientsRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.nightly
+def test_the_certificate_holds_and_fails_where_causes_of_other_patients_move_the_hazards(made, monkeypatch):
     def failed() -> set[str]:
         return {line.name for line in prove_recipe(str(made.run), []).lines if line.passed is False}
 
@@ -107,9 +105,7 @@ def test_the_certificate_holds_and_fails_where_causes_of_other_patients_move_the
 
 
 @pytest.mark.parametrize("kind", ["plain", "filter", "competing", "vectors"])
-def test_one_pass_gives_what_classes_and_hazards_give_alone_bit_for_bit(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_pass_gives_what_classes_and_hazards_give_alone_bit_for_bit(kind, monkeypatch):
     fields = SET_SEQUENCES[kind]
     model, batch = tiny_patients_model(torch.float32, **fields), random_patients([5, 0, 9, 1, 14])
     model.trained = {"classification": 1.0, "hazard": 1.0}

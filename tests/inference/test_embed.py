@@ -33,9 +33,7 @@ def opened(monkeypatch: pytest.MonkeyPatch, data: Any, tokens_per_micro: int = 5
     return SimpleNamespace(folder=Path("runs/r"), model=Guess(), recipe=recipe, files={}, data=lambda: data)
 
 
-def test_patients_stand_under_their_ids_in_the_order_of_the_data(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_patients_stand_under_their_ids_in_the_order_of_the_data(tmp_path, monkeypatch):
     data = draw(25)
     lines = embed_file(opened(monkeypatch, data), None, "patient", tmp_path / "out.parquet")
     assert lines == [f"25 patients, 3 numbers each: {tmp_path / 'out.parquet'}"]
@@ -71,9 +69,7 @@ def test_patients_without_a_set_are_counted_once(tmp_path: Path, monkeypatch: py
     assert lines[1] == "no row for 2 other patients without a set"
 
 
-def test_sets_stand_in_the_order_of_time_with_their_number_and_day(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sets_stand_in_the_order_of_time_with_their_number_and_day(tmp_path, monkeypatch):
     data = draw(25)
     embed_file(opened(monkeypatch, data), None, "set", tmp_path / "out.parquet")
     table = pq.read_table(tmp_path / "out.parquet").to_pydict()

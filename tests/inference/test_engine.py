@@ -71,7 +71,7 @@ def together(one: Engine, asked: list[Request], order: list[int]) -> list[Collec
             one.turn()
             one.turn()
     one.run()
-    assert (one.live, one.waiting) == (0, 0)
+    assert (len(one._live), len(one._waiting)) == (0, 0)
     return heard
 
 
@@ -79,9 +79,7 @@ def together(one: Engine, asked: list[Request], order: list[int]) -> list[Collec
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("piece", [32, 256, 1 << 20])
-def test_answers_of_requests_that_come_and_go_are_those_of_each_alone(
-    precision: Precision, piece: int, path: Path
-) -> None:
+def test_answers_of_requests_that_come_and_go_are_those_of_each_alone(precision, piece, path):
     asked = requests()
     with on(path):
         for order in ([*range(10)], [*range(9, -1, -1)]):
@@ -149,7 +147,7 @@ def test_rows_are_at_most_as_many_as_allowed() -> None:
     for i in range(5):
         one.submit(Request(prompt(10, i), GREEDY, []), Collected())
     one.turn()
-    assert (one.live, one.waiting) == (2, 3)
+    assert (len(one._live), len(one._waiting)) == (2, 3)
     one.run()
     assert one.tokens_made == 45
 
@@ -168,16 +166,17 @@ def test_memory_bounds_rows_and_beginnings() -> None:
     one = engine(memory=290 * per_token)
     heard = [Collected() for _ in range(4)]
     alone(one, Request(prompt(60), GREEDY, []))
-    assert one.kept_bytes == 60 * per_token
+    assert one._beginnings.num_bytes == 60 * per_token
     for i, each in enumerate(heard):
         one.submit(Request(prompt(90, i + 1), GREEDY, []), each)
     most = 0
     while one.turn():
-        assert one.num_bytes <= 290 * per_token
-        most = max(most, one.live)
+        rows = [ticket.row for tickets in one._reading for ticket in tickets] + [answer.row for answer in one._live]
+        assert one._beginnings.num_bytes + sum(row.num_bytes for row in rows) <= 290 * per_token
+        most = max(most, len(one._live))
     assert most == 2
     assert all(each.reasons == {0: "length"} for each in heard)
-    assert 0 < one.kept_bytes <= 290 * per_token
+    assert 0 < one._beginnings.num_bytes <= 290 * per_token
     large = alone(one, Request(prompt(400), GREEDY, []))
     assert large.reasons == {0: "failed"}
     assert isinstance(large.errors[0], OutOfMemoryError)
@@ -191,14 +190,14 @@ def test_what_is_cancelled_ends_before_the_next_step_and_the_others_go_on(when: 
     one.submit(Request(prompt(20), GREEDY, []), other)
     ticket = one.submit(Request(prompt(10 if when == "live" else 300), GREEDY, []), gone)
     one.turn()
-    assert (one.waiting == 1) == (when == "waiting")
-    assert (one.live == 2) == (when == "live")
+    assert (len(one._waiting) == 1) == (when == "waiting")
+    assert (len(one._live) == 2) == (when == "live")
     made = len(gone.tokens())
     ticket.cancel()
     one.turn()
     assert gone.reasons == {0: "cancelled"}
     assert len(gone.tokens()) == made
-    assert one.live == 1
+    assert len(one._live) == 1
     one.run()
     assert everything(other) == everything(alone(engine(), Request(prompt(20), GREEDY, [])))
 
@@ -222,7 +221,7 @@ def test_one_of_several_prompts_that_are_read_together_can_leave() -> None:
         tickets = one.submit_together(from_prompts([prompt(20), prompt(30), prompt(40)]), asked, heard)
         tickets[gone].cancel()
         one.run()
-        assert (one.live, one.waiting) == (0, 0)
+        assert (len(one._live), len(one._waiting)) == (0, 0)
         for place, (request, each) in enumerate(zip(asked, heard, strict=True)):
             if place == gone:
                 assert (each.reasons, each.cached) == ({0: "cancelled"}, None)
@@ -318,5 +317,5 @@ def test_close_ends_everything() -> None:
         one.submit(Request(prompt(40 + 100 * i), GREEDY, []), each)
     one.turn()
     one.close()
-    assert (one.live, one.waiting, one.turn()) == (0, 0, False)
+    assert (len(one._live), len(one._waiting), one.turn()) == (0, 0, False)
     assert all(each.reasons == {0: "cancelled"} for each in heard)

@@ -11,7 +11,6 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.helpers.families import Finished
 from tests.helpers.pictures import SMALL, recipe_of, write_folder, write_recipe, write_scenes
 from tests.helpers.questions import recipe_of as questions_recipe
 from tests.helpers.shell import Shell
@@ -46,11 +45,7 @@ def test_a_file_says_its_class_and_probability(unpad: Shell, trained: tuple[Path
 
 
 @pytest.mark.promise("llm.your-data", "images.classes")
-def test_a_folder_becomes_a_table_and_a_bad_file_a_row_of_it(
-    unpad: Shell,
-    trained: tuple[Path, Path],
-    tmp_path: Path,
-) -> None:
+def test_a_folder_becomes_a_table_and_a_bad_file_a_row_of_it(unpad, trained, tmp_path):
     run, folder = trained
     inside = tmp_path / "mixed"
     inside.mkdir()
@@ -68,9 +63,7 @@ def test_a_folder_becomes_a_table_and_a_bad_file_a_row_of_it(
 
 
 @pytest.mark.promise("input.pipes")
-def test_pipes_devices_and_odd_names_are_faults_of_their_own_file(
-    unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_pipes_devices_and_odd_names_are_faults_of_their_own_file(unpad, trained, tmp_path):
     run, folder = trained
     mixed = tmp_path / "mixed"
     mixed.mkdir()
@@ -91,9 +84,7 @@ def test_pipes_devices_and_odd_names_are_faults_of_their_own_file(
     assert (refused.code, "E_NAME" in refused.err, r"\xd6\xd0.png" in refused.err) == (3, True, True)
 
 
-def test_an_image_of_one_colour_is_a_fault_and_not_a_class(
-    unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_an_image_of_one_colour_is_a_fault_and_not_a_class(unpad, trained, tmp_path):
     Image.new("RGB", (20, 12), (250, 250, 250)).save(tmp_path / "blank.png")
     outcome = unpad("infer", trained[0], "--image", tmp_path / "blank.png", "--json", code=3)
     (row,) = json.loads(outcome.out)
@@ -133,9 +124,7 @@ def test_opacity_and_size_of_a_file_are_those_of_training(tmp_path: Path) -> Non
 
 
 @pytest.mark.promise("llm.your-data")
-def test_what_cannot_be_meant_is_refused(
-    unpad: Shell, trained: tuple[Path, Path], finished: Finished, tmp_path: Path
-) -> None:
+def test_what_cannot_be_meant_is_refused(unpad, trained, finished, tmp_path):
     run, _ = trained
     (tmp_path / "empty").mkdir()
     for path, message in ((tmp_path / "empty", "holds no image"), (tmp_path / "nowhere.png", "no such file")):
@@ -148,9 +137,7 @@ def test_what_cannot_be_meant_is_refused(
 
 
 @pytest.mark.promise("llm.your-data")
-def test_pictures_of_another_mode_or_size_than_those_of_training_are_marked_and_warned_of(
-    unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_pictures_of_another_mode_or_size_than_those_of_training_are_marked_and_warned_of(unpad, trained, tmp_path):
     run, folder = trained
     seen = json.loads((run / "pictures.json").read_text("utf-8"))
     assert list(seen["modes"]) == ["colour"]
@@ -194,9 +181,7 @@ def test_pictures_of_another_mode_or_size_than_those_of_training_are_marked_and_
 
 
 @pytest.mark.promise("data.parts")
-def test_new_pictures_that_are_near_duplicates_of_training_ones_are_named(
-    unpad: Shell, trained: tuple[Path, Path], tmp_path: Path
-) -> None:
+def test_new_pictures_that_are_near_duplicates_of_training_ones_are_named(unpad, trained, tmp_path):
     run, folder = trained
     data = load(run).data()
     learned = [

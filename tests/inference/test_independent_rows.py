@@ -9,7 +9,7 @@ import torch
 
 from tests.helpers.grid import pairs
 from tests.helpers.models import random_model
-from tests.helpers.paths import PATHS, Path, on
+from tests.helpers.paths import PATHS, on
 from tests.helpers.quantized import quantized
 from unpad.inference.engine import Engine, sample
 from unpad.inference.generate import generate
@@ -17,7 +17,6 @@ from unpad.models.decoder import Decoder
 from unpad.nn import linear
 from unpad.nn.linear import FIXED_ROWS, independent_rows, product, reading
 from unpad.nn.native import library
-from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
 
 pytestmark = pytest.mark.promise("llm.generation")
@@ -75,9 +74,7 @@ def taken(scores: Scores) -> Scores:
     ("asked", "precision", "path"),
     pairs([("llama", DRAWN), *((kind, GREEDY) for kind in KINDS)], ["fp32", "bf16"], PATHS),
 )
-def test_scores_of_prompts_together_are_those_of_each_alone(
-    asked: tuple[str, GenerateSettings], precision: Precision, path: Path, scores: Scores
-) -> None:
+def test_scores_of_prompts_together_are_those_of_each_alone(asked, precision, path, scores):
     kind, settings = asked
     model, prompts = decoder_of(kind), unlike_prompts()
     with on(path):
@@ -93,9 +90,7 @@ def test_scores_of_prompts_together_are_those_of_each_alone(
 
 @pytest.mark.promise("models.quantized")
 @pytest.mark.parametrize(("precision", "path"), pairs(["fp32", "bf16"], PATHS))
-def test_scores_of_quantized_weights_are_those_of_each_prompt_alone(
-    precision: Precision, path: Path, scores: Scores
-) -> None:
+def test_scores_of_quantized_weights_are_those_of_each_prompt_alone(precision, path, scores):
     model, prompts = quantized(decoder_of("gpt")), unlike_prompts()[:12]
     with on(path):
         for prompt in prompts:
@@ -132,9 +127,7 @@ def test_without_kernels_every_number_of_rows_gives_the_rows_of_the_most(dtype: 
 
 
 @pytest.mark.parametrize("tiles", [False, True], ids=["no tiles", "AMX"])
-def test_prompts_in_bf16_on_amx_are_read_by_torch_in_blocks_of_one_size(
-    tiles: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_prompts_in_bf16_on_amx_are_read_by_torch_in_blocks_of_one_size(tiles, monkeypatch):
     """On a stand-in for such a processor: which product runs, and that no number of rows changes a row."""
     torch.manual_seed(0)
     x, weight = torch.randn(300, 70).bfloat16(), torch.randn(37, 70).bfloat16()

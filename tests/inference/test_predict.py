@@ -66,9 +66,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.promise("cli.predict")
 @pytest.mark.parametrize("kind", ["folder", "file", ".jsonl", ".csv"])
-def test_pictures_get_the_classes_of_each_alone_under_their_names_and_ids(
-    finished: Finished, pictures: Path, kind: str
-) -> None:
+def test_pictures_get_the_classes_of_each_alone_under_their_names_and_ids(finished, pictures, kind):
     run, paths = load(finished("images").run), sorted(pictures.glob("*.png"))
     data = pictures if kind == "folder" else paths[0] if kind == "file" else table_of(pictures, kind)
     found = predict(run, data)
@@ -82,9 +80,7 @@ def test_pictures_get_the_classes_of_each_alone_under_their_names_and_ids(
 
 
 @pytest.mark.promise("cli.predict")
-def test_files_of_every_format_hold_the_rows_that_json_has(
-    unpad: Shell, finished: Finished, pictures: Path, tmp_path: Path
-) -> None:
+def test_files_of_every_format_hold_the_rows_that_json_has(unpad, finished, pictures, tmp_path):
     run = finished("images").run
     told = json.loads(unpad("predict", run, pictures, "--json").out)
     for ending in (".csv", ".jsonl", ".parquet"):
@@ -102,9 +98,7 @@ def test_files_of_every_format_hold_the_rows_that_json_has(
 
 
 @pytest.mark.promise("cli.predict")
-def test_rows_that_cannot_be_used_stop_it_or_are_written_with_their_fault(
-    unpad: Shell, finished: Finished, pictures: Path, tmp_path: Path
-) -> None:
+def test_rows_that_cannot_be_used_stop_it_or_are_written_with_their_fault(unpad, finished, pictures, tmp_path):
     run, table, out = finished("images").run, table_of(pictures, ".jsonl"), tmp_path / "out.csv"
     (pictures / "1.png").write_bytes(b"")
     with table.open("a", encoding="utf-8") as file:
@@ -141,9 +135,7 @@ def test_patients_get_the_numbers_of_embed_under_their_ids(finished: Finished, t
 
 @pytest.mark.promise("cli.predict")
 @pytest.mark.parametrize("kind", ["questions", "conversations"])
-def test_replies_to_a_table_are_continued_and_then_written_whole(
-    unpad: Shell, finished: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_replies_to_a_table_are_continued_and_then_written_whole(unpad, finished, tmp_path, monkeypatch, kind):
     run, out = finished(kind).run, tmp_path / "out.csv"
     if kind == "questions":
         shutil.copy(min((finished(kind).recipe.parent / "pictures").rglob("*.png")), tmp_path / "0.png")
@@ -213,9 +205,7 @@ def test_a_row_of_a_conversation_is_asked_as_it_trains_without_its_reply(finishe
 
 
 @pytest.mark.promise("cli.predict")
-def test_what_a_run_cannot_predict_is_refused_with_what_it_can(
-    unpad: Shell, finished: Finished, tmp_path: Path, pictures: Path
-) -> None:
+def test_what_a_run_cannot_predict_is_refused_with_what_it_can(unpad, finished, tmp_path, pictures):
     picture = pictures / "0.png"
     assert "no data is named" in unpad("predict", finished("images").run, code=2).err
     assert "--question" in unpad("predict", finished("questions").run, picture, code=2).err
@@ -268,9 +258,7 @@ def test_from_python_questions_are_rows(finished: Finished) -> None:
 
 
 @pytest.mark.promise("cli.predict")
-def test_bad_rows_of_patients_are_left_out_where_the_command_says_so(
-    unpad: Shell, finished: Finished, tmp_path: Path
-) -> None:
+def test_bad_rows_of_patients_are_left_out_where_the_command_says_so(unpad, finished, tmp_path):
     run, folder = finished("patients").run, tmp_path / "tables"
     shutil.copytree(finished("patients").recipe.parent / "tables", folder)
     tests = pq.read_table(folder / "tests.parquet").to_pylist()

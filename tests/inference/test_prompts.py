@@ -92,9 +92,7 @@ def test_a_system_text_becomes_the_system_turn_of_training(unpad: Shell, run: Pa
         assert "note: no conversation that this run was trained on has a system turn" in told.err
 
 
-def test_a_run_trained_on_system_turns_and_one_that_does_not_say(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_trained_on_system_turns_and_one_that_does_not_say(unpad, tmp_path, monkeypatch):
     path = told_of_system(tmp_path)
     assert load(path).num_system is not None
     assert (load(path).num_system or 0) >= 15

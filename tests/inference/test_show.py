@@ -66,9 +66,7 @@ def test_infer_draws_an_image_and_numbers_several(unpad: Shell, run: Path, pictu
     assert "nothing is asked" in unpad("infer", run, "--image", image, "--show", tmp_path / "out.svg").err
 
 
-def test_a_question_that_is_mostly_unknown_and_a_blank_image_are_named(
-    unpad: Shell, pictures: Path, tmp_path: Path
-) -> None:
+def test_a_question_that_is_mostly_unknown_and_a_blank_image_are_named(unpad, pictures, tmp_path):
     letters = "".join(sorted(set(pictures.read_text(encoding="utf-8") + "Describe the picture.用户：助手0123456789")))
     (tmp_path / "tokenizer.json").write_bytes(dropping_bpe(letters))
     tokenizer = {"kind": "file", "path": str(tmp_path / "tokenizer.json")}
@@ -124,9 +122,7 @@ def test_eval_leaves_pictures_for_the_page(unpad: Shell, run: Path) -> None:
     assert "accuracy origin</td>" in page
 
 
-def test_the_cost_of_every_mode_is_the_median_of_its_rounds_in_its_unit(
-    run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_cost_of_every_mode_is_the_median_of_its_rounds_in_its_unit(run, monkeypatch):
     asked: list[tuple[Any, ...]] = []
     costs = [Cost(0.001 * n, 0.1 * n, 100 * n, 1000 * n) for n in (3, 1, 2)]
 
@@ -156,13 +152,7 @@ def test_the_cost_of_every_mode_is_the_median_of_its_rounds_in_its_unit(
     ("settings", "message"),
     [({}, "removes no patches"), ({"merge": {"variant": "similarity", "ratio": 0.5}, **UNIFORM}, "merges patches")],
 )
-def test_a_model_of_which_nothing_can_be_shown_says_so(
-    unpad: Shell,
-    pictures: Path,
-    tmp_path: Path,
-    settings: dict[str, Any],
-    message: str,
-) -> None:
+def test_a_model_of_which_nothing_can_be_shown_says_so(unpad, pictures, tmp_path, settings, message):
     run, image = trained(pictures, tmp_path, settings), pictures.parent / "dark" / "0.png"
     outcome = unpad("infer", run, "--image", image, "--question", "?", "--show", tmp_path / "out.svg", code=2)
     assert message in outcome.err

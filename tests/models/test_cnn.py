@@ -25,8 +25,7 @@ def test_the_model_is_its_parts_in_order():
     assert {name: count for name, (_, count) in terms.items()} == model.count_targets(batch)
     expected = torch.autograd.grad(smoothed, list(model.parameters()))
     got = torch.autograd.grad(terms["cross_entropy"][0], list(model.parameters()))
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
 
 
 def test_dropout_is_on_features_in_training_and_repeats_with_the_seed():

@@ -208,8 +208,7 @@ def test_images_in_one_batch_equal_each_alone_however_split_or_padded(kind, path
         expected = gradients(model, alone)
         longest = int(batch.layout.lengths().max())
         for other in (batch, batch.pad("right"), batch.pad("left", pad_to=longest + 5)):
-            for got, wanted in zip(outputs(model, other), truth, strict=True):
-                torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
+            torch.testing.assert_close(outputs(model, other), truth, rtol=1e-10, atol=1e-10)
             assert_same(model, expected, [other])
         assert_same(model, expected, [batch.select([4, 1]), batch.select([]), batch.select([6, 0, 3, 5, 2])])
 
@@ -285,8 +284,7 @@ def test_losses_of_classes_are_sums_over_images_with_and_without_smoothing(kind)
     # The loss forms its own gradients; those through the logits are autograd's.
     expected = torch.autograd.grad(smoothed, list(model.parameters()))
     got = torch.autograd.grad(terms["cross_entropy"][0], list(model.parameters()))
-    for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+    torch.testing.assert_close(got, expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("kind", ["vit, mean", "vit, attention only", "vit, convolutions", "cnn"])

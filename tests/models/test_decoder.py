@@ -270,8 +270,7 @@ def test_a_last_block_that_leaves_tokens_out_changes_nothing(kind, form):
             hidden = hidden.index_select(0, batch.target_index) if wanted is None else hidden
             (hidden * torch.arange(hidden.numel()).view_as(hidden)).sum().backward()
             found.append([hidden.detach(), *(p.grad.clone() for p in model.parameters() if p.grad is not None)])
-        for one, other in zip(*found, strict=True):
-            torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(*found, rtol=1e-10, atol=1e-10)
 
 
 def test_the_last_block_ends_with_the_tokens_that_predict_something():

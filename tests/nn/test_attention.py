@@ -47,8 +47,7 @@ def test_groups_equal_the_definition(lengths, causal, kv_heads):
     got = torch_attention(q, k, v, layout, causal)
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-12)
     if got.numel():
-        for a, b in zip(torch.autograd.grad(got, [q, k, v], grad), wanted, strict=True):
-            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(torch.autograd.grad(got, [q, k, v], grad), wanted, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("weighted", [False, True], ids=["fused", "weighted"])
@@ -147,8 +146,9 @@ def test_key_bias_and_dropout_equal_the_definition_whole_and_in_blocks(causal, d
     grad = torch.randn(123, 4, 8, dtype=torch.float64)
     got, wanted = (make(qkv, layout, causal, bias, dropout) for make in (weighted, by_definition))
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
-    for a, b in zip(*(torch.autograd.grad(out, [qkv, bias], grad) for out in (got, wanted)), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(
+        *(torch.autograd.grad(out, [qkv, bias], grad) for out in (got, wanted)), rtol=1e-9, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("block", [None, 50], ids=["whole", "blocks"])

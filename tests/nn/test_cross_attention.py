@@ -44,7 +44,7 @@ def definition(q: Tensor, k: Tensor, bias: Tensor, hidden: Tensor | None = None)
 def test_it_equals_the_definition(lengths):
     queries, keys = layouts(lengths)
     q, k, v, bias = inputs(queries, keys)
-    got = across.cross_attention(q, k, v, across.pair_sequences(queries, keys), key_bias=bias)
+    got = across.attention_weights(q, k, across.pair_sequences(queries, keys), key_bias=bias).apply(v)
     parts = [q.new_zeros(0, HEADS, 5)]
     for (a, b), (c, d) in zip(bounds_of(queries), bounds_of(keys), strict=True):
         weights = definition(q[a:b], k[c:d], bias[c:d])
@@ -55,8 +55,7 @@ def test_it_equals_the_definition(lengths):
     if not probe.numel():
         return
     found = [torch.autograd.grad((y * probe).sum(), [q, k, v, bias]) for y in (got, wanted)]
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
 
 
 @settings(deadline=None, max_examples=30)
@@ -98,7 +97,7 @@ def test_grouping_changes_nothing(name, value, dropout, monkeypatch):
             monkeypatch.setattr(module, name, value)
         pairs = across.pair_sequences(samples.vision_layout, samples.question_layout)
         torch.manual_seed(3)
-        found.append((len(pairs.groups), across.cross_attention(q, k, v, pairs, dropout=dropout)))
+        found.append((len(pairs.groups), across.attention_weights(q, k, pairs).apply(v, dropout)))
     assert found[0][0] != found[1][0]
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-12, atol=1e-12)
 
@@ -163,11 +162,11 @@ def test_other_samples_are_never_seen(seq):
     pairs = across.pair_sequences(samples.vision_layout, samples.question_layout)
     before, _ = attention(samples.vision, samples.question, pairs)
     changed = samples.question.detach().clone()
-    changed[samples.question_layout.tokens_of([seq])] = math.nan
+    changed[samples.question_layout.select([seq])[1]] = math.nan
     after, _ = attention(samples.vision, changed, pairs)
-    tokens = samples.vision_layout.tokens_of([other for other in range(len(VISION)) if other != seq])
+    tokens = samples.vision_layout.select([other for other in range(len(VISION)) if other != seq])[1]
     assert torch.equal(before[tokens], after[tokens])
-    assert after[samples.vision_layout.tokens_of([seq])].isnan().all()
+    assert after[samples.vision_layout.select([seq])[1]].isnan().all()
 
 
 def test_bf16_stays_near_fp64():

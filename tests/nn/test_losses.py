@@ -48,8 +48,7 @@ def test_value_and_gradients_equal_the_plain_loss(num, smoothing, seed):
     torch.testing.assert_close(loss, expected, rtol=1e-12, atol=1e-10)
     torch.testing.assert_close(nll, F.cross_entropy(logits, labels, reduction="sum"), rtol=1e-12, atol=1e-10)
     assert not nll.requires_grad
-    for found, wanted in zip(torch.autograd.grad(loss * 3.5, inputs), expected_grads, strict=True):
-        torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(torch.autograd.grad(loss * 3.5, inputs), expected_grads, rtol=1e-10, atol=1e-12)
     each = token_nll(hidden.detach(), weight.detach(), labels)
     torch.testing.assert_close(each, F.cross_entropy(logits, labels, reduction="none").detach(), rtol=1e-12, atol=1e-12)
 
@@ -111,8 +110,7 @@ def test_rows_that_complete_a_product_change_nothing(num, monkeypatch):
         loss, nll = cross_entropy(hidden, weight, labels, 0.1)
         each = token_nll(hidden.detach(), weight.detach(), labels)
         found.append((loss.detach(), nll, each, *torch.autograd.grad(loss * 2, [hidden, weight])))
-    for got, wanted in zip(*found, strict=True):
-        torch.testing.assert_close(got, wanted, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 def test_a_label_of_next_to_no_probability_costs_what_it_should():

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import nullcontext
-from typing import Literal
 
 import pytest
 import torch
@@ -18,7 +17,6 @@ from unpad.nn.norm import Norm
 
 SEED, EPS = 0x1234_5678_9ABC, 1e-5
 SHAPES = [(0, 16), (1, 512), (3, 7), (17, 16), (50, 33), (70, 256), (130, 512)]
-Kind = Literal["layernorm", "rmsnorm"]
 
 
 @pytest.fixture(params=PATHS, autouse=True)

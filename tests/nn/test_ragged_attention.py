@@ -40,10 +40,7 @@ def definition(
     ("window", "softcap", "sinks", "value_dim", "native", "whole"),
     pairs([None, 1, 5, 100], [None, 1.5], [False, True], [16, 8], [True, False], [512, 8]),
 )
-def test_scores_follow_the_definition(
-    window: int | None, softcap: float | None, sinks: bool, value_dim: int, native: bool, whole: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+def test_scores_follow_the_definition(window, softcap, sinks, value_dim, native, whole, monkeypatch):
     monkeypatch.setattr(attention, "WHOLE_LENGTH", whole)  # below it blocks of queries are computed apart
     monkeypatch.setattr(attention, "BLOCK_CELLS", 400)
     torch.manual_seed(0)
@@ -61,9 +58,8 @@ def test_scores_follow_the_definition(
         with library.switched_off():
             got = ragged_attention(q, k, v, layout, Attend(**options))
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
-    pairs = zip(torch.autograd.grad(got, leaves, grad), torch.autograd.grad(wanted, leaves, grad), strict=True)
-    for one, other in pairs:
-        torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
+    gradients = (torch.autograd.grad(out, leaves, grad) for out in (got, wanted))
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-12)
 
 
 def test_the_scale_is_that_of_the_head_by_default():

@@ -228,7 +228,7 @@ def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path):
     assert [event["kind"] for event in lines(tmp_path, "log.jsonl")] == ["checkpoint"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("terminal", [True, False])
 def test_training_goes_on_when_stdout_is_closed(tmp_path, terminal):
     code = f"""

@@ -409,7 +409,7 @@ def test_a_client_that_leaves_while_its_answer_is_made_frees_its_row(chats, monk
     with monkeypatch.context() as patch:
         patch.setattr(Engine, "_step", held)
         with chats.connect(chats.request(CHAT, {**ASK, "n": 16, "max_tokens": 60, "seed": 4})):
-            wait_for(lambda: worker.engine.live == 16)
+            wait_for(lambda: len(worker.engine._live) == 16)
         wait_for(worker._inbox.qsize)  # the server noticed, and asked for its rows
         go_on.set()
         wait_for(lambda: chats.service.num_open == 0)
@@ -431,7 +431,7 @@ def test_a_client_that_leaves_a_stream_is_told_from_one_that_hears_the_end(chats
         with chats.connect(chats.request(CHAT, {**ASK, "stream": True, "seed": 3})) as connection:
             assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
         worker = chats.service._worker
-        wait_for(lambda: worker._inbox.qsize() or not worker.engine.live)  # the server noticed, and asked for its rows
+        wait_for(lambda: worker._inbox.qsize() or not worker.engine._live)  # the server noticed, and asked for its rows
         go_on.set()
         heard(capfd, f"POST {CHAT} 200 client left ")
     assert chats.metric(f'unpad_broken_answers_total{{reason="client left",route="{CHAT}"}}') == 1

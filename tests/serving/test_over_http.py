@@ -87,6 +87,7 @@ def test_numbers_of_a_server_are_those_of_each_input_alone(proved):
         truth[1] = {**truth[1], name: own}
 
 
+@pytest.mark.nightly
 def test_what_cannot_be_asked_through_http_is_not_proven(proved, monkeypatch):
     loaded, subject = proved
     own = over_http._post

@@ -19,7 +19,7 @@ FILES = {"a.bin": b"alpha" * 50, "b.json": b"{}\n", "empty": b""}
 
 def test_a_folder_reads_back_and_verifies(tmp_path):
     storage.write_folder(tmp_path / "cache", FILES)
-    storage.verify_folder(tmp_path / "cache")
+    storage.read_folder(tmp_path / "cache")
     assert storage.read_folder(tmp_path / "cache") == FILES
     assert storage.read_folder(tmp_path / "cache", ["b.json"]) == {"b.json": b"{}\n"}
     assert storage.sha256_file(tmp_path / "cache/a.bin") == storage.sha256(FILES["a.bin"])
@@ -108,10 +108,9 @@ def test_damage_is_found_and_named(tmp_path, what):
     folder = tmp_path / "cache"
     storage.write_folder(folder, FILES)
     spoil(folder / "a.bin", tmp_path / "outside")
-    for read in (storage.verify_folder, storage.read_folder):
-        with pytest.raises(CheckpointError, match=message) as caught:
-            read(folder)
-        assert caught.value.where == str(folder)
+    with pytest.raises(CheckpointError, match=message) as caught:
+        storage.read_folder(folder)
+    assert caught.value.where == str(folder)
 
 
 ENTRY = {"size": 0, "sha256": storage.sha256(b"")}
@@ -173,7 +172,7 @@ def test_files_outside_the_manifest_are_never_opened(tmp_path, monkeypatch):
         return real(path, *rest, **more)
 
     monkeypatch.setattr(os, "open", recorded)
-    storage.verify_folder(tmp_path / "cache")
+    storage.read_folder(tmp_path / "cache")
     assert storage.read_folder(tmp_path / "cache") == FILES
     assert set(opened) == {str(tmp_path / "cache"), "MANIFEST.json", *FILES}
 
@@ -192,7 +191,7 @@ def test_removing_never_leaves_half_a_folder_under_its_name(tmp_path, monkeypatc
         storage.clean_leftovers(tmp_path)
         assert names_in(tmp_path) in ([], ["cache"])
         if names_in(tmp_path):
-            storage.verify_folder(tmp_path / "cache")
+            storage.read_folder(tmp_path / "cache")
 
 
 def test_removing_never_follows_a_link(tmp_path):
@@ -203,4 +202,4 @@ def test_removing_never_follows_a_link(tmp_path):
     storage.remove_folder(tmp_path / "cache")
     storage.remove_folder(tmp_path / "alias")
     assert names_in(tmp_path) == ["kept"]
-    storage.verify_folder(tmp_path / "kept")
+    storage.read_folder(tmp_path / "kept")

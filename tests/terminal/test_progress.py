@@ -328,6 +328,7 @@ def test_long_work_is_shown_on_a_terminal_without_colour_and_erased(tmp_path, ve
     assert "\x1b" not in out
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("given", [{"term": "dumb"}, {"no_color": "1"}])
 def test_a_terminal_without_control_sequences_is_left_alone(tmp_path, given):
     code, _, shown = on_terminal(tmp_path, "plan", str(write_toy(tmp_path / "toy")), **given)

@@ -97,9 +97,7 @@ def test_learnt_tokens_are_those_that_the_loss_counts(unpad: Shell, tmp_path: Pa
 
 
 @pytest.mark.promise("data.show")
-def test_a_file_is_shown_by_the_recipe_of_its_kind(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_shown_by_the_recipe_of_its_kind(unpad, tmp_path, monkeypatch):
     write_chats(tmp_path / "my.jsonl")
     shown = unpad("data", "show", "my.jsonl", code=0).out
     assert shown.startswith(SHOWN)

@@ -219,10 +219,6 @@ class Layout(Keyed):
         keys = None if self.keys is None else self.keys.index_select(0, torch.from_numpy(index).to(device))
         return build_layout(lengths).to(device).with_keys(keys), torch.from_numpy(tokens).to(device)
 
-    def tokens_of(self, seqs: Sequence[int] | Tensor) -> Tensor:
-        """The tokens of these sequences in this order, (num_tokens,) int64."""
-        return self.select(seqs)[1]
-
     def restrict(self, places: Tensor) -> Layout:
         """The layout of only the tokens at these places, (num,) int64 ascending; a sequence may keep none.
 

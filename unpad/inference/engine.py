@@ -420,26 +420,6 @@ class Engine:
         self.tokens_read = self.tokens_reused = self.tokens_made = 0
         self.on_fault: Callable[[Sequence[Ticket], Exception], None] | None = None
 
-    @property
-    def live(self) -> int:
-        """Answers that are being made."""
-        return len(self._live)
-
-    @property
-    def waiting(self) -> int:
-        """Requests whose prompts nothing was read of."""
-        return sum(map(len, self._waiting))
-
-    @property
-    def kept_bytes(self) -> int:
-        return 0 if self._beginnings is None else self._beginnings.num_bytes
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all keys and values."""
-        prompts = [ticket.row for tickets in self._reading for ticket in tickets if ticket.row is not None]
-        return self.kept_bytes + sum(row.num_bytes for row in [*prompts, *(answer.row for answer in self._live)])
-
     # ------------------------------------------------------------------ requests
 
     def submit(self, request: Request, listener: Listener) -> Ticket:

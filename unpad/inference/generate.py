@@ -202,29 +202,18 @@ class StopTexts:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = [(stop, _borders(stop)) for stop in stops]
-        self._begun = [0] * len(stops)  # characters of each stop that the text so far ends with
-        self._waiting = ""
-        self.found = False
+        self._stops, self._waiting, self.found = stops, "", False
 
     def push(self, piece: str) -> str:
         """Add a piece, and return the text that is certain to come before any stop."""
-        waiting = self._waiting + piece
-        for end, letter in enumerate(piece, len(self._waiting) + 1):
-            complete = 0
-            for place, (stop, borders) in enumerate(self._stops):
-                begun = self._begun[place]
-                while begun and stop[begun] != letter:
-                    begun = borders[begun - 1]
-                self._begun[place] = begun = begun + (stop[begun] == letter)
-                if begun == len(stop):
-                    complete = max(complete, begun)
-            if complete:
-                self.found, self._waiting = True, ""
-                return waiting[: end - complete]
-        keep = len(waiting) - max(self._begun, default=0)
-        self._waiting = waiting[keep:]
-        return waiting[:keep]
+        text = self._waiting + piece
+        ends = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
+        if ends:
+            self.found, self._waiting = True, ""
+            return text[: min(ends)[1]]
+        ready = min((_begun(text, stop) for stop in self._stops), default=len(text))
+        self._waiting = text[ready:]
+        return text[:ready]
 
     def rest(self) -> str:
         """The text that was held back, when nothing follows."""
@@ -232,18 +221,10 @@ class StopTexts:
         return rest
 
 
-def _borders(stop: str) -> list[int]:
-    """For every place of a text, the length of the longest proper start that its beginning up to there ends with.
-
-    Knuth, Morris and Pratt (1977), "Fast pattern matching in strings".
-    """
-    borders, length = [0], 0
-    for letter in stop[1:]:
-        while length and stop[length] != letter:
-            length = borders[length - 1]
-        length += stop[length] == letter
-        borders.append(length)
-    return borders
+def _begun(text: str, stop: str) -> int:
+    """The first place from which on the rest of a text, maybe none of it, is a start of a stop."""
+    first = max(len(text) - len(stop) + 1, 0)
+    return next(place for place in range(first, len(text) + 1) if stop.startswith(text[place:]))
 
 
 # --------------------------------------------------------------------------- beams

@@ -15,7 +15,6 @@ from torch import Tensor
 from unpad import storage
 from unpad.data.family import NAMES_KEY, family_name, folder_files
 from unpad.data.rows import CLASSES
-from unpad.data.sources.files import expand, resolve_path
 from unpad.errors import CheckpointError, RecipeError
 from unpad.interchange.hub import download_model, is_hub_name, kept_folder
 from unpad.recipes.data import ImageSettings, TokenizerSettings
@@ -65,6 +64,8 @@ def text_bytes(recipe: Recipe) -> int:
     Raises:
         SourceError: a source has no file.
     """
+    from unpad.data.sources.files import expand, resolve_path
+
     files = expand([*recipe.data.text, *recipe.data.chat], partial(resolve_path, recipe.data))
     return sum(file.path.stat().st_size for file in files)
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -186,12 +185,6 @@ class KeyValueCache:
         finally:
             for one, new in zip(held, news, strict=True):
                 one.length += new
-
-    def keep(self, live: np.ndarray) -> np.ndarray:
-        """Drop the rows where `live` (num_rows,) is False; return which old row each row is now."""
-        order = np.flatnonzero(live)
-        self.rows = [self.rows[i] for i in order.tolist()]
-        return order
 
     def reorder(self, rows: Tensor) -> None:
         """Make row i the old row rows[i]; rows may repeat, as copies, and may be omitted."""

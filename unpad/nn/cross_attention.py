@@ -320,24 +320,6 @@ def received_attention(
     return out.index_copy(0, torch.cat(tokens), torch.cat(parts))
 
 
-def cross_attention(
-    q: Tensor, k: Tensor, v: Tensor, pairs: PairedRuns, *, key_bias: Tensor | None = None, dropout: float = 0.0
-) -> Tensor:
-    """Attend from each sequence of the queries to its sequence of the keys and nowhere else.
-
-    Args:
-        q: (num_queries, heads, head_dim).
-        k, v: (num_keys, heads, head_dim).
-        pairs: from `pair_sequences`.
-        key_bias: (num_keys,), added to every score of a key; -inf removes it, and every query must see another.
-        dropout: share of attention weights to set to zero.
-
-    Returns:
-        (num_queries, heads, head_dim); zeros where a sequence has no keys.
-    """
-    return attention_weights(q, k, pairs, key_bias=key_bias).apply(v, dropout)
-
-
 class Projection(nn.Module):
     """norm(Linear(norm(x))): maps runs of different widths into one space, (num, width) to (num, inner)."""
 

@@ -6,7 +6,7 @@ renamed; then the parent folder is flushed too. A folder carries MANIFEST.json w
 written last and checked on every read.
 """
 
-from unpad.storage.disk import check_space, disk_errors
+from unpad.storage.disk import check_space, discard, disk_errors
 from unpad.storage.files import (
     cache_folder,
     clean_leftovers,
@@ -19,7 +19,6 @@ from unpad.storage.files import (
 )
 from unpad.storage.folders import (
     Entry,
-    abandon_folder,
     begin_folder,
     each_file,
     end_folder,
@@ -27,7 +26,6 @@ from unpad.storage.folders import (
     remove_folder,
     replace_folder,
     replaced,
-    verify_folder,
     write_folder,
     write_part,
 )
@@ -36,8 +34,8 @@ from unpad.storage.lock import LOCK, RunLock
 from unpad.storage.strict_json import finite, parse_json
 
 __all__ = [
-    "LOCK", "Entry", "LineLog", "RunLock", "abandon_folder", "begin_folder", "cache_folder", "check_space",
-    "clean_leftovers", "disk_errors", "each_file", "end_folder", "finite", "make_folder", "make_private",
+    "LOCK", "Entry", "LineLog", "RunLock", "begin_folder", "cache_folder", "check_space",
+    "clean_leftovers", "discard", "disk_errors", "each_file", "end_folder", "finite", "make_folder", "make_private",
     "parse_json", "read_folder", "remove_folder", "replace_folder", "replaced", "sha256", "sha256_file",
-    "verify_folder", "write_atomic", "write_files", "write_folder", "write_part",
+    "write_atomic", "write_files", "write_folder", "write_part",
 ]  # fmt: skip

@@ -4,7 +4,6 @@ Reading never follows a link, never waits for a pipe, and opens no file that the
 """
 
 import errno
-import hashlib
 import json
 import os
 import re
@@ -129,11 +128,6 @@ def end_folder(temporary: Path, path: Path, entries: dict[str, Entry]) -> None:
         _put_in_place(temporary, path)
 
 
-def abandon_folder(temporary: Path) -> None:
-    """Delete the folder of `begin_folder`."""
-    discard(temporary)
-
-
 # --------------------------------------------------------------------------- read
 
 
@@ -142,23 +136,11 @@ def replaced(path: Path) -> Path:
     return path.with_name(f".old-{path.name}")
 
 
-def verify_folder(path: Path) -> None:
-    """Verify the size and sha256 of every file in the manifest; other files are never opened.
-
-    Raises:
-        CheckpointError: a file is missing, has another size or sha256, is a link, or has an invalid name.
-    """
-    with _open_folder(path) as (folder, entries):
-        for name, entry in entries.items():
-            with _open_entry(path, folder, name, entry["size"]) as file:
-                _check_sha256(path, name, hashlib.file_digest(file, "sha256").hexdigest(), entry["sha256"])
-
-
 def read_folder(path: Path, names: Iterable[str] | None = None) -> dict[str, bytes]:
     """Read and verify the files of a folder, or only those in `names`, which may be patterns with `*` (fnmatch).
 
     Raises:
-        CheckpointError: as for `verify_folder`, for the files that are read.
+        CheckpointError: one of them is missing, has another size or sha256, is a link, or has an invalid name.
     """
     return dict(each_file(path, names))
 

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from unpad import storage
 from unpad.errors import UnlikeProcessesError
-from unpad.models.contract import Model
 from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
 from unpad.run.base import fingerprint
@@ -88,7 +87,7 @@ def check_weights(setup: Setup, step: int) -> None:
     """
     if setup.group.size == 1 or not setup.parallelism.replicates:
         return
-    first, *others = setup.group.exchange(weights_hash(setup.model))
+    first, *others = setup.group.exchange(fingerprint(setup.model.state_dict()))
     for rank, other in enumerate(others, start=1):
         if other != first:
             what = f"process {rank} has other weights than process 0"
@@ -107,11 +106,6 @@ def _compare(group: Group, folder: Path, facts: dict[str, str]) -> None:
             if name in (*LIBRARIES, *DECIDE_BITS):
                 what = f"{what}: {other[name]}, not {value}"
             raise UnlikeProcessesError(what, where=str(folder), fix=FIXES.get(name, "train on hosts of one kind"))
-
-
-def weights_hash(model: Model) -> str:
-    """sha256 of all weights of a model."""
-    return fingerprint(model.state_dict())
 
 
 def code_hash() -> str:

@@ -49,9 +49,7 @@ def recipe(folder: Path, rows: str = ROWS, labels: str = "", events: Any = None,
         ("31.12.2023 14:05 +0200", "%d.%m.%Y %H:%M %z", "2023-12-31 12:05:00"),
     ],
 )
-def test_a_date_in_a_format_is_the_same_time_as_in_that_of_iso(
-    tmp_path: Path, text: str, layout: str, iso: str
-) -> None:
+def test_a_date_in_a_format_is_the_same_time_as_in_that_of_iso(tmp_path, text, layout, iso):
     mine = tables(tmp_path, f"1,{text},Na,1\n1,{text},K,\n", format=layout)
     plain = tables(tmp_path, f"1,{iso},Na,1\n1,{iso},K,\n", unit="timestamp")
     assert np.array_equal(mine.rows.days, plain.rows.days)
@@ -93,9 +91,7 @@ def test_times_of_labels_have_a_format_of_their_own(tmp_path: Path) -> None:
 @pytest.mark.promise("patients.long-table")
 @pytest.mark.parametrize("field", ["time", "landmark", "events"])
 @pytest.mark.parametrize(("zone", "layout"), [("Z", None), ("+02:00", None), (" +0200", "%Y-%m-%d %H:%M%z")])
-def test_times_with_a_zone_are_not_compared_with_times_without(
-    tmp_path: Path, field: str, zone: str, layout: str | None
-) -> None:
+def test_times_with_a_zone_are_not_compared_with_times_without(tmp_path, field, zone, layout):
     def cohort(zone: str, at: str = "2024-01-02 10:00") -> PatientTables:
         rows = "".join(f"{n},2024-01-01 10:00{zone},Na,1\n" for n in range(4))
         labels = "mrn,died,at\n" + "".join(f"{n},{n % 2},{at}\n" for n in range(4))
@@ -140,8 +136,8 @@ def test_times_with_a_zone_are_not_compared_with_times_without(
 )
 @pytest.mark.parametrize("static", [False, True])
 def test_a_number_of_two_readings_is_refused_and_each_setting_reads_what_its_message_says(
-    tmp_path: Path, static: bool, text: str, what: str, fixes: dict[str, float]
-) -> None:
+    tmp_path, static, text, what, fixes
+):
     rows = f'1,01.12.2023,Na,"{text}"\n2,01.12.2023,Na,7\n'
     source: dict[str, Any] = {"format": "%d.%m.%Y"}
     if static:
@@ -181,9 +177,7 @@ def test_a_point_beside_decimal_commas_is_refused_unless_it_is_between_thousands
     ("column", "other"),
     [("unit", "mg/dL"), ("ValueUOM", "mg/dL"), ("Unit of measure", "µmol/L"), ("dose_unit", "g"), ("unit_id", "8840")],
 )
-def test_a_code_in_two_units_is_named_and_may_be_two_codes(
-    tmp_path: Path, unpad: Shell, column: str, other: str
-) -> None:
+def test_a_code_in_two_units_is_named_and_may_be_two_codes(tmp_path, unpad, column, other):
     lines = [f"{n % 4},0{n % 9 + 1}.12.2023 14:00,{code},{n}" for n in range(40) for code in ("glucose", "Na")]
     units = ["mmol/L", *["MMOL/L"] * 29, *[other] * 10]
     rows = "".join(f"{line},{units[n // 2] if n % 2 == 0 else 'mmol/L'}\n" for n, line in enumerate(lines))
@@ -207,13 +201,16 @@ def test_a_code_in_two_units_is_named_and_may_be_two_codes(
         ("Patient No;Taken at;Test;Result", "P{n};01.03.2024;Na;1,25{n}", 'format: "%d.%m.%Y"}'),
         ("Patient No;Admission;Status", "P{n};01.03.2024;Nursing home {m}", "id: Patient No, label: Status}"),
         ("id;Date;stars", "P{n};01.03.2024;{m}", ""),
+        ("Patient No;Died", "P{n};{d}", "id: Patient No, label: Died}"),
+        ("Subject;Sent;From", "Re: {m};01.03.2024;a{m}", ""),
+        ("Patient No;Sex;Died on", "P{n};F{d};01.03.2024", ""),
+        ("Patient No;Ward", "P{n};W{m}", ""),
+        ("Subject;Body;Status", "Re: {m};a mail of {n} words;{m}", "prompt: COLUMN, reply: COLUMN}'"),
         ("Patient No;Date;Note", "P{n};01.03.2024;note {n} of many words", 'if "Note" is the text'),
     ],
 )
-def test_a_table_of_a_hospital_says_what_it_may_be(
-    tmp_path: Path, unpad: Shell, header: str, row: str, says: str
-) -> None:
-    lines = [row.format(n=n, m=n % 3) for n in range(9)]
+def test_a_table_of_a_hospital_says_what_it_may_be(tmp_path, unpad, header, row, says):
+    lines = [row.format(n=n, m=n % 3, d=n % 2) for n in range(9)]
     (tmp_path / "t.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
     said = unpad("data", "check", "t.csv", code=3).err
     assert says in said
@@ -222,9 +219,7 @@ def test_a_table_of_a_hospital_says_what_it_may_be(
 
 @pytest.mark.promise("patients.long-table")
 @pytest.mark.parametrize("name", ["it's wide.csv", "wide.tsv", "wide.jsonl", "wide.parquet"])
-def test_a_table_with_a_column_for_each_measurement_says_how_to_make_it_long(
-    tmp_path: Path, unpad: Shell, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_a_table_with_a_column_for_each_measurement_says_how_to_make_it_long(tmp_path, unpad, monkeypatch, name):
     pandas = pytest.importorskip("pandas")
     monkeypatch.chdir(tmp_path)
     rows = [{"mrn": f"00{n}", "Date": f"0{n}.12.2023", "hr": n + 60, "temp": n + 0.5, "lactate": n - 1 or None}

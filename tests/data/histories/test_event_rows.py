@@ -42,12 +42,6 @@ def labels(root: Path, ids: list[int], values: list[Any], **more: list[Any]) -> 
     return {"path": str(path), "label": "dead"}
 
 
-def vectors(root: Path) -> dict[str, Any]:
-    path = root / "vectors.csv"
-    path.write_text("Key,0,1\nglucose,1,2\nfever,3\n", encoding="utf-8")
-    return {"code_embeddings": str(path)}
-
-
 @dataclass(frozen=True)
 class Case:
     """A faulty set of patients: what a recipe says of it, and what has to be answered."""

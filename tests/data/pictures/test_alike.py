@@ -31,9 +31,7 @@ def test_other_sizes_qualities_and_shades_are_found_and_nothing_else(tmp_path: P
     assert any(one in line and " is like " in line and line.endswith(other) for line in told.splitlines())
 
 
-def test_small_copies_are_kept_and_a_changed_picture_is_looked_at_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_copies_are_kept_and_a_changed_picture_is_looked_at_again(tmp_path, monkeypatch):
     write_scenes(tmp_path / "set")
     data = open_data(recipe_of(tmp_path / "set/images.jsonl"), None)
     first = small_copies(data.examples)

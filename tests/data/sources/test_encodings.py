@@ -62,9 +62,7 @@ def test_a_few_rows_of_another_encoding_leave_the_file_utf8(unpad: Shell, tmp_pa
 
 @pytest.mark.parametrize("mark", [b"ftypheic", b"ftypqt  ", b"moov", b"mdat"])
 @pytest.mark.parametrize("name", ["IMG_2001.HEIC", "a clip.mov"])
-def test_photos_and_films_that_are_not_read_are_known_by_their_bytes(
-    unpad: Shell, tmp_path: Path, name: str, mark: bytes
-) -> None:
+def test_photos_and_films_that_are_not_read_are_known_by_their_bytes(unpad, tmp_path, name, mark):
     (tmp_path / name).write_bytes(b"\0\0\0\x18" + mark + bytes(range(256)) * 20)
     told = unpad("data", "check", tmp_path / name, code=3).out
     assert "it seems to be HEIC, AVIF or a film" in told

@@ -119,9 +119,7 @@ ASK_BOTH, WRITE = "prompt: COLUMN, reply: COLUMN}'; name the column of a text", 
         ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "a row of image, question and answer"),
     ],
 )
-def test_columns_are_proposed_where_it_is_clear_which_is_which(
-    unpad: Shell, tmp_path: Path, row: dict[str, Any], told: str
-) -> None:
+def test_columns_are_proposed_where_it_is_clear_which_is_which(unpad, tmp_path, row, told):
     talk = {"prompt": "a", "completion": "b"} if "turns" in row else row
     put_text(tmp_path / "rows.jsonl", f"{json.dumps(talk)}\n{json.dumps(row)}\n")
     checked = unpad("data", "check", "rows.jsonl", code=3)
@@ -157,9 +155,7 @@ def test_the_unit_of_numbered_times_is_that_of_the_columns_name(name: str, unit:
 
 @pytest.mark.promise("data.field-names")
 @pytest.mark.parametrize("ending", ["csv", "jsonl", "parquet"])
-def test_a_table_of_questions_and_answers_leads_to_the_setting_that_reads_it(
-    unpad: Shell, tmp_path: Path, ending: str
-) -> None:
+def test_a_table_of_questions_and_answers_leads_to_the_setting_that_reads_it(unpad, tmp_path, ending):
     rows = pa.table(
         {
             "Ticket ID": [f"T-{n}" for n in range(30)],

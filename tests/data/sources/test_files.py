@@ -1,5 +1,4 @@
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -96,9 +95,7 @@ def zeros(path: Path) -> None:
         (list_paths, zeros),
     ],
 )  # fmt: skip
-def test_pipes_and_devices_are_refused_and_not_read(
-    read: Callable[[Path], object], make: Callable[[Path], object], tmp_path: Path
-) -> None:
+def test_pipes_and_devices_are_refused_and_not_read(read, make, tmp_path):
     make(tmp_path / "odd.csv")
     with pytest.raises(SourceError, match=r"pipe or a device|neither a file nor a folder") as caught:
         read(tmp_path / "odd.csv")

@@ -62,9 +62,7 @@ def divided(items: Iterable[Row | BadRow]) -> tuple[dict[int, Any], list[BadRow]
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b""], ids=["LF", "CRLF", "end of file"])
 @pytest.mark.parametrize(("name", "line", "code", "number"), BAD_LINES, ids=[row[0] for row in BAD_LINES])
-def test_a_bad_line_is_named_and_its_neighbours_are_kept(
-    tmp_path: Path, name: str, line: bytes, code: str, number: int, end: bytes
-) -> None:
+def test_a_bad_line_is_named_and_its_neighbours_are_kept(tmp_path, name, line, code, number, end):
     good, bad = lines_of(tmp_path, GOOD + line + end + (GOOD if end else b""))
     assert [(row.where, row.code) for row in bad] == [(f"{tmp_path}/rows.jsonl:{number}", code)]
     assert sorted(good) == ([1, 3] if end else [1])
@@ -134,9 +132,7 @@ def test_a_file_of_another_kind_is_one_bad_row_that_says_so(tmp_path: Path, cont
 
 @settings(deadline=None, max_examples=300)
 @given(st.lists(st.tuples(st.integers(0, 200), st.binary(min_size=0, max_size=3)), max_size=6))
-def test_every_line_of_a_damaged_file_is_read_or_named(
-    tmp_path_factory: pytest.TempPathFactory, edits: list[tuple[int, bytes]]
-) -> None:
+def test_every_line_of_a_damaged_file_is_read_or_named(tmp_path_factory, edits):
     content = bytearray('{"text": "学习\\u00e9", "x": [1.5, null]}\n'.encode() * 5)
     for position, piece in edits:
         content[position : position + 1] = piece
@@ -193,8 +189,6 @@ def test_an_array_is_read_in_order(tmp_path: Path) -> None:
         (b'["a", ' + b"[" * 600 + b"]" * 600 + b"]", [0], [("[1]", "E_DEPTH")]),
     ],
 )
-def test_a_fault_in_an_array_names_element_or_line(
-    tmp_path: Path, content: bytes, used: list[int], bad: list[tuple[str, str]]
-) -> None:
+def test_a_fault_in_an_array_names_element_or_line(tmp_path, content, used, bad):
     good, found = array_of(tmp_path, content)
     assert (list(good), found) == (used, bad)

@@ -61,9 +61,7 @@ def test_a_text_and_a_beginning_of_it_are_near_duplicates_in_either_order(order:
         assert report(texts, split, [""] * 4).num_near == 1
 
 
-def test_blocks_of_training_documents_give_the_same_report_and_other_parts_are_named(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_blocks_of_training_documents_give_the_same_report_and_other_parts_are_named(monkeypatch):
     texts = random_texts(60, 40)
     texts[1], texts[2], texts[3] = texts[50], texts[51][:30] + texts[2][30:], " ".join(texts[52])
     texts[4] = texts[1]

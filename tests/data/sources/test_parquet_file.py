@@ -43,9 +43,7 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.promise("input.parquet")
 @pytest.mark.usefixtures("strict")
 @pytest.mark.parametrize("kind", ["dictionary", "nested", "pages", "rows"])
-def test_a_bomb_is_refused_before_it_takes_memory_and_its_rows_are_counted(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bomb_is_refused_before_it_takes_memory_and_its_rows_are_counted(kind, tmp_path, monkeypatch):
     path, num_rows = bomb(kind, tmp_path / "bomb.parquet")
     assert path.stat().st_size < 20_000
     decoded: list[int] = []

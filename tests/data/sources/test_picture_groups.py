@@ -67,9 +67,7 @@ def test_the_sizes_of_an_icon_share_a_side_and_count_as_one(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_groups_of_rows_hold_for_images_and_questions_and_declared_exceptions_are_counted(
-    tmp_path: Path, declared: bool
-) -> None:
+def test_groups_of_rows_hold_for_images_and_questions_and_declared_exceptions_are_counted(tmp_path, declared):
     draw(tmp_path)
     files = sorted(tmp_path.rglob("*.png"))
     images, questions = [], []

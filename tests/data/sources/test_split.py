@@ -60,9 +60,7 @@ def test_every_class_has_its_share_and_none_is_held_out_as_a_whole() -> None:
 @pytest.mark.promise("data.holdout")
 @settings(deadline=None)
 @given(st.lists(st.integers(0, 6), min_size=2, max_size=40), st.floats(0.05, 0.95), st.integers(0, 5))
-def test_groups_stay_whole_and_come_as_near_to_the_share_as_they_allow(
-    groups: list[int], holdout: float, seed: int
-) -> None:
+def test_groups_stay_whole_and_come_as_near_to_the_share_as_they_allow(groups, holdout, seed):
     group = np.array(groups)
     side = assign(keys(len(group)), undeclared(len(group)), holdout, seed, links=grouped(group))
     assert groups_on_both_sides(group, side) == 0
@@ -99,9 +97,7 @@ def test_the_order_of_rows_moves_nobody(version: int) -> None:
     st.floats(0, 0.9),
     st.integers(0, 9),
 )
-def test_declarations_hold_and_equal_documents_share_a_side(
-    documents: list[tuple[int, int]], holdout: float, seed: int
-) -> None:
+def test_declarations_hold_and_equal_documents_share_a_side(documents, holdout, seed):
     content = np.array([key for key, _ in documents], np.uint64)
     declared = np.array([side for _, side in documents], np.int8)
     side = assign(content, declared, holdout, seed)

@@ -42,9 +42,7 @@ def documents(path: Path, content: bytes | None = None, field: str | None = None
         (b" \n\n \n", "auto", []),
     ],
 )
-def test_plain_text_is_split_at_its_separator(
-    tmp_path: Path, content: bytes, separator: str | dict[str, Any], expected: list[tuple[str, str]]
-) -> None:
+def test_plain_text_is_split_at_its_separator(tmp_path, content, separator, expected):
     settings = separator if isinstance(separator, dict) else {"separator": separator}
     assert documents(tmp_path / "a.txt", content, **settings) == expected
 

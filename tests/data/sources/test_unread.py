@@ -151,9 +151,7 @@ def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any],
         {"learn": "false"},
     ],
 )
-def test_a_reply_that_is_marked_is_context_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: dict[str, Any]
-) -> None:
+def test_a_reply_that_is_marked_is_context_alone(tmp_path, monkeypatch, mark):
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     talk = messages("2+2?", "It is five.", "No.", "It is four.")
     rows = [{"messages": [talk[0], {**talk[1], **marks}, *talk[2:]]} for marks in ({}, mark)] * 3
@@ -234,9 +232,7 @@ def test_columns_of_tables_of_patients_are_fields(unpad: Shell, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("name", "value"), [("tools", [{"name": "f"}]), ("tools", '[{"name": "f"}]'), ("chat_template_kwargs", {"a": True})]
 )
-def test_what_is_for_a_template_is_refused_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: Any
-) -> None:
+def test_what_is_for_a_template_is_refused_without_one(tmp_path, monkeypatch, name, value):
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     assert verdict(tmp_path, {**ASKED, name: value}) == ("E_FIELD", {name})
     pair = {"prompt": "问", "chosen": "答", "rejected": "另", name: value}

@@ -54,11 +54,6 @@ TOOLS = (
     "{%- if style == 'x' %}{{- 'X' }}{%- endif %}"
     "{%- if tools %}{{- '<|im_start|>system\\n' + (tools | tojson) + '<|im_end|>\\n' }}{%- endif %}" + CHATML
 )
-GIVEN: list[dict[str, Any]] = [
-    {"tools": [{"name": "f", "more": {"a": 1}}]},
-    {"style": "x"},
-    {"tools": [{}], "style": "x"},
-]
 
 
 @pytest.mark.promise("models.template-ids")

@@ -35,9 +35,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.mark.promise("versions.fingerprint")
-def test_the_fingerprint_of_texts_and_conversations_is_that_of_version_0_1_0(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_fingerprint_of_texts_and_conversations_is_that_of_version_0_1_0(tmp_path, monkeypatch):
     """Runs go on under a later version only if it finds the data that they were trained on."""
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
     (tmp_path / "plain.txt").write_text("".join(f"This is number {i} of some short texts.\n\n" for i in range(20)))
@@ -150,9 +148,7 @@ def test_role_tags_and_special_tokens_in_a_message_are_ordinary_text(folder: Pat
 
 
 @pytest.mark.promise("data.encoded-once")
-def test_a_document_is_encoded_once_and_a_warm_start_reads_no_row(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_document_is_encoded_once_and_a_warm_start_reads_no_row(folder, monkeypatch):
     recipe = make_recipe(folder)
     tokenizer = Counting(train_tokenizer(recipe.tokenizer, TEXTS, reserved_texts(recipe.data.template)))
     cold, _, report = prepare(recipe, tokenizer=tokenizer)
@@ -458,9 +454,7 @@ def test_leaks_of_the_test_part_are_reported_with_their_places_and_refused_on_re
 
 
 @pytest.mark.promise("data.near-duplicates")
-def test_near_duplicates_stay_together_on_request_and_groups_always_do(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_near_duplicates_stay_together_on_request_and_groups_always_do(folder, monkeypatch):
     draw = np.random.default_rng(0)
     texts = ["".join(map(chr, draw.integers(0x4E00, 0x9FA5, 40))) for _ in range(20)]
     rows = [{"text": text} for text in texts] + [{"text": text[:36] + "完全不同"} for text in texts]

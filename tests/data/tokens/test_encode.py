@@ -55,9 +55,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.promise("data.parallel")
 @forks
-def test_processes_give_what_one_gives(
-    tokenizer: Tokenizer, processes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_processes_give_what_one_gives(tokenizer, processes, monkeypatch):
     rows = examples(430)
     several = encode.encode_examples(rows, tokenizer, Template())
     assert processes == [], "other processes did it"
@@ -83,9 +81,7 @@ def test_an_error_in_a_process_is_the_error_of_the_row(tokenizer: Tokenizer, pro
 
 @pytest.mark.promise("data.parallel")
 @forks
-def test_a_process_that_is_killed_is_told_in_words(
-    tokenizer: Tokenizer, processes: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_process_that_is_killed_is_told_in_words(tokenizer, processes, monkeypatch):
     encode_part = encode._encode_part
 
     def killed(job: Any, span: encode.ExampleSpan) -> encode.Encoded:

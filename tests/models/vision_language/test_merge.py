@@ -93,7 +93,7 @@ def test_another_samples_question_changes_nothing_and_ones_own_does(kind):
     before = run(merger, samples)
     other = make_samples(seed=5)
     changed = samples.question.detach().clone()
-    tokens = samples.question_layout.tokens_of([2])
+    tokens = samples.question_layout.select([2])[1]
     changed[tokens] = other.question.detach()[tokens] * 3
     after = run(merger, replace(samples, question=changed))
     for seq, (start, stop) in enumerate(bounds_of(before.layout)):

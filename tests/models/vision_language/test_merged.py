@@ -195,7 +195,8 @@ def test_decoding_with_a_cache_equals_the_whole_pass(merge, prune, mode):
     for step in range(steps):
         torch.testing.assert_close(hidden, torch.stack([expected[row][step - steps - 1] for row in live]), **CLOSE)
         if step == 4:
-            live = live[cache.keep((torch.arange(len(rows)) >= 3).numpy())]
+            live = live[3:]
+            cache.reorder(live)
         hidden = advance(model, cache, torch.full((cache.num_rows,), 3 + step))
 
 
@@ -254,3 +255,5 @@ def test_modes_are_those_that_mean_something():
     assert merging(None, prune="uniform").modes == ("origin", "hard")
     with pytest.raises(RecipeError, match="no merge section"):
         merging(None, "merge_only", prune="learned")
+    with pytest.raises(RecipeError, match="no prune section"):
+        merging("slots", "hard")

@@ -35,7 +35,7 @@ def test_another_samples_question_changes_nothing_and_ones_own_does():
     pruner, samples = moved(head()), make_samples()
     before = pruner(samples)
     changed = samples.question.detach().clone()
-    changed[samples.question_layout.tokens_of([2])] *= -2
+    changed[samples.question_layout.select([2])[1]] *= -2
     after = pruner(replace(samples, question=changed))
     for seq, (start, stop) in enumerate(bounds_of(samples.vision_layout)):
         assert torch.equal(before[start:stop], after[start:stop]) == (seq != 2 or start == stop)

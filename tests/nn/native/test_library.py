@@ -141,6 +141,7 @@ print(library.describe())
 
 @pytest.mark.promise("speed.instructions")
 @pytest.mark.skipif(library.TARGETS["plain"] == "NEON", reason="tiles are of x86-64")
+@pytest.mark.nightly
 def test_where_the_system_denies_tiles_the_next_target_is_taken_and_the_log_says_so():
     if not library.enabled():
         pytest.skip("no native kernels here")

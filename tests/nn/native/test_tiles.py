@@ -205,6 +205,7 @@ with running(library.PLAIN_TILES):
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.nightly
 @pytest.mark.skipif(has("avx512_amx"), reason="the processor runs them")
 def test_instructions_that_are_emulated_give_the_bits_of_plain_tiles(tmp_path):
     """By a second reading of their definition; tiles are used between their configuration and their release alone."""

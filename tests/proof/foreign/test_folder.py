@@ -101,9 +101,7 @@ def test_bad_input_is_an_error_of_three_lines(unpad: Shell, tmp_path: Path) -> N
 
 
 @pytest.mark.promise("hf.judged")
-def test_without_the_extra_the_command_says_what_to_install(
-    unpad: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_extra_the_command_says_what_to_install(unpad, tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.partition(".")[0] == "transformers"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "transformers", None)

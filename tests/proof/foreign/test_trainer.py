@@ -179,9 +179,7 @@ LONG: dict[str, tuple[Callable[..., Trainer], str]] = {  # of an update with mor
 
 @pytest.mark.promise("proof.faults")
 @pytest.mark.parametrize("name", LONG)
-def test_a_part_of_a_long_update_is_enough(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_part_of_a_long_update_is_enough(name, tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(update, "MOST_TOKENS", 48)  # three rows, and one
     monkeypatch.setattr(judge, "FIRST_LINE", 0.0)
     monkeypatch.setattr(progress, "_ended", float("-inf"))

@@ -1,7 +1,7 @@
 """The truth about a trainer's first update: every sequence alone, in fp64, by autograd and nothing of the proof."""
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 import torch
@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from transformers import Trainer
 
 IGNORE = -100
-Logits = Callable[[nn.Module, list[int]], Tensor]
 
 
 def plain(model: nn.Module, ids: list[int]) -> Tensor:

@@ -152,6 +152,7 @@ def forbid_pickles() -> None:
     pickle.load = pickle.loads = trap
 
 
+@pytest.mark.nightly
 @pytest.mark.promise("processes.shard")
 def test_gradients_of_a_divided_model_are_those_of_one_process(tmp_path):
     def work(group: Group) -> None:

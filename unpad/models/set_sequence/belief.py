@@ -122,24 +122,21 @@ def product_of_experts(
     return prior_mean + share * (mean - prior_mean), -torch.logaddexp(-prior_log_var, log_precision)
 
 
+LOW, HIGH = 0.1, 3.0  # bounds of a gate
+
+
 class Gate(nn.Module):
-    """Weight of an observation, between `low` and `high` for every set, from its surprise, its precision relative to
+    """Weight of an observation, between LOW and HIGH for every set, from its surprise, its precision relative to
     the prior, and the time since the observation before.
 
     The features are log1p(mean (m - m_p)^2 / (v + v_p)), mean(log v_p - log v) and log1p(gap). The gate is
-    initialized to 1 for every set, the plain product, or halfway if 1 is not between the bounds.
-
-    Args:
-        low, high: bounds of the gate, 0 < low < high.
-        hidden: channels inside.
+    initialized to 1 for every set, the plain product.
     """
 
-    def __init__(self, low: float = 0.1, high: float = 3.0, hidden: int = 16) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        assert 0 < low < high, f"bounds {low} and {high} of a gate"
-        self.low, self.high = low, high
-        self.to_hidden, self.to_out = Linear(3, hidden), Linear(hidden, 1)
-        share = (1 - low) / (high - low) if low < 1 < high else 0.5
+        self.to_hidden, self.to_out = Linear(3, 16), Linear(16, 1)
+        share = (1 - LOW) / (HIGH - LOW)
         nn.init.zeros_(self.to_out.weight)
         nn.init.constant_(cast(Tensor, self.to_out.bias), math.log(share / (1 - share)))
 
@@ -159,7 +156,7 @@ class Gate(nn.Module):
         # log1p: unlike a squared ratio, the surprise of a distant observation does not swamp the other features.
         features = [surprise.log1p(), (prior_log_var - log_var).mean(-1), gap.to(both.dtype).log1p()]
         hidden = activate("gelu", self.to_hidden(torch.stack(features, -1)))
-        return self.low + (self.high - self.low) * widened(self.to_out(hidden)).sigmoid()
+        return LOW + (HIGH - LOW) * widened(self.to_out(hidden)).sigmoid()
 
 
 Prior = Literal["standard", "history"]

@@ -109,22 +109,16 @@ def _sum(per_sample: Tensor, layout: Layout) -> Term:
 # --------------------------------------------------------------------------- pooled text
 
 
+FIRST, LAST = 0.3, 1.0  # weights of the first and of the last token of a text
+FIRST_NOISE, LAST_NOISE = 0.05, 0.01  # deviations of the noise there
+
+
 class TextPool(nn.Module):
     """Mean of the text tokens of each sample, with weights that rise towards its end.
 
     Training adds Gaussian noise, eval none. Weights and the noise's deviation change linearly from the sample's first
     token to its last.
-
-    Args:
-        start, end: weight of the first and of the last token.
-        noise_start, noise_end: deviation of the noise at the first and at the last token.
     """
-
-    def __init__(
-        self, start: float = 0.3, end: float = 1.0, noise_start: float = 0.05, noise_end: float = 0.01
-    ) -> None:
-        super().__init__()
-        self.start, self.end, self.noise_start, self.noise_end = start, end, noise_start, noise_end
 
     def forward(self, hidden: Tensor, layout: Layout) -> Tensor:
         """Pool (num_text, width) into (num_seqs, width), fp32 or wider; zeros for a sample without text."""
@@ -132,9 +126,9 @@ class TextPool(nn.Module):
         last = (layout.lengths() - 1).clamp_min(1).index_select(0, layout.seq_of_token())
         way = segment_place(layout).to(hidden.dtype) / last  # 0 at the first token, 1 at the last
         if self.training:
-            deviation = self.noise_start + (self.noise_end - self.noise_start) * way
+            deviation = FIRST_NOISE + (LAST_NOISE - FIRST_NOISE) * way
             hidden = hidden + deviation[:, None] * normal(hidden, layout.places)
-        weight = self.start + (self.end - self.start) * way
+        weight = FIRST + (LAST - FIRST) * way
         total = segment_sum(weight, layout)
         return segment_sum(weight[:, None] * hidden, layout) / torch.where(total > 0, total, 1)[:, None]
 

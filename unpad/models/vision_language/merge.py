@@ -101,7 +101,6 @@ class TopAssignment(nn.Module):
 
     def __init__(self, width: int, inner: int, ratio: float, temperature: float, dropout: float) -> None:
         super().__init__()
-        assert 0 < ratio <= 1, f"a merger leaves a ratio in (0, 1] of its tokens, not {ratio}"
         self.ratio, self.temperature, self.dropout = ratio, temperature, dropout
         self.hidden, self.to_score = Linear(width, inner), Linear(inner, 1)
         self.to_q, self.to_k = Linear(width, inner, bias=False), Linear(width, inner, bias=False)
@@ -374,7 +373,6 @@ class SimilarityMerger(Reducer):
 
     def __init__(self, ratio: float = 0.5) -> None:
         super().__init__()
-        assert 0 < ratio <= 1, f"a merger leaves a ratio in (0, 1] of its tokens, not {ratio}"
         self.ratio = ratio
 
     def forward(self, tokens: VisionTokens) -> Merged:

@@ -70,7 +70,7 @@ def save_shards(folder: Path, state: State, keep: int, group: Group) -> Path:
         raise  # another process may still be writing
     except BaseException:
         if group.leads:
-            storage.abandon_folder(temporary)
+            storage.discard(temporary)
         raise
     return target
 

@@ -3,7 +3,6 @@
 import gzip
 import json
 import random
-import re
 import shutil
 from collections.abc import Callable, Sequence
 from io import BytesIO
@@ -57,7 +56,6 @@ PICTURES = [
     {"image": "img/a.png", "label": "a", "split": "train", "width": 9, "height": 7},
     {"image": "img/b.png", "label": 3, "group": "g"},
 ]
-_SPACE = re.compile(r"\s*")
 
 
 def _file(folder: Path, suffix: str, data: bytes) -> SourceFile:

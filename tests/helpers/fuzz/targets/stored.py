@@ -79,7 +79,7 @@ def checkpoint_damage(folder: Path) -> Target:
         name, body = _split(data, files)
         _put(path, {**files, name: body})
         state = checkpoint.load(path)
-        storage.verify_folder(path)
+        storage.read_folder(path)
         if name != MANIFEST and body != files[name]:
             raise WrongError("a damaged checkpoint is loaded", name)
         if state.step != 3:
@@ -158,7 +158,7 @@ def manifest(folder: Path) -> Target:
 
     def run(data: bytes) -> None:
         _put(path, {**files, MANIFEST: data})
-        storage.verify_folder(path)
+        storage.read_folder(path)
         checkpoint.load(path)
 
     return Target(make, run, (CheckpointError,))
