@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
 from unpad.errors import SourceError
 from unpad.hf import collate, prepare, steps
-from unpad.hf.loader import ChangedRowError, Examples, PlannedBatches, filled
+from unpad.hf.loader import Examples, PlannedBatches, filled
 from unpad.recipes.training import PlanSettings
 
 SEQUENCES = make_sequences(24, high=30)
@@ -55,7 +55,7 @@ def test_a_row_that_has_grown_since_it_was_read_is_refused():
     rows = [{"input_ids": list(one)} for one in SEQUENCES]
     examples = Examples(rows)
     rows[3]["input_ids"].append(2)
-    with pytest.raises(ChangedRowError, match=f"a row has .{len(SEQUENCES[3]) + 1}, "):
+    with pytest.raises(SourceError, match=f"a row has .{len(SEQUENCES[3]) + 1}, "):
         examples[3]
 
 

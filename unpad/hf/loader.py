@@ -62,12 +62,6 @@ COLUMNS = ("input_ids", "labels", "attention_mask", PACKED)
 Row = Mapping[str, Sequence[int]]
 
 
-class ChangedRowError(SourceError):
-    """A row has another length or number of targets than when the plan was made."""
-
-    exit_code = SourceError.exit_code
-
-
 class Rows(Protocol):
     """A dataset with rows that can be read in any order."""
 
@@ -118,7 +112,7 @@ class Examples(Dataset[dict[str, Tensor]]):
         Example -1 - i is example i without a target, for a rank that has nothing else to compute.
 
         Raises:
-            ChangedRowError: the row has another length or number of targets than it had at first.
+            SourceError: the row has another length or number of targets than it had at first.
         """
         number = ~index if index < 0 else index
         place = self.places[number]
@@ -127,7 +121,7 @@ class Examples(Dataset[dict[str, Tensor]]):
         example = self._read(row, now)
         before = (int(self.lengths[number]), int(self.targets[number]))
         if _size(example) != before:
-            raise ChangedRowError(
+            raise SourceError(
                 f"a row has {_size(example)} tokens and targets, and had {before} when it was read first",
                 where=f"row {place[0]}",
                 fix="let the data and the collator give the same for a row every time, without random numbers",

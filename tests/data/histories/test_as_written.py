@@ -173,7 +173,10 @@ def test_a_point_beside_decimal_commas_is_refused_unless_it_is_between_thousands
 
 
 @pytest.mark.promise("patients.long-table")
-@pytest.mark.parametrize(("column", "other"), [("unit", "mg/dL"), ("ValueUOM", "mg/dL"), ("Unit of measure", "µmol/L")])
+@pytest.mark.parametrize(
+    ("column", "other"),
+    [("unit", "mg/dL"), ("ValueUOM", "mg/dL"), ("Unit of measure", "µmol/L"), ("dose_unit", "g"), ("unit_id", "8840")],
+)
 def test_a_code_in_two_units_is_named_and_may_be_two_codes(tmp_path, unpad, column, other):
     lines = [f"{n % 4},0{n % 9 + 1}.12.2023 14:00,{code},{n}" for n in range(40) for code in ("glucose", "Na")]
     units = ["mmol/L", *["MMOL/L"] * 29, *[other] * 10]
@@ -198,11 +201,16 @@ def test_a_code_in_two_units_is_named_and_may_be_two_codes(tmp_path, unpad, colu
         ("Patient No;Taken at;Test;Result", "P{n};01.03.2024;Na;1,25{n}", 'format: "%d.%m.%Y"}'),
         ("Patient No;Admission;Status", "P{n};01.03.2024;Nursing home {m}", "id: Patient No, label: Status}"),
         ("id;Date;stars", "P{n};01.03.2024;{m}", ""),
+        ("Patient No;Died", "P{n};{d}", "id: Patient No, label: Died}"),
+        ("Subject;Sent;From", "Re: {m};01.03.2024;a{m}", ""),
+        ("Patient No;Sex;Died on", "P{n};F{d};01.03.2024", ""),
+        ("Patient No;Ward", "P{n};W{m}", ""),
+        ("Subject;Body;Status", "Re: {m};a mail of {n} words;{m}", "prompt: COLUMN, reply: COLUMN}'"),
         ("Patient No;Date;Note", "P{n};01.03.2024;note {n} of many words", 'if "Note" is the text'),
     ],
 )
 def test_a_table_of_a_hospital_says_what_it_may_be(tmp_path, unpad, header, row, says):
-    lines = [row.format(n=n, m=n % 3) for n in range(9)]
+    lines = [row.format(n=n, m=n % 3, d=n % 2) for n in range(9)]
     (tmp_path / "t.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
     said = unpad("data", "check", "t.csv", code=3).err
     assert says in said

@@ -348,10 +348,17 @@ def _as_wide(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
 
 
 def _as_outcomes(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
-    """Advice on a table with an id of patients and a column of few words or numbers; arguments as of `_as_wide`."""
+    """Advice on a table with a row for each id of patients, and with a column of 0 and 1, or dates and a column of few
+    words; arguments as of `_as_wide`."""
     cells = {name: [str(row[name]) for row in rows if row.get(name) not in (None, "")] for name in rows[0]}
-    few = [name for name, values in cells.items() if name not in kept and 2 <= len(set(values)) <= len(values) / 3]
-    if folded(kept[0]) in ("", "id") or not few:
+    ids = cells.get(kept[0], [])
+    if folded(kept[0]) in ("", "id") or len(set(ids)) < len(ids):
         return ""
-    item = f"{{path: {in_yaml(str(path))}, id: {in_yaml(kept[0])}, label: {in_yaml(few[-1])}}}"
+    few = [name for name, values in cells.items() if name not in kept and 2 <= len(set(values)) <= len(values) / 3]
+    marks = [name for name in few if set(cells[name]) <= {"0", "1"}]
+    dated = any(values and all(map(is_date_like, values)) for values in cells.values())
+    labels = marks or [name for name in few if dated and folded(name) not in ("sex", "gender")]
+    if not labels:
+        return ""
+    item = f"{{path: {in_yaml(str(path))}, id: {in_yaml(kept[0])}, label: {in_yaml(labels[-1])}}}"
     return f"outcomes of patients (docs/patients.md)? beside a table of their events, with events.labels: {item}"
