@@ -323,7 +323,8 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
         empty_files = sum(row.where in names for row in refused)  # each counts as a row
         num_rows = len(table) + len(table.bad) + empty_files
         num_used = num_rows - len(bad_rows) - len(refused)
-        reports.append((FileCheck(Path(shown), "events", num_rows, num_used, 0), (*bad_rows, *refused)))
+        unread = table.unread
+        reports.append((FileCheck(Path(shown), "events", num_rows, num_used, 0, unread=unread), (*bad_rows, *refused)))
     notes = (*own, *(f"warning: {note}" for note in remarks))
     if not trains and recipe.events.labels is None:
         notes += tuple(f"note: {_about_labels(table.names.get('id', 'id'))}" for table, _ in read.tables[:1])

@@ -31,7 +31,7 @@ from unpad.data.histories.report import PatientsReport
 from unpad.data.histories.tables import alias, named_by, names_key
 from unpad.data.show import Shown
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
-from unpad.data.sources.example import BadRow, place_of
+from unpad.data.sources.example import BadRow, Unread, place_of
 from unpad.data.sources.files import resolve_path
 from unpad.data.sources.split import Split, Wanted
 from unpad.errors import RecipeError, SourceError
@@ -286,6 +286,9 @@ class EventData(families.Data):
             batch = self.load(Micro(ids, start, stops, start, pad_to=0, fill_to=0))
             model.begin(batch, torch.from_numpy(np.unique(self.table.group[ids], return_inverse=True)[1]))
 
+    def facts(self) -> dict[str, Any]:
+        return self.report.unread.facts
+
     def lines(self) -> list[str]:
         return [*self.report.lines(self.cohort, self.known, self.values, self.sets), *self.leak_lines()]
 
@@ -423,6 +426,7 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
         num_late=num_late,
         source_names=tuple(part.name for part in tables.rows.parts),
         has_end=not settings.labels or bool(settings.labels.time) or settings.landmark is not None,
+        unread=Unread.of([table.unread for table, _ in tables.tables]),
         notes=(*tables.notes, *histories.notes),
         competing=tuple(settings.labels.competing) if settings.labels else (),
     )

@@ -173,7 +173,10 @@ def test_a_point_beside_decimal_commas_is_refused_unless_it_is_between_thousands
 
 
 @pytest.mark.promise("patients.long-table")
-@pytest.mark.parametrize(("column", "other"), [("unit", "mg/dL"), ("ValueUOM", "mg/dL"), ("Unit of measure", "µmol/L")])
+@pytest.mark.parametrize(
+    ("column", "other"),
+    [("unit", "mg/dL"), ("ValueUOM", "mg/dL"), ("Unit of measure", "µmol/L"), ("dose_unit", "g"), ("unit_id", "8840")],
+)
 def test_a_code_in_two_units_is_named_and_may_be_two_codes(tmp_path, unpad, column, other):
     lines = [f"{n % 4},0{n % 9 + 1}.12.2023 14:00,{code},{n}" for n in range(40) for code in ("glucose", "Na")]
     units = ["mmol/L", *["MMOL/L"] * 29, *[other] * 10]

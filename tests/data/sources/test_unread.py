@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -16,7 +17,6 @@ from PIL import Image
 from tests.helpers.corpus import make_recipe, messages, prepare
 from tests.helpers.shell import Shell
 from unpad.data.check import check
-from unpad.data.sources.unread import is_metadata
 from unpad.errors import SourceError
 
 U, A = "user", "assistant"
@@ -47,7 +47,7 @@ METADATA = [
     ("id", 7), ("prompt_id", "a1"), ("source", "web"), ("dataset_name", "x"), ("url", "https://a.org/b"),
     ("license", "MIT"), ("lang", "zh"), ("created_at", "2024-01-02"), ("sha256", "ab"), ("category", "math"),
     ("num_turns", 1), ("tags", ["a", "b"]), ("metadata", {"a": "b"}), ("timestamp", 1.5),
-    ("token_count", 1), ("promptIds", [1, 2]), ("weird", "0123456789abcdef0123"), ("seen", "2024-01-02 10:00"),
+    ("token_count", 1), ("promptIds", [1, 2]), ("weird", "0123456789abcdef0123"), ("last_modified", "2024-01-02 10:00"),
     ("where", "http://a.org"), ("keywords", ["0"]), ("empty", None), ("blank", " "),
     ("nothing", {"a": None}), ("year", 1999), ("num_votes", "12"), ("metadata", '{"a": "b"}'),
 ]  # fmt: skip
@@ -61,10 +61,13 @@ def test_metadata_are_quiet(tmp_path: Path, name: str, value: Any) -> None:
 
 @pytest.mark.promise("data.fields")
 @pytest.mark.parametrize(
-    ("name", "value"), [("persona", "A cook."), ("source_text", "x"), ("hint", {"a": "b"}), ("id_of_what", "a b")]
-)
+    ("name", "value"),
+    [
+        ("persona", "A cook."), ("source_text", "x"), ("hint", {"a": "b"}), ("id_of_what", "a b"),
+        ("withdrawn_on", "2024-01-02"), ("valid_until", "31.12.2019"), ("retraction_date", "2024-01-02 10:00"),
+    ],
+)  # fmt: skip
 def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, name: str, value: Any) -> None:
-    assert not is_metadata(name, value)
     assert verdict(tmp_path, {**ASKED, name: value}, {**ASKED, name: None}) == {name: 0.5}
 
 
@@ -126,6 +129,7 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
         ({"train": False}, ("E_NO_TARGET", {"messages"})),
         ({"redacted": False, "toxic": True, "a": {"b": 1}}, ("E_FIELD", {"messages", "redacted", "toxic", "a"})),
         ({"remark": "Short.", "votes": 5}, {"messages[].remark": 1.0, "messages[].votes": 1.0}),
+        ({"retracted_at": "2024-01-02", "sent_date": "2024-01-02"}, {"messages[].retracted_at": 1.0}),
     ],
 )
 def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any], expected: Any) -> None:
@@ -193,6 +197,33 @@ def test_columns_of_tables_are_fields(tmp_path: Path) -> None:
     assert (of_parquet["used"], of_parquet["not_read"]) == (4, {"bytes": 1.0, "persona": 0.5})
     pq.write_table(table.set_column(3, "label", pa.array([True, True, False, True])), tmp_path / "a.parquet")
     assert [bad.code for bad in check(tmp_path / "a.parquet").bad] == ["E_FIELD"]
+
+
+@pytest.mark.promise("data.fields", "patients.layouts")
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_columns_of_tables_of_patients_are_fields(unpad: Shell, tmp_path: Path, ending: str) -> None:
+    events = [
+        {"id": n // 3, "time": f"2024-01-0{n % 3 + 1}", "code": "K", "value": 9, "given": f"{n % 3 > 0}",
+         "order_id": "a", "seen_at": "2024-01-09", "stop_date": "2024-01-09" if n % 4 == 0 else None, "dose": 20 + n}
+        for n in range(60)
+    ]  # fmt: skip
+    people = [{"id": n, "sex": "fm"[n % 2], "died": n % 3 // 2, "lost": n % 2, "ward": "A"} for n in range(20)]
+    for name, table in (("events", pa.Table.from_pylist(events)), ("people", pa.Table.from_pylist(people))):
+        if ending == "csv":
+            pa.csv.write_csv(table, tmp_path / f"{name}.csv")
+        else:
+            pq.write_table(table.append_column("raw", pa.array([[b"x"]] * len(table))), tmp_path / f"{name}.parquet")
+    facts = f"data.events=[{{path: events.{ending}}}, {{path: people.{ending}, static: [sex]}}]"
+    asked = ("events_labels", facts, f"events.labels={{path: people.{ending}, label: died}}", "train.max_steps=1")
+    raw = {"raw": 1.0} if ending == "parquet" else {}
+    timed = {"given": 1.0, "seen_at": 1.0, "dose": 1.0, "stop_date": 0.25, **raw}
+    read = json.loads(unpad("data", "check", *asked[:3], "--json").out)["files"]
+    assert [file["not_read"] for file in read] == [timed, {"lost": 1.0, "ward": 1.0, **raw}]
+    assert "not read: given in 100 % of rows (a mark" in unpad("data", "check", f"events.{ending}").out
+    assert json.loads(unpad("plan", *asked, "--json").out)["corpus"]["not_read"]["seen_at"] == 0.75
+    for command in ("plan", "train --out run"):
+        told = unpad(*command.split(), *asked)
+        assert "lost in 25 % (a mark or a weight?)" in (told.out + told.err).replace("\n", " ")
 
 
 # --------------------------------------------------------------------------- tools

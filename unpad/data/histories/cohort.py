@@ -135,7 +135,9 @@ class PatientTables:
         read += [(self.labels.table, self.labels.bad)] if self.labels else []
         by_files: dict[tuple[Path, ...], tuple[Table, dict[str, BadRow]]] = {}
         for table, bad in read:
-            _, first = by_files.setdefault(tuple(file.path.resolve() for file in table.files), (table, {}))
+            chosen, first = by_files.setdefault(tuple(file.path.resolve() for file in table.files), (table, {}))
+            for name in chosen.unread.counts.keys() - table.unread.counts:
+                del chosen.unread.counts[name]  # which the other reading of the file reads
             for row in bad:
                 first.setdefault(row.where, row)
         return [(table, list(first.values())) for table, first in by_files.values()]

@@ -16,9 +16,10 @@ import pyarrow.compute as pc
 
 from unpad.data.histories.columns import ANY_NUMBER, Faults, are_whole
 from unpad.data.histories.event_files import AUTO, Sides, find_files, number
-from unpad.data.histories.tables import Table, TableFile, alias, open_table
+from unpad.data.histories.tables import Table, TableFile, alias, column_names, open_table
 from unpad.data.sources.example import BadRow
 from unpad.data.sources.fields import in_yaml
+from unpad.data.sources.unread import words_of
 from unpad.errors import RecipeError, SourceError
 from unpad.recipes.data import EventSettings, EventSource
 from unpad.terminal.table import number_of
@@ -92,7 +93,8 @@ def read_source(
 def _read_timed(
     source: EventSource, layout: str, files: list[TableFile], settings: EventSettings, path: Path, with_split: bool
 ) -> EventTable:
-    table = open_table(files, *_columns(source, layout, with_split), "data.events")
+    present = column_names(files[0].path, files[0].shown)
+    table = open_table(files, *_columns(source, layout, with_split, present), "data.events")
     faults = Faults(table, source.decimal, source.limits)
     ids, whole_ids = faults.read_ids()
     codes, time = faults.column("code").codes(), faults.column("time")
@@ -148,9 +150,16 @@ def _read_timed(
     )
 
 
-def _columns(source: EventSource, layout: str, with_split: bool) -> tuple[dict[str, tuple[str, ...]], set[str]]:
-    """Names that the columns of a source may have, and the columns that it may lack; as for `open_table`."""
-    usual = {**AUTO[layout], "set": ("set_index",), "value_unit": UNIT_NAMES, "split": ("split",)}
+def _columns(
+    source: EventSource, layout: str, with_split: bool, present: Sequence[str]
+) -> tuple[dict[str, tuple[str, ...]], set[str]]:
+    """Names that the columns of a source may have, and the columns that it may lack; as for `open_table`.
+
+    Args:
+        present: columns of the first file.
+    """
+    units = (*UNIT_NAMES, *(name for name in present if "unit" in words_of(name)))
+    usual = {**AUTO[layout], "set": ("set_index",), "value_unit": units, "split": ("split",)}
     asked = {name: getattr(source, name) for name in ("id", "time", "code", "value", "set", "value_unit")}
     asked["split"] = "auto" if with_split else None
     if layout == "patients":
@@ -202,7 +211,10 @@ def _read_units(
     """Read the unit of every value: codes with it, where the source says so, or else a warning of codes with two."""
     if not table.has("value_unit"):
         return codes, []
-    name, units = table.names["value_unit"], faults.column("value_unit").words()
+    name, column = table.names["value_unit"], faults.column("value_unit")
+    units, texts = column.words(), pc.utf8_trim_whitespace(column.values.cast(pa.string()))
+    if source.value_unit != "auto" or name.lower().endswith("id"):  # numbers of units, not of what is counted
+        units = pc.coalesce(units, pc.if_else(pc.match_substring_regex(texts, ANY_NUMBER), texts, None))
     if source.value_unit != "auto":
         with_unit = pc.binary_join_element_wise(codes, " [", pc.utf8_lower(units), "]", "")
         return pc.if_else(pc.is_valid(units), with_unit, codes), []

@@ -8,7 +8,7 @@ import numpy as np
 from unpad.data.histories.assemble import Codes, Sets
 from unpad.data.histories.cohort import Cohort
 from unpad.data.sources.bad_rows import fault_lines
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import BadRow, Unread
 from unpad.data.sources.split import Split, describe_split
 from unpad.models.set_sequence.event_sets import FIRST_COMPETING, OUTCOME
 from unpad.terminal.table import number_of
@@ -28,6 +28,7 @@ class PatientsReport:
             unknown codes among them, and events after the landmark.
         notes: remarks of the tables; competing: names of the competing events.
         has_end: whether the recipe says which events are before the outcome, if there is an outcome.
+        unread: columns of the tables that nobody read.
     """
 
     num_rows: int
@@ -42,6 +43,7 @@ class PatientsReport:
     num_strange: np.ndarray
     num_late: np.ndarray
     has_end: bool
+    unread: Unread
     notes: tuple[str, ...] = ()
     competing: tuple[str, ...] = ()
 
@@ -66,6 +68,7 @@ class PatientsReport:
             f"{number_of(self.num_rows, 'rows')} read, {len(self.bad):,} quarantined; "
             f"{len(values) + sum(others.values()):,} {events} = {len(values):,} used"
             + "".join(f" + {number:,} {why}" for why, number in others.items()),
+            *self.unread.lines(),
             *cohort_lines(cohort, self.competing, for_training),
             *(f"warning: {note}" for note in (self.warnings if for_training else self.notes)),
             *self._events(values, sets, "examples" if cohort.several else "patients"),

@@ -7,6 +7,7 @@ named after a patient by its number in its folder.
 import hmac
 import re
 import secrets
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -17,15 +18,18 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from unpad.data.sources.delimited import NOT_UTF8, csv_records
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import BadRow, Unread
 from unpad.data.sources.faults import RowFault, there_is, twice
 from unpad.data.sources.fields import EVENT_LIKE, SpellingError, folded, looks_like_data, spelling
 from unpad.data.sources.files import refuse_special, unreadable
 from unpad.data.sources.parquet import GrowthError, ParquetRows, open_parquet
+from unpad.data.sources.row import UNSEEN
 from unpad.data.sources.split import Split
+from unpad.data.sources.unread import count_field
 from unpad.errors import SourceError, nearest
 from unpad.terminal.progress import counted
 
@@ -89,6 +93,7 @@ class Table:
         file_of: (num_rows,) int32, index into `files`.
         row: (num_rows,) int64, rows of parquet counted from 1, or lines of CSV.
         bad: lines of CSV that are not rows.
+        unread: the other columns.
     """
 
     columns: pa.Table
@@ -97,6 +102,7 @@ class Table:
     file_of: np.ndarray
     row: np.ndarray
     bad: list[BadRow]
+    unread: Unread
 
     def __len__(self) -> int:
         return len(self.row)
@@ -139,18 +145,19 @@ def open_table(
     with ThreadPoolExecutor() as pool:
         each = pool.map(read_file, files) if files[1:] else map(read_file, files)
         read = list(counted(each, "reading tables", len(files), "files"))
-    parts = [columns for columns, _, _, _ in read]
+    parts = [columns for columns, *_ in read]
     try:
         joined = pa.concat_tables(parts, promote_options="permissive").combine_chunks()
     except pa.ArrowException:
         raise _type_differs(parts, files) from None
     return Table(
         columns=joined,
-        names={name: column for _, names, _, _ in reversed(read) for name, column in names.items()},
+        names={name: column for _, names, *_ in reversed(read) for name, column in names.items()},
         files=list(files),
         file_of=np.repeat(np.arange(len(parts), dtype=np.int32), [part.num_rows for part in parts]),
-        row=np.concatenate([np.zeros(0, np.int64), *(rows for _, _, rows, _ in read)]),
-        bad=[row for _, _, _, bad in read for row in bad],
+        row=np.concatenate([np.zeros(0, np.int64), *(rows for _, _, rows, _, _ in read)]),
+        bad=[row for _, _, _, bad, _ in read for row in bad],
+        unread=Unread.of([unread for *_, unread in read], files=False),
     )
 
 
@@ -168,8 +175,8 @@ def column_names(path: Path, shown: str) -> list[str]:
 
 def _read(
     choose: Callable[[list[str], str], dict[str, str]], alone: bool, file: TableFile
-) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
-    """Read one file: its columns, their names there, the numbers of its rows, and lines that are not rows.
+) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow], Unread]:
+    """Read one file: its columns, their names there, the numbers of its rows, lines that are not rows, and the others.
 
     Args:
         choose: from the columns of a file, and its name in messages, to those that are read, by their requested names.
@@ -184,14 +191,45 @@ def _read(
     def get(table: pq.ParquetFile) -> tuple[dict[str, str], pa.Table]:
         names = choose(table.schema_arrow.names, file.shown)
         columns = list(dict.fromkeys(names.values()))
-        bounded, groups = ParquetRows(file.path, table, columns), range(table.num_row_groups)
-        batches = [batch for group in groups for batch in bounded.batches(group, threads=alone)]
+        others = [field.name for field in table.schema_arrow if field.name not in columns and _is_plain(field.type)]
+        bounded, groups = ParquetRows(file.path, table, [*columns, *others]), range(table.num_row_groups)
+        batches = []
+        for batch in (batch for group in groups for batch in bounded.batches(group, threads=alone)):
+            named = zip(batch.schema.names, batch.columns, strict=True)
+            _count(unread, {name: _values(column) for name, column in named if name in others})
+            batches.append(batch.select(columns))
+        unread.num_rows = table.metadata.num_rows
+        unseen = {*table.schema_arrow.names} - {*columns, *others}
+        _count(unread, {name: {UNSEEN: unread.num_rows} for name in unseen})
         none = pa.schema([table.schema_arrow.field(name) for name in columns])
         return names, pa.Table.from_batches(batches, batches[0].schema if batches else none)
 
+    unread = Unread()
     names, columns = _parquet(file.path, file.shown, get)
     chosen = pa.table({name: columns.column(column) for name, column in names.items()})
-    return chosen, names, np.arange(1, columns.num_rows + 1), []
+    return chosen, names, np.arange(1, columns.num_rows + 1), [], unread
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether a column of a type that nobody asks for is looked at, which lists, objects and bytes are not."""
+    return not (pa.types.is_nested(kind) or "binary" in str(kind))
+
+
+def _values(column: pa.Array) -> Mapping[Any, int]:
+    """Values of a column that nobody asks for -> their rows; of numbers the least, without rows, and the most."""
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        ends = pc.min_max(column)
+        return {ends["min"].as_py(): 0, ends["max"].as_py(): len(column) - column.null_count}
+    column = column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
+    texts = column.drop_null().cast(pa.string()).cast(pa.binary()).to_pylist()  # which may not be UTF-8
+    return Counter(text.decode(errors="replace") for text in texts)
+
+
+def _count(unread: Unread, columns: Mapping[str, Mapping[Any, int]]) -> None:
+    """Count the values of columns that nobody asks for."""
+    for name, values in columns.items():
+        for value, num_rows in values.items():
+            count_field(unread, name, value, num_rows)
 
 
 def _choose(
@@ -303,12 +341,13 @@ def _not_utf8(match: re.Match[str], where: str) -> SourceError:
 
 def _csv_columns(
     file: TableFile, present: list[str], records: Iterator[tuple[int, list[str], int]], names: dict[str, str]
-) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow]]:
+) -> tuple[pa.Table, dict[str, str], np.ndarray, list[BadRow], Unread]:
     """Read the columns of a CSV file as texts; a line with too few or too many fields is a bad row."""
     if match := NOT_UTF8.search("".join(present)):
         raise _not_utf8(match, f"{file.shown}:1")
     lines, bad, parts, width = list[int](), list[BadRow](), list[pa.Table](), len(present)
     places, schema = [present.index(column) for column in names.values()], pa.schema(dict.fromkeys(names, pa.string()))
+    others, unread = {name: at for at, name in enumerate(present) if name not in names.values()}, Unread()
     cells = list[str]()  # of some rows, end to end: texts alone keep the collector of garbage out
 
     def close() -> None:
@@ -317,6 +356,7 @@ def _csv_columns(
         except UnicodeEncodeError:
             at, match = next((at, match) for at, cell in enumerate(cells) if (match := NOT_UTF8.search(cell)))
             raise _not_utf8(match, f"{file.shown}:{lines[at // width - len(cells) // width]}") from None
+        _count(unread, {name: Counter(cells[place::width]) for name, place in others.items()})
         cells.clear()
 
     for line, row, num_lines in records:
@@ -334,4 +374,5 @@ def _csv_columns(
         if len(cells) >= CELLS_AT_ONCE:
             close()
     close()
-    return pa.concat_tables(parts), names, np.array(lines, np.int64), bad
+    unread.num_rows = len(lines)
+    return pa.concat_tables(parts), names, np.array(lines, np.int64), bad, unread

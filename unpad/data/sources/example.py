@@ -92,34 +92,43 @@ class Unread:
 
     Attributes:
         counts: field -> rows that fill it; marks: those of them with truth values and numbers from 0 to 1 alone.
+        dates: those of dates by their name, which say nothing where every row has one.
     """
 
     num_rows: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     marks: set[str] = field(default_factory=set)
+    dates: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, parts: "Sequence[Unread]") -> "Unread":
-        """Those of several files."""
-        counts = sum((part.counts for part in parts), Counter[str]())
+    def of(cls, parts: "Sequence[Unread]", files: bool = True) -> "Unread":
+        """Those of several files, or else of several parts of a table."""
+        counts = sum((part.named if files else part.counts for part in parts), Counter[str]())
         marks = {name for name in counts if all(name in part.marks for part in parts if name in part.counts)}
-        return cls(sum(part.num_rows for part in parts), counts, marks)
+        dates = set() if files else set[str]().union(*(part.dates for part in parts))
+        return cls(sum(part.num_rows for part in parts), counts, marks, dates)
 
     def clear(self) -> None:
         """Forget all rows."""
         self.num_rows = 0
-        for names in (self.counts, self.marks):
+        for names in (self.counts, self.marks, self.dates):
             names.clear()
+
+    @property
+    def named(self) -> Counter[str]:
+        """The counts without dates that every row has."""
+        quiet = {name for name in self.dates if self.counts[name] == self.num_rows}
+        return Counter({name: count for name, count in self.counts.items() if name not in quiet})
 
     @property
     def shares(self) -> dict[str, float]:
         """Field -> share of the rows that fill it, the largest first."""
-        return {name: count / max(self.num_rows, 1) for name, count in self.counts.most_common()}
+        return {name: count / max(self.num_rows, 1) for name, count in self.named.most_common()}
 
     @property
     def facts(self) -> dict[str, dict[str, float]]:
         """The shares as logs and reports have them; empty where every field was read."""
-        return {"not_read": self.shares} if self.counts else {}
+        return {"not_read": self.shares} if self.shares else {}
 
     def lines(self) -> list[str]:
         """A line on the fields; none where there are none."""
@@ -130,7 +139,7 @@ class Unread:
         if not parts:
             return []
         parts = [parts[0].replace(" %", " % of rows", 1), *parts[1:MOST_NAMED]]
-        more = f", and {len(self.counts) - MOST_NAMED:,} more" * (len(self.counts) > MOST_NAMED)
+        more = f", and {len(self.shares) - MOST_NAMED:,} more" * (len(self.shares) > MOST_NAMED)
         return [f"not read: {', '.join(parts)}{more}"]
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from unpad.data.sources.example import Turn, Unread
 from unpad.data.sources.faults import type_name
-from unpad.data.sources.fields import is_date_like
 from unpad.data.sources.row import UNSEEN, Row, is_blank, listed
 
 
@@ -22,6 +21,7 @@ _METADATA = _words(
     "lang copyright locale country region date time timestamp year created updated modified category genre topic "
     "tag domain subject split fold meta metadata model engine author annotator worker file filename path line page seed"
 )
+_DATES = _words("date time timestamp created updated modified")
 _SCORES = _words("score rating reward margin")  # are named, and refuse no row
 _FILLERS = _words("at by code no name number value")
 _COUNTS = _words("num n number count meta metadata")  # first words that make a count of what follows
@@ -55,8 +55,8 @@ def _last(name: str) -> str:
 
 
 def is_metadata(name: str, value: Any) -> bool:
-    """True for an id, a source, a url, a licence, a date, a hash or a category, by its name or its value; not for what
-    has a truth value, nor for a number under a plural, which says how often."""
+    """True for an id, a source, a url, a licence, a date, a hash or a category, by its name, or by its value if it
+    is an id; not for what has a truth value, nor for a number under a plural, which says how often."""
     value = listed(value)
     if _truth_values(name, value):
         return False
@@ -66,7 +66,7 @@ def is_metadata(name: str, value: Any) -> bool:
         return True
     if type(value) is str:
         text = value.strip()
-        if _IDENTIFYING.fullmatch(text) or is_date_like(text):
+        if _IDENTIFYING.fullmatch(text):
             return True
         if len(text) > LONGEST_METADATA:
             return False
@@ -195,13 +195,21 @@ def count_unread(unread: Unread, row: Row) -> None:
     """Count the fields of a row that was read."""
     unread.num_rows += 1
     for name, value in row.unread().items():
-        if is_blank(value) or is_metadata(name, value):
-            continue
-        number, items = number_of(value), listed(value)
-        within = _truth_values(name, items) if type(items) is dict else []
-        for path in within or [name]:
-            if not within and (number is None or not 0 <= number <= 1):
-                unread.marks.discard(path)
-            elif path not in unread.counts:
-                unread.marks.add(path)
-            unread.counts[path] += 1
+        count_field(unread, name, value)
+
+
+def count_field(unread: Unread, name: str, value: Any, num_rows: int = 1) -> None:
+    """Count a field that nobody read in rows with one value."""
+    quiet = is_metadata(name, value)
+    if is_blank(value) or is_blank(name) or (quiet and _last(name) not in _DATES):
+        return
+    if quiet:
+        unread.dates.add(name)
+    number, items = number_of(value), listed(value)
+    within = _truth_values(name, items) if type(items) is dict else []
+    for path in within or [name]:
+        if not within and (quiet or number is None or not 0 <= number <= 1):
+            unread.marks.discard(path)
+        elif path not in unread.counts:
+            unread.marks.add(path)
+        unread.counts[path] += num_rows

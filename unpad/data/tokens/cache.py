@@ -244,7 +244,7 @@ def pack_details(
 def pack_faults(bad: Iterable[BadRow], unread: Unread, path: str) -> np.ndarray:
     """Pack a file's bad rows and the fields that nobody read as JSON, (bytes,) uint8."""
     rows = [replace(row, where=row.where.removeprefix(path)) for row in bad]
-    return _json_bytes(asdict(RowFaults(rows, dict(unread.counts), sorted(unread.marks))))
+    return _json_bytes(asdict(RowFaults(rows, dict(unread.named), sorted(unread.marks))))
 
 
 def _json_bytes(value: Any) -> np.ndarray:
