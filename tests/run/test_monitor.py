@@ -2,6 +2,7 @@ import csv
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from io import StringIO
@@ -214,7 +215,7 @@ def test_large_gradient_norm_is_marked_and_warned_of_once_in_100_steps(tmp_path)
 
 def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path):
     with (tmp_path / "out").open("w") as out:
-        run = monitor(tmp_path, Console(file=out, force_terminal=True, width=100))
+        run = monitor(tmp_path, Console(file=out, force_terminal=True, width=80))
         run.start([])
         train(run, 1, 20)
         run.log("checkpoint", step=20)
@@ -222,6 +223,8 @@ def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path):
         run.close()
     text = (tmp_path / "out").read_text()
     assert "20/20" in text
+    shown = [line.rstrip() for line in re.split(r"[\r\n]|\x1b\[[^m]*[A-Zl]", text) if "tok/s" in line]
+    assert re.search(r"wait +\d+\.\d%$", shown[-1]), shown[-1]
     assert "held out at step 20" in text
     assert "checkpoint  step 20" in text
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back

@@ -114,7 +114,8 @@ class Screen:
             with self._unbreakable():
                 at = f"{where}{self._left(step)}"
                 self._progress.update(self._task, description=in_stage, completed=step, at=at)
-                self._status.plain = f"{numbers}  {short(self._rates()[0])} tok/s  {usage}"
+                line, width = f"{numbers}  {short(self._rates()[0])} tok/s  {usage}", self.console.width
+                self._status.plain = line if len(line) <= width else line[: width + 2].rpartition("  ")[0]
                 self._live.refresh()
             self._shown_at = perf_counter()
         if self._bar:

@@ -205,6 +205,7 @@ def test_a_code_in_two_units_is_named_and_may_be_two_codes(tmp_path, unpad, colu
         ("Subject;Sent;From", "Re: {m};01.03.2024;a{m}", ""),
         ("Patient No;Sex;Died on", "P{n};F{d};01.03.2024", ""),
         ("Patient No;Ward", "P{n};W{m}", ""),
+        ("picture;species", "{n}.png;oak", "rename the column of the classes to label, and 'data.images="),
         ("Subject;Body;Status", "Re: {m};a mail of {n} words;{m}", "prompt: COLUMN, reply: COLUMN}'"),
         ("Patient No;Date;Note", "P{n};01.03.2024;note {n} of many words", 'if "Note" is the text'),
     ],

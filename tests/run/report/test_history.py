@@ -19,6 +19,9 @@ def test_a_run_is_killed_unless_its_process_holds_the_lock_whoever_else_looks(tm
     with RunLock(tmp_path):
         assert history.run_state(tmp_path, log) == "running"
         assert history.run_state(tmp_path, [*log, {"kind": "finished"}]) == "finished"
+    limited = [*log, {"kind": "time_limit"}, {"kind": "finished"}]
+    assert history.run_state(tmp_path, limited) == "stopped"
+    assert history.run_state(tmp_path, [*limited, {"kind": "resumed"}, {"kind": "finished"}]) == "finished"
     with (tmp_path / LOCK).open("rb") as reader:
         fcntl.flock(reader, fcntl.LOCK_SH)  # another reader of the state
         assert history.run_state(tmp_path, log) == "killed"

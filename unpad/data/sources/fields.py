@@ -224,7 +224,9 @@ def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: dict[str, str
     for other, is_it, what in (("images", is_picture, "pictures"), ("chat", _is_conversation, "conversations")):
         field = _field_of(rows, is_it) if kind in (other, "text", "") else None
         if field is not None:
-            return f'if "{field}" holds the {what}: {setting(other, path, field=field)}'
+            unnamed = other == "images" and "label" not in present
+            rename = "rename the column of the classes to label, and " * unnamed
+            return f'if "{field}" holds the {what}: {rename}{setting(other, path, field=field)}'
     if kind == "pairs":
         return f"name the field of the prompt: {setting(kind, path, field=COLUMN)}"
     if kind not in ("text", "chat", ""):

@@ -335,10 +335,10 @@ ENDINGS = ("finished", "stopped")
 
 
 def run_state(folder: Path, log: list[dict[str, Any]]) -> str:
-    """running, killed, or the ending in the log; a running process holds run.lock."""
-    last = next((e["kind"] for e in reversed(log) if e["kind"] in (*ENDINGS, "started", "resumed")), "")
-    if last in ENDINGS:
-        return last
+    """running, killed, or the ending in the log, where train.max_minutes stops; a running process holds run.lock."""
+    kinds = [e["kind"] for e in reversed(log) if e["kind"] in (*ENDINGS, "started", "resumed", "time_limit")]
+    if kinds[:1] and kinds[0] in ENDINGS:
+        return "stopped" if kinds[1:2] == ["time_limit"] else kinds[0]
     try:
         descriptor = os.open(folder / storage.LOCK, os.O_RDONLY | os.O_NONBLOCK)
     except OSError:

@@ -26,6 +26,7 @@ from unpad.run.report.section import IN_USE, FamilySection, PageSection
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean
 from unpad.run.timers import covered_steps
 from unpad.storage.reading import read_shaped
+from unpad.terminal.printing import resume_run
 from unpad.terminal.table import number_of, short, span
 
 Tile = tuple[str, str, str]  # name, value and note
@@ -67,11 +68,11 @@ def _performance(family: FamilySection, checked: dict[str, Any] | None, evaluate
     return tiles
 
 
-def _judgement(run: RunHistory, used: dict[str, Any] | None) -> str:
+def _judgement(run: RunHistory, used: dict[str, Any] | None, more: str) -> str:
     """A sentence on what the held-out loss says of the run; "" while it says nothing.
 
     Args:
-        used: the check of the weights in use.
+        used: the check of the weights in use; more: what gives the run more steps.
     """
     checks, best = run.checks, run.best_check
     if used is None or best is None or len(checks) < 3:
@@ -94,7 +95,7 @@ def _judgement(run: RunHistory, used: dict[str, Any] | None) -> str:
             f"The weights in use are {weights}."
         )
     if checks[-1 - max(len(checks) // 5, 1)]["loss"] - last["loss"] > least:
-        return "The held-out loss was still falling at the end: more steps may help (train.max_epochs)."
+        return f"The held-out loss was still falling at the end: more steps may help ({more})."
     reached = next(row for row in checks if row["loss"] - best["loss"] <= least)
     return f"The held-out loss has hardly changed since step {reached['step']:,}: the run learnt what it could."
 
@@ -300,7 +301,8 @@ def write_report(folder: Path) -> Path:
     evaluated, old = samples.newest_evaluation(folder), samples.old_notes(folder)
     judged = [] if evaluated is None or old else [one.get("sentence") for one in evaluated["metrics"].values()]
     beside = [f"{one[0].upper()}{one[1:]}." for one in judged if one]
-    judgement = escape(" ".join([*beside, _judgement(run, used)])) if state in ENDINGS else ""
+    more = "train.max_epochs" if state == "finished" else resume_run(folder)
+    judgement = escape(" ".join([*beside, _judgement(run, used, more)])) if state in ENDINGS else ""
     recipe = escape(run.recipe_text) or "There is no recipe.yaml in this run directory."
     body = f"""<header>
 <h1>{name}</h1><span class="state {state}">{state}</span><p>{stages} · {started}{written}</p></header>
