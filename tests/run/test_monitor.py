@@ -223,8 +223,8 @@ def test_live_bar_shows_the_step_and_gives_the_terminal_back(tmp_path):
         run.close()
     text = (tmp_path / "out").read_text()
     assert "20/20" in text
-    shown = [line.rstrip() for line in re.split(r"[\r\n]|\x1b\[[^m]*[A-Zl]", text) if "tok/s" in line]
-    assert re.search(r"wait +\d+\.\d%$", shown[-1]), shown[-1]
+    figures = [line for line in re.split(r"[\r\n]|\x1b\[[^m]*[A-Zl]", text) if "tok/s" in line]
+    assert re.search(r"wait \d+\.\d%$", figures[-1]), "whole figures at 80 columns"
     assert "held out at step 20" in text
     assert "checkpoint  step 20" in text
     assert text.rstrip().endswith("\x1b[?25h")  # the cursor is back
