@@ -126,7 +126,7 @@ def test_files_of_a_folder_that_are_not_read_are_named(unpad: Shell, tmp_path: P
     assert {Path(one["path"]).name for one in found} == {"b.docx", "c.html", "d.log", "e.log", "f.log", "g.log"}
     assert check(recipe_with(tmp_path / "r.yaml", text=str(tmp_path), holdout=0)).skipped[0][0].name == "b.docx"
     assert "is read as plain text" in unpad("data", "check", tmp_path / "d.log").out
-    assert "with its tags" in check(tmp_path / "sub/c.html").files[0].note
+    assert "tags would be learnt" in check(tmp_path / "sub/c.html").files[0].note
 
 
 @pytest.mark.promise("data.check")

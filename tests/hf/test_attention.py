@@ -62,7 +62,7 @@ def gradient(model: torch.nn.Module, batch: dict[str, Any], **options: Any) -> d
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ATTENTION_ALONE)
-def test_every_form_of_batch_has_the_gradient_of_one_sequence_at_a_time(family: str) -> None:
+def test_every_form_of_batch_has_the_gradient_of_one_sequence_at_a_time(family):
     model = make_model(family)
     _, wanted = truth(model, ROWS)
     model.set_attn_implementation("unpad")
@@ -77,7 +77,7 @@ def test_every_form_of_batch_has_the_gradient_of_one_sequence_at_a_time(family: 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss"])
 @pytest.mark.parametrize("native", [True, False])
-def test_another_sequence_changes_no_bit(family: str, native: bool) -> None:
+def test_another_sequence_changes_no_bit(family, native):
     model = make_model(family, "unpad").eval()
     batch = {k: v for k, v in BATCHES["cu_seq_lens_q"].items() if k != "labels"}
     first = len(SEQUENCES[0])
@@ -90,7 +90,7 @@ def test_another_sequence_changes_no_bit(family: str, native: bool) -> None:
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gpt_oss"])
-def test_generation_from_prompts_padded_left_is_that_of_eager_attention(family: str) -> None:
+def test_generation_from_prompts_padded_left_is_that_of_eager_attention(family):
     batch = {k: v for k, v in padded(ROWS[:4], left=True).items() if k != "labels"}
     written = [
         make_model(family, attention).eval().generate(**batch, max_new_tokens=12, do_sample=False, pad_token_id=0)
@@ -99,14 +99,14 @@ def test_generation_from_prompts_padded_left_is_that_of_eager_attention(family: 
     assert torch.equal(*written)
 
 
-def test_gradient_checkpointing_changes_nothing() -> None:
+def test_gradient_checkpointing_changes_nothing():
     model = make_model("llama", "unpad")
     wanted = gradient(model, BATCHES["cu_seq_lens_q"], use_cache=False)
     model.activation_checkpointing_enable()
     assert distance(gradient(model, BATCHES["cu_seq_lens_q"], use_cache=False), wanted) < 1e-6
 
 
-def test_under_autocast_queries_take_the_type_of_values() -> None:
+def test_under_autocast_queries_take_the_type_of_values():
     model = make_model("qwen3", "unpad")
     wanted = gradient(model, BATCHES["cu_seq_lens_q"])
     with torch.autocast("cpu", torch.bfloat16):
@@ -161,7 +161,7 @@ def test_a_mask_is_dense_only_where_boundaries_cannot_say_it(function, local_siz
 # --------------------------------------------------------------------------- boundaries
 
 
-def test_boundaries_come_from_whatever_the_batch_has() -> None:
+def test_boundaries_come_from_whatever_the_batch_has():
     mask = torch.tensor([[0, 1, 1, 1], [1, 1, 0, 0]])
     found = find_sequences(2, 4, mask.bool(), {})
     assert found.layout.lengths().tolist() == [3, 2]
@@ -178,6 +178,6 @@ def test_boundaries_come_from_whatever_the_batch_has() -> None:
     assert find_sequences(3, 2, None, {}).layout.lengths().tolist() == [2, 2, 2]
 
 
-def test_boundaries_of_another_batch_are_refused() -> None:
+def test_boundaries_of_another_batch_are_refused():
     with pytest.raises(PlanError, match="cu_seq_lens_q ends at 8, the batch at 9"):
         find_sequences(1, 9, None, {"cu_seq_lens_q": torch.tensor([0, 3, 8], dtype=torch.int32)})

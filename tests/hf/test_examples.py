@@ -61,7 +61,7 @@ def test_two_lines_make_a_script_correct(name, model_type, fault, tmp_path, monk
 
 
 @pytest.mark.parametrize("name", ["trainer", "sft"])
-def test_the_scripts_differ_by_an_import_and_a_call(name: str) -> None:
+def test_the_scripts_differ_by_an_import_and_a_call(name):
     before, after = ((FOLDER / f"{name}_{when}.py").read_text().splitlines()[1:] for when in ("before", "after"))
     changes = [line for line in difflib.ndiff(before, after) if line[0] in "+-" and line[2:].strip()]
     assert len(changes) == 2
@@ -79,7 +79,7 @@ def test_the_scripts_differ_by_an_import_and_a_call(name: str) -> None:
         ("tiny.py", "transformers"),
     ],
 )
-def test_a_script_says_what_to_install(script: str, missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_says_what_to_install(script, missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(SystemExit) as caught:
         runpy.run_path(str(FOLDER / script))

@@ -1,6 +1,5 @@
 """What `attach` keeps of a trainer and what it refuses, row by row of the table in docs/internals/attach.md."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -31,9 +30,9 @@ CASES = [
 
 
 @pytest.mark.parametrize("made", CASES)
-def test_what_the_table_says_is_so(made: Callable[[Path], None], tmp_path: Path) -> None:
+def test_what_the_table_says_is_so(made, tmp_path):
     made(tmp_path)
 
 
-def test_every_row_of_the_table_has_a_set_up() -> None:
+def test_every_row_of_the_table_has_a_set_up():
     assert rows_of_the_table() == list(SETUPS)

@@ -19,7 +19,7 @@ SEQUENCES = make_sequences(24, high=30)
 ROWS = make_rows(SEQUENCES)
 
 
-def test_a_step_in_a_loop_of_ones_own_has_the_gradient_of_one_sequence_at_a_time() -> None:
+def test_a_step_in_a_loop_of_ones_own_has_the_gradient_of_one_sequence_at_a_time():
     model = make_model("qwen3")
     wanted_loss, wanted = truth(model, ROWS)
     prepare(model)
@@ -37,7 +37,7 @@ def test_a_step_in_a_loop_of_ones_own_has_the_gradient_of_one_sequence_at_a_time
 
 @pytest.mark.promise("processes.hf")
 @pytest.mark.parametrize("world_size", [2, 3])
-def test_the_gradients_of_ranks_add_up_to_that_of_one_sequence_at_a_time(world_size: int) -> None:
+def test_the_gradients_of_ranks_add_up_to_that_of_one_sequence_at_a_time(world_size):
     model = make_model("qwen3")
     _, wanted = truth(model, ROWS)
     prepare(model)
@@ -51,7 +51,7 @@ def test_the_gradients_of_ranks_add_up_to_that_of_one_sequence_at_a_time(world_s
     assert distance(take_gradient(model), wanted) < 1e-5
 
 
-def test_a_row_that_has_grown_since_it_was_read_is_refused() -> None:
+def test_a_row_that_has_grown_since_it_was_read_is_refused():
     rows = [{"input_ids": list(one)} for one in SEQUENCES]
     examples = Examples(rows)
     rows[3]["input_ids"].append(2)
@@ -59,7 +59,7 @@ def test_a_row_that_has_grown_since_it_was_read_is_refused() -> None:
         examples[3]
 
 
-def test_every_token_is_in_one_batch_and_no_batch_is_padded() -> None:
+def test_every_token_is_in_one_batch_and_no_batch_is_padded():
     sequences = Counter()
     silent = {"input_ids": [5, 6, 7], "labels": [IGNORED] * 3}  # is left out; the ledger counts it
     for step in steps([*ROWS, silent], tokens_per_step=128, tokens_per_micro=64, seed=4):
@@ -90,7 +90,7 @@ def test_every_epoch_has_each_sequence_once_in_the_same_number_of_batches(length
             assert sum(lengths[index] for index in batch) <= tokens or len(batch) == 1
 
 
-def test_epochs_have_orders_of_their_own_that_a_seed_repeats() -> None:
+def test_epochs_have_orders_of_their_own_that_a_seed_repeats():
     sampler, again = (PlannedBatches(Examples(ROWS), 64, epochs=3, seed=1) for _ in range(2))
     orders = []
     for epoch in range(3):
@@ -101,7 +101,7 @@ def test_epochs_have_orders_of_their_own_that_a_seed_repeats() -> None:
     assert orders[0] != orders[1] != orders[2]
 
 
-def test_micro_batches_without_targets_make_up_the_number() -> None:
+def test_micro_batches_without_targets_make_up_the_number():
     lengths = np.array([5, 2, 1, 9])
     assert filled([[0, 1, 2], [3]], lengths, 4) == [[0, 1, 2], [3], [~2], [~2]]
     assert filled([[0, 1, 2]], lengths, 1) == [[0, 1, 2]]
@@ -115,12 +115,12 @@ def test_micro_batches_without_targets_make_up_the_number() -> None:
         ([{"input_ids": [1]}, {"input_ids": [1, 2], "labels": [1, -100]}], "none of the 2 examples has a target"),
     ],
 )
-def test_data_that_cannot_be_batched_is_refused(rows: list[dict[str, list[int]]], message: str) -> None:
+def test_data_that_cannot_be_batched_is_refused(rows, message):
     with pytest.raises(SourceError, match=message):
         Examples(rows)
 
 
-def test_labels_default_to_all_tokens_but_the_first() -> None:
+def test_labels_default_to_all_tokens_but_the_first():
     batch = collate([{"input_ids": [5, 6]}, {"input_ids": torch.tensor([7])}])
     assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED]]
     assert batch["cu_seq_lens_q"].dtype == torch.int32

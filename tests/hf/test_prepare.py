@@ -37,7 +37,7 @@ def gradient(model: nn.Module, batch: dict[str, Any]) -> dict[str, torch.Tensor]
 
 
 @pytest.mark.parametrize("family", MIXERS)
-def test_layers_of_every_kind_keep_sequences_apart(family: str) -> None:
+def test_layers_of_every_kind_keep_sequences_apart(family):
     model = make_model(family)
     _, wanted = truth(model, ROWS)
     ready = prepare(model)
@@ -48,13 +48,13 @@ def test_layers_of_every_kind_keep_sequences_apart(family: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["bloom", "gptj", "mpt"])
-def test_attention_by_code_of_its_own_is_refused(family: str) -> None:
+def test_attention_by_code_of_its_own_is_refused(family):
     with pytest.raises(RecipeError, match="ForCausalLM computes no flat batch"):
         prepare(make_model(family))
 
 
 @pytest.mark.parametrize("family", ["llama", "gpt_oss", "mamba"])
-def test_gradients_equal_one_sequence_at_a_time_in_fp64(family: str) -> None:
+def test_gradients_equal_one_sequence_at_a_time_in_fp64(family):
     model = make_model(family)
     prepare(model)
     masks = [[label != -100 for label in row["labels"]] for row in ROWS]
@@ -70,7 +70,7 @@ def test_gradients_equal_one_sequence_at_a_time_in_fp64(family: str) -> None:
     assert certificate.passed, str(certificate)
 
 
-def test_another_sequence_changes_no_bit_of_a_recurrence() -> None:
+def test_another_sequence_changes_no_bit_of_a_recurrence():
     model = make_model("qwen3_5").eval()
     prepare(model)
     batch = {name: value for name, value in flat(ROWS).items() if name != "labels"}
@@ -83,7 +83,7 @@ def test_another_sequence_changes_no_bit_of_a_recurrence() -> None:
     assert torch.equal(one[first:], other[first:])
 
 
-def test_layers_are_computed_again_with_the_boundaries_of_their_batch() -> None:
+def test_layers_are_computed_again_with_the_boundaries_of_their_batch():
     model = make_model("qwen3_5")
     prepare(model)
     wanted = gradient(model, flat(ROWS))
@@ -91,7 +91,7 @@ def test_layers_are_computed_again_with_the_boundaries_of_their_batch() -> None:
     assert distance(gradient(model, flat(ROWS)), wanted) < 1e-6
 
 
-def test_a_row_without_boundaries_is_computed_as_before() -> None:
+def test_a_row_without_boundaries_is_computed_as_before():
     model, other = make_model("lfm2").eval(), make_model("lfm2").eval()
     prepare(model)
     ids = torch.tensor([SEQUENCES[1]])
@@ -104,7 +104,7 @@ def test_a_row_without_boundaries_is_computed_as_before() -> None:
     torch.testing.assert_close(padded[0, 2:], wanted[0, 2:], rtol=0, atol=1e-5)
 
 
-def test_preparing_again_changes_nothing_and_a_copy_has_boundaries_of_its_own() -> None:
+def test_preparing_again_changes_nothing_and_a_copy_has_boundaries_of_its_own():
     model = make_model("lfm2")
     ready = prepare(model)
     assert prepare(model) == replace(ready, before="")
@@ -117,7 +117,7 @@ def test_preparing_again_changes_nothing_and_a_copy_has_boundaries_of_its_own() 
     assert float(logits.abs().max()) > 0
 
 
-def test_preparing_leaves_the_model_as_it_was() -> None:
+def test_preparing_leaves_the_model_as_it_was():
     model = make_model("llama")
     model.model.layers[0].eval()
     model.lm_head.weight.grad = torch.ones_like(model.lm_head.weight)
@@ -128,7 +128,7 @@ def test_preparing_leaves_the_model_as_it_was() -> None:
     assert model.lm_head.weight.grad is not None
 
 
-def test_a_model_that_computes_no_flat_batch_is_refused_and_restored(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_computes_no_flat_batch_is_refused_and_restored(monkeypatch):
     model = make_model("llama", "sdpa")
 
     def refuse(*args: Any, **kwargs: Any) -> None:

@@ -157,7 +157,7 @@ def work(folder: Path) -> dict[str, Any]:
 
 @pytest.mark.promise("processes.hf")
 @pytest.mark.nightly
-def test_two_ranks_have_the_gradient_of_one_sequence_at_a_time(tmp_path: Path) -> None:
+def test_two_ranks_have_the_gradient_of_one_sequence_at_a_time(tmp_path):
     first, second = run_processes(tmp_path / "ranks", 2, partial(work, tmp_path), limit_s=200)
     for name, bound in {
         "plain": 1e-10, "accumulated": 1e-10, "mixer": 1e-5, "sft": 1e-5, "capped": 1e-5, "few": 1e-5,
@@ -180,7 +180,7 @@ def test_two_ranks_have_the_gradient_of_one_sequence_at_a_time(tmp_path: Path) -
 
 
 @pytest.mark.parametrize(("size", "micros"), [(2, 1), (2, 3), (3, 2), (5, 4)])
-def test_ranks_divide_every_update_into_equal_numbers_of_micro_batches(size: int, micros: int) -> None:
+def test_ranks_divide_every_update_into_equal_numbers_of_micro_batches(size, micros):
     examples = Examples(ROWS)
     samplers = [PlannedBatches(examples, 64, epochs=2, seed=0, ranks=Ranks(rank, size, micros)) for rank in range(size)]
     alone = PlannedBatches(examples, 64, epochs=2, seed=0, ranks=Ranks(0, 1))
@@ -200,7 +200,7 @@ def test_ranks_divide_every_update_into_equal_numbers_of_micro_batches(size: int
             assert max(costs[:-1]) - min(costs[:-1]) <= 64 * micros
 
 
-def test_a_rank_without_work_computes_the_shortest_example_without_targets() -> None:
+def test_a_rank_without_work_computes_the_shortest_example_without_targets():
     examples = Examples(ROWS[:3])
     samplers = [PlannedBatches(examples, 1, epochs=1, seed=0, ranks=Ranks(rank, 4)) for rank in range(4)]
     (silent,) = [index for sampler in samplers for micro in sampler for index in micro if index < 0]

@@ -63,6 +63,7 @@ def test_an_update_and_an_evaluation_are_those_of_one_sequence_at_a_time(kind, f
     assert attachment.certificate is not None
     assert attachment.certificate.passed
     assert attachment.head.mode == mode
+    assert repr(attachment) == f"Attachment(tokens_per_micro=64, sound in {attachment.certificate.precision})"
     recorder = trained(trainer)
     assert recorder.num_steps == 1
     assert distance(recorder.gradient, wanted) < 1e-5
@@ -103,7 +104,7 @@ class LossOutside(Trainer):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["no head", "no loss", "a tuple", "a tensor", "nothing"])
-def test_a_head_of_ones_own_is_kept_or_refused_by_name(kind: str, tmp_path: Path) -> None:
+def test_a_head_of_ones_own_is_kept_or_refused_by_name(kind, tmp_path):
     """Whatever a model does between its parts, `attach` finds a way, or says that there is none."""
     model = make_model("llama")
     wanted = truth(model, ROWS)[1]
@@ -123,7 +124,7 @@ def test_a_head_of_ones_own_is_kept_or_refused_by_name(kind: str, tmp_path: Path
 
 
 @pytest.mark.nightly
-def test_what_sft_trainer_logs_is_what_its_own_head_gives(tmp_path: Path) -> None:
+def test_what_sft_trainer_logs_is_what_its_own_head_gives(tmp_path):
     logs = []
     for mode in ("chunks", "targets", "all"):
         trainer = make_trainer("sft", make_model("llama"), tmp_path)
@@ -136,7 +137,7 @@ def test_what_sft_trainer_logs_is_what_its_own_head_gives(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_scores_of_targets_are_those_of_all_logits(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_of_targets_are_those_of_all_logits(dtype, monkeypatch):
     monkeypatch.setattr(head, "CHUNK_BYTES", 1)
     monkeypatch.setattr(head, "BLOCK_CELLS", 900)
     torch.manual_seed(0)
@@ -162,7 +163,7 @@ def test_scores_of_targets_are_those_of_all_logits(dtype: torch.dtype, monkeypat
     )
 
 
-def test_logits_of_tokens_without_a_target_never_exist(tmp_path: Path) -> None:
+def test_logits_of_tokens_without_a_target_never_exist(tmp_path):
     for kind, most in (("plain", 1), ("sft", 0)):  # TRL multiplies by the weights itself, without calling the head
         model = make_model("llama")
         trainer, rows = make_trainer(kind, model, tmp_path), list[int]()
@@ -174,7 +175,7 @@ def test_logits_of_tokens_without_a_target_never_exist(tmp_path: Path) -> None:
         assert max(rows, default=0) == most
 
 
-def test_an_adapter_of_peft_learns_as_on_one_sequence_at_a_time(tmp_path: Path) -> None:
+def test_an_adapter_of_peft_learns_as_on_one_sequence_at_a_time(tmp_path):
     torch.manual_seed(3)
     config = LoraConfig(r=4, target_modules=["q_proj", "v_proj"], init_lora_weights=False)
     adapted = get_peft_model(make_model("llama"), config)
@@ -185,7 +186,7 @@ def test_an_adapter_of_peft_learns_as_on_one_sequence_at_a_time(tmp_path: Path) 
     assert distance(trained(trainer).gradient, wanted) < 1e-5
 
 
-def test_steps_accumulate_micro_batches_and_weigh_targets_alike(tmp_path: Path) -> None:
+def test_steps_accumulate_micro_batches_and_weigh_targets_alike(tmp_path):
     trainer = make_trainer("plain", make_model("llama"), tmp_path, gradient_accumulation_steps=3)
     attach(trainer, tokens_per_micro=64)
     counts = []
@@ -223,7 +224,7 @@ def test_checkpointing_and_mixed_precision_have_the_gradient_up_to_their_roundin
     assert distance(trained(trainer).gradient, wanted) < bound
 
 
-def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(tmp_path: Path) -> None:
+def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(tmp_path):
     class Stop(TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             if state.global_step == 5:
@@ -248,7 +249,7 @@ def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(tmp_path: Pat
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
-def test_a_checkpoint_of_another_plan_is_refused_with_the_argument_that_fits(tmp_path: Path) -> None:
+def test_a_checkpoint_of_another_plan_is_refused_with_the_argument_that_fits(tmp_path):
     def run(tokens: int | None, resume: str | None = None, rows: int | None = None, **options: Any) -> None:
         options = {"gradient_accumulation_steps": 1, "save_strategy": "steps", "save_steps": 2, **options}
         trainer = make_trainer("plain", make_model("llama"), tmp_path / str(tokens), **options)
@@ -285,7 +286,7 @@ BY_LENGTH: dict[str, tuple[type, dict[str, Any]]] = {  # with other numbers for 
 
 @pytest.mark.promise("hf.judged")
 @pytest.mark.parametrize("kind", BY_LENGTH)
-def test_sequences_that_would_change_each_others_numbers_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+def test_sequences_that_would_change_each_others_numbers_are_refused_by_name(kind, tmp_path):
     made, fields = BY_LENGTH[kind]
     sizes = {"vocab_size": VOCAB, "hidden_size": 16, "num_attention_heads": 2, "num_key_value_heads": 2}
     model = AutoModelForCausalLM.from_config(made(num_hidden_layers=4, intermediate_size=32, **sizes, **fields))
@@ -302,7 +303,7 @@ def test_sequences_that_would_change_each_others_numbers_are_refused_by_name(kin
 # --------------------------------------------------------------------------- refusals
 
 
-def test_rows_that_do_not_say_where_sequences_begin_are_refused(tmp_path: Path) -> None:
+def test_rows_that_do_not_say_where_sequences_begin_are_refused(tmp_path):
     options = {"packing": True, "packing_strategy": "wrapped", "max_length": 64}
     trainer = make_trainer("sft", make_model("llama"), tmp_path, **options)
     with pytest.raises(RecipeError, match="rows do not say where"):

@@ -86,7 +86,7 @@ def test_a_fault_of_the_examples_is_found_by_attach_and_after_it(proved, name, t
         attach(trainer_of(kind, tmp_path), tokens_per_micro=64)
 
 
-def test_a_head_that_scales_the_loss_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_head_that_scales_the_loss_is_found(tmp_path, monkeypatch):
     from unpad.hf import trainer as module
 
     before = module.add_target_head
@@ -121,7 +121,7 @@ def test_another_attention_alone_is_found_against_the_model_as_it_was(tmp_path, 
         attach(plain(tmp_path, data(ROWS)))
 
 
-def test_the_trainer_and_its_generators_are_as_before_a_refusal_and_a_proof(tmp_path: Path) -> None:
+def test_the_trainer_and_its_generators_are_as_before_a_refusal_and_a_proof(tmp_path):
     for kind in (Trainer, Ignoring):
         trainer = plain(tmp_path, data(ROWS), None, kind, gradient_accumulation_steps=3)
         weights = [weight.detach().clone() for weight in trainer.model.parameters()]
@@ -142,7 +142,7 @@ def test_the_trainer_and_its_generators_are_as_before_a_refusal_and_a_proof(tmp_
 
 
 @pytest.mark.nightly
-def test_an_update_that_shows_too_little_is_compared_with_further_rows(tmp_path: Path) -> None:
+def test_an_update_that_shows_too_little_is_compared_with_further_rows(tmp_path):
     """One sequence, equal ones, none with a target: a loss that weighs sequences alike would look right in each."""
     silent = [{"input_ids": one, "labels": [IGNORED] * len(one)} for one in SEQUENCES]
     first = {"one": 1, "equal": 4}
@@ -155,7 +155,7 @@ def test_an_update_that_shows_too_little_is_compared_with_further_rows(tmp_path:
             attach(trainer)
 
 
-def test_data_of_one_sequence_or_of_equal_ones_is_taken(tmp_path: Path) -> None:
+def test_data_of_one_sequence_or_of_equal_ones_is_taken(tmp_path):
     for rows in ([ROWS[3]], [ROWS[3]] * 6):
         trainer = plain(tmp_path, data(rows))
         wanted = truth_of(trainer.model, labelled(rows))[1]
@@ -163,7 +163,7 @@ def test_data_of_one_sequence_or_of_equal_ones_is_taken(tmp_path: Path) -> None:
         assert error_of(trainer, wanted) < 1e-5
 
 
-def test_a_row_of_another_length_than_its_labels_names_the_row(tmp_path: Path) -> None:
+def test_a_row_of_another_length_than_its_labels_names_the_row(tmp_path):
     rows = [*ROWS, {"input_ids": [5, 6, 7], "labels": [5, 6]}]
 
     def single(rows: list[dict[str, Any]]) -> Any:
@@ -184,7 +184,7 @@ def test_a_row_of_another_length_than_its_labels_names_the_row(tmp_path: Path) -
         (lambda n: {"features": torch.zeros(1, 2, n)}, "gives `features` of shape"),
     ],
 )
-def test_what_a_flat_batch_has_no_place_for_is_refused_by_name(made: Any, message: str, tmp_path: Path) -> None:
+def test_what_a_flat_batch_has_no_place_for_is_refused_by_name(made, message, tmp_path):
     def single(rows: list[dict[str, Any]]) -> Any:
         ids = torch.tensor([rows[0]["input_ids"]])
         return {"input_ids": ids, "labels": ids.clone(), **made(ids.shape[1])}
@@ -193,7 +193,7 @@ def test_what_a_flat_batch_has_no_place_for_is_refused_by_name(made: Any, messag
         attach(plain(tmp_path, alone(SEQUENCES), single, per_device_train_batch_size=1), prove=False)
 
 
-def test_labels_that_are_no_tokens_of_the_row_are_refused(tmp_path: Path) -> None:
+def test_labels_that_are_no_tokens_of_the_row_are_refused(tmp_path):
     def twice(rows: list[dict[str, Any]]) -> Any:
         made = pad([{"input_ids": row["input_ids"], "labels": row["input_ids"]} for row in rows])
         return {**made, "labels": torch.nn.functional.pad(made["labels"][:, 1:], (0, 1), value=IGNORED)}
@@ -204,7 +204,7 @@ def test_labels_that_are_no_tokens_of_the_row_are_refused(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize(("num", "parts"), [(1, 1), (5, 2), (5, 4), (16, 3), (3, 3), (7, 1)])
-def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
+def test_parts_of_an_update_are_unlike(num, parts):
     made = unequal(list(range(num)), parts)
     assert [one for part in made for one in part] == list(range(num))
     assert len(made) == parts
@@ -213,7 +213,7 @@ def test_parts_of_an_update_are_unlike(num: int, parts: int) -> None:
 
 
 @pytest.mark.nightly
-def test_a_wrong_update_of_long_data_is_found_in_a_part_of_it(tmp_path: Path) -> None:
+def test_a_wrong_update_of_long_data_is_found_in_a_part_of_it(tmp_path):
     rows = alone(make_sequences(150, seed=9, low=4, high=20))
     options = {"per_device_train_batch_size": 50, "gradient_accumulation_steps": 3}
     with pytest.raises(RecipeError, match=r"Ignoring.compute_loss is another loss than"):

@@ -17,7 +17,6 @@ from PIL import Image
 
 from tests.helpers import families
 from tests.helpers.pairs import rows, write_pairs
-from tests.helpers.shell import Shell
 from unpad.batching.batch import RaggedBatch
 from unpad.data.family import open_data
 from unpad.data.pixels.patches import unpatch
@@ -81,7 +80,7 @@ def marked(stage: StageSetup, batch: RaggedBatch, stop: int) -> list[tuple[int, 
 
 @pytest.mark.promise("data.show")
 @pytest.mark.parametrize("family", ["text", "conversations", "pairs", "questions"])
-def test_learnt_tokens_are_those_that_the_loss_counts(unpad: Shell, tmp_path: Path, family: str) -> None:
+def test_learnt_tokens_are_those_that_the_loss_counts(unpad, tmp_path, family):
     recipe = families.FAMILIES[family](tmp_path / "made")
     overrides = ["plan.max_tokens=20"] if family in ("text", "conversations") else []
     shown = json.loads(unpad("data", "show", recipe, "-n", 500, "--json", *overrides, code=0).out)
@@ -127,7 +126,7 @@ def test_a_file_is_shown_by_the_recipe_of_its_kind(unpad, tmp_path, monkeypatch)
         ("plan.max_tokens=20 plan.overflow=drop", "in no step: what is longer is dropped"),
     ],
 )
-def test_what_is_cut_is_said(unpad: Shell, tmp_path: Path, words: str, facts: str) -> None:
+def test_what_is_cut_is_said(unpad, tmp_path, words, facts):
     write_chats(tmp_path / "my.jsonl")
     shown = unpad("data", "show", "my.jsonl", "--row", 1, *words.split(), code=0).out
     assert all(f"  {fact}" in shown for fact in facts.split("|"))
@@ -139,7 +138,7 @@ def test_what_is_cut_is_said(unpad: Shell, tmp_path: Path, words: str, facts: st
 
 
 @pytest.mark.promise("data.show")
-def test_the_middle_of_long_texts_is_left_out_where_several_are_shown(unpad: Shell, tmp_path: Path) -> None:
+def test_the_middle_of_long_texts_is_left_out_where_several_are_shown(unpad, tmp_path):
     numbers = " ".join(map(str, range(250)))
     (tmp_path / "long.txt").write_text(numbers)
     first, whole = (
@@ -152,7 +151,7 @@ def test_the_middle_of_long_texts_is_left_out_where_several_are_shown(unpad: She
 
 
 @pytest.mark.promise("data.show")
-def test_a_row_of_another_part_is_shown_as_such_and_others_are_refused(unpad: Shell, tmp_path: Path) -> None:
+def test_a_row_of_another_part_is_shown_as_such_and_others_are_refused(unpad, tmp_path):
     write_chats(tmp_path / "my.jsonl")
     for part, said in (("valid", "valid: held out, never learnt"), ("test", "test: held out, never learnt")):
         write_chats(tmp_path / "other.jsonl", split=part)
@@ -179,7 +178,7 @@ def test_a_row_of_another_part_is_shown_as_such_and_others_are_refused(unpad: Sh
 
 
 @pytest.mark.promise("data.show")
-def test_pictures_are_those_that_the_model_gets(unpad: Shell, tmp_path: Path) -> None:
+def test_pictures_are_those_that_the_model_gets(unpad, tmp_path):
     recipe = families.images(tmp_path / "made", images={"flip": 0.5, "scale": 0.5, "max_tokens": 9})
     shown = {one["where"]: one for one in json.loads(unpad("data", "show", recipe, "-n", 500, "--json", code=0).out)}
     (stage,) = stages(recipe)
@@ -205,7 +204,7 @@ def pixels(one: dict[str, Any]) -> np.ndarray:
 
 
 @pytest.mark.promise("data.show")
-def test_a_history_ends_at_the_landmark_and_says_what_is_left_out(unpad: Shell, tmp_path: Path) -> None:
+def test_a_history_ends_at_the_landmark_and_says_what_is_left_out(unpad, tmp_path):
     (tmp_path / "tests.csv").write_text(
         "id,time,code,value\n"
         "1,-9,a,4\n1,-9,b,\n1,-5,a,2\n1,-2,c,1\n1,0,a,6\n1,3,a,8\n"
@@ -233,7 +232,7 @@ def test_a_history_ends_at_the_landmark_and_says_what_is_left_out(unpad: Shell, 
 @pytest.mark.promise("data.show")
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["conversations", "patients"])
-def test_a_run_keeps_its_first_sequences_and_the_page_has_them(unpad: Shell, tmp_path: Path, family: str) -> None:
+def test_a_run_keeps_its_first_sequences_and_the_page_has_them(unpad, tmp_path, family):
     recipe = families.FAMILIES[family](tmp_path / "made")
     unpad("train", recipe, "--out", "run", "train.max_steps=2", code=0)
     kept = json.loads((tmp_path / "run" / "shown.json").read_text(encoding="utf-8"))

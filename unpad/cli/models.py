@@ -359,7 +359,8 @@ def _check_file(file: Path | None, out: Path | None, holds: str, replaces: str, 
 
 @verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")
 def chat(run: RunArgument, settings: Sampling = None, system: System = "", debug: Debug = False) -> None:
-    """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input."""
+    """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input, its line
+    breaks as \\n."""
     fields = [_generate_field(text) for text in settings or []]
     check_run(run, fields)
     from unpad.inference.chat import chat_with_run

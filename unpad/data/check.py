@@ -201,7 +201,11 @@ def _remarks(
             yield f"{shape.what}; {shape.fix}"
     suffix = file.path.suffix.lower()
     if file.by_ending and suffix not in FORMATS:
-        tags = ", with its tags" if suffix in (".html", ".htm", ".xml") else ""
+        tags = (
+            ", whose tags would be learnt (pandoc -t plain leaves them out)"
+            if suffix in (".html", ".htm", ".xhtml", ".xml")
+            else ""
+        )
         yield f"{file.path} is read as plain text{tags}; in a folder it is skipped, as its ending is not a known one"
 
 

@@ -54,7 +54,7 @@ from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.lengths import refuse_long
 
 
-@dataclass
+@dataclass(repr=False)
 class Attachment:
     """State that `attach` gives to a trainer.
 
@@ -89,6 +89,11 @@ class Attachment:
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
     plan: dict[str, Any] = field(default_factory=dict)  # identity of the plan of that loader
+
+    def __repr__(self) -> str:
+        proof = self.certificate
+        verdict = f"{proof.verdict} in {proof.precision}" if proof else "not proved"
+        return f"Attachment(tokens_per_micro={self.tokens_per_micro}, {verdict})"
 
     def examples_of(self, data: Any) -> Examples:
         """The examples of a dataset, with lengths that are read once."""

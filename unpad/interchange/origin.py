@@ -14,7 +14,6 @@ from torch import Tensor
 
 from unpad import storage
 from unpad.data.family import NAMES_KEY, family_name, folder_files
-from unpad.data.rows import CLASSES
 from unpad.errors import CheckpointError, RecipeError
 from unpad.interchange.hub import download_model, is_hub_name, kept_folder
 from unpad.recipes.data import ImageSettings, TokenizerSettings
@@ -207,6 +206,8 @@ def starting_files(recipe: Recipe, name: str) -> dict[str, bytes]:
         files = open_files(recipe, find_run(name))
         files.pop(NAMES_KEY, None)  # names in one run's messages say nothing about another's
         if recipe.train.new_head:
+            from unpad.data.rows import CLASSES
+
             files.pop(CLASSES, None)
         return files
     read_folder = folder_files(recipe)

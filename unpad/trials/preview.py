@@ -356,7 +356,7 @@ def _tried(
     transcript.show([*_notes(seen, setup), *_memory_lines(setup, stage, seen)])
     if processes:
         with progress(f"sharing {stage.name} out"):
-            names = [row.name for row in usable]
+            names = [row.name for row in seen.rows if not row.refused]
             seen = replace(seen, shared=process_table(stage, processes, cells_per_token(setup.model), names))
     if measures:
         by_padding = sorted(seen.trials, key=lambda name: (name not in PADDED, name))

@@ -3,6 +3,7 @@
 import csv
 import json
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -260,3 +261,8 @@ def test_a_refusal_names_the_source_that_was_typed(unpad: Shell, tmp_path: Path)
         put(tmp_path / "My chats" / name, rows)
     refused = unpad("train", "chat", "data.chat=My chats", code=3).err
     assert "unpad data check 'My chats'" in refused.replace("\n", " ")
+    put(tmp_path / "o.jsonl", [{"q": f"Who is {n}?", "a": "It's me." * (n > 0)} for n in range(3)])
+    typed = ("chat", "data.chat={path: o.jsonl, prompt: q, reply: a}")
+    refused = unpad("train", *typed, code=3).err.replace("\n", " ")
+    assert f"`unpad data check {shlex.join(typed)}`" in refused
+    assert "found: {'a': '', 'q': 'Who is 0?'}" in unpad("data", "check", *typed, code=3).out

@@ -37,7 +37,7 @@ BY_LENGTH: dict[str, dict[str, object]] = {
 
 @pytest.mark.promise("hf.judged")
 @pytest.mark.parametrize("kind", BY_LENGTH)
-def test_a_model_with_other_numbers_above_a_length_is_tried_above_it(kind: str, unpad: Shell, tmp_path: Path) -> None:
+def test_a_model_with_other_numbers_above_a_length_is_tried_above_it(kind, unpad, tmp_path):
     found = prove(unpad, tmp_path, BY_LENGTH[kind])
     verdicts = {name: cells[0] for name, cells in rows(found).items()}
     assert (verdicts["flattening"], verdicts["unpad"]) == ("wrong loss", "refused")
@@ -46,7 +46,7 @@ def test_a_model_with_other_numbers_above_a_length_is_tried_above_it(kind: str, 
 
 @pytest.mark.nightly
 @pytest.mark.promise("hf.judged")
-def test_packing_of_a_sound_architecture_passes(unpad: Shell, tmp_path: Path) -> None:
+def test_packing_of_a_sound_architecture_passes(unpad, tmp_path):
     found = prove(unpad, tmp_path, LLAMA)
     assert (found.code, found.err) == (0, "")
     verdicts = {name: cells[0] for name, cells in rows(found).items()}
@@ -62,7 +62,7 @@ def test_packing_of_a_sound_architecture_passes(unpad: Shell, tmp_path: Path) ->
 
 
 @pytest.mark.promise("hf.judged")
-def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad: Shell, tmp_path: Path) -> None:
+def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad, tmp_path):
     found = prove(unpad, tmp_path, GPT_OSS, "--json")
     proof = json.loads(found.out)
     assert (found.code, proof["passed"], proof["class"]) == (NOT_PROVED, False, "GptOssForCausalLM")
@@ -77,7 +77,7 @@ def test_a_silent_leak_fails_and_says_what_to_do_instead(unpad: Shell, tmp_path:
 
 
 @pytest.mark.promise("hf.judged")
-def test_a_way_that_proves_first_refuses_where_it_fails(unpad: Shell, tmp_path: Path) -> None:
+def test_a_way_that_proves_first_refuses_where_it_fails(unpad, tmp_path):
     found = prove(unpad, tmp_path, {"model_type": "bart"})
     text = " ".join(found.out.split())
     assert "unpad: unpad.hf.attach(trainer) proves the model first: logits differ though nothing leaks" in text
@@ -86,7 +86,7 @@ def test_a_way_that_proves_first_refuses_where_it_fails(unpad: Shell, tmp_path: 
 
 
 @pytest.mark.promise("hf.judged")
-def test_bad_input_is_an_error_of_three_lines(unpad: Shell, tmp_path: Path) -> None:
+def test_bad_input_is_an_error_of_three_lines(unpad, tmp_path):
     missing = unpad("prove", "--hf", tmp_path / "nowhere")
     assert (missing.code, missing.err.count("\n")) == (3, 3)
     assert "Traceback" not in missing.err

@@ -28,7 +28,6 @@ from transformers import (
 )
 
 import unpad
-from tests.helpers.shell import Shell
 from tests.proof.foreign.hugging_face import COMMON, build, dataset, quiet, sequences, tokenizer, trainer
 from unpad.errors import ProofError
 
@@ -157,7 +156,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Trainer], str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_trains_by_something_else_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_what_trains_by_something_else_is_refused_by_name(name, tmp_path):
     make, sentence = REFUSED[name]
     with pytest.raises(ProofError, match=sentence) as refused:
         unpad.prove_trainer(make(tmp_path))
@@ -179,7 +178,7 @@ NAMED = {
 
 
 @pytest.mark.parametrize("name", NAMED)
-def test_a_folder_of_another_model_is_refused_by_its_name(name: str, unpad: Shell, tmp_path: Path) -> None:
+def test_a_folder_of_another_model_is_refused_by_its_name(name, unpad, tmp_path):
     kind, sentence = NAMED[name]
     (tmp_path / "config.json").write_text(json.dumps({"model_type": kind, "architectures": [name]}))
     found = unpad("prove", "--hf", "config.json")
@@ -198,6 +197,6 @@ def test_a_folder_of_another_model_is_refused_by_its_name(name: str, unpad: Shel
         {"model_type": "gpt2", "architectures": []},
     ],
 )
-def test_a_folder_of_a_causal_model_is_judged(config: dict[str, object], unpad: Shell, tmp_path: Path) -> None:
+def test_a_folder_of_a_causal_model_is_judged(config, unpad, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert "padded right" in unpad("prove", "--hf", "config.json").out

@@ -112,7 +112,7 @@ def made(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SOUND)
-def test_padding_in_the_data_is_no_part_of_a_sequence(name: str, tmp_path: Path) -> None:
+def test_padding_in_the_data_is_no_part_of_a_sequence(name, tmp_path):
     certificate = proved(SOUND[name](tmp_path))
     assert certificate.verdict == "sound", str(certificate)
     hides = name not in NOT_HIDDEN
@@ -156,7 +156,7 @@ FAULTS: dict[str, tuple[Callable[[Path], Trainer], str, str, str]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_of_padded_data_is_named(name: str, tmp_path: Path) -> None:
+def test_a_fault_of_padded_data_is_named(name, tmp_path):
     make, verdict, kind, advice = FAULTS[name]
     certificate = proved(make(tmp_path))
     assert certificate.verdict == verdict, str(certificate)
@@ -166,12 +166,12 @@ def test_a_fault_of_padded_data_is_named(name: str, tmp_path: Path) -> None:
     assert error(make(tmp_path), ENDED if "end" in name else ROWS) > 1e-3
 
 
-def test_padding_that_a_mask_hides_and_labels_teach_is_refused(tmp_path: Path) -> None:
+def test_padding_that_a_mask_hides_and_labels_teach_is_refused(tmp_path):
     with pytest.raises(RecipeError, match="labels 19 tokens that attention_mask hides"):
         proved(made(tmp_path, padded(ROWS, in_padding=0)))
 
 
-def test_the_end_of_a_sequence_is_no_padding_though_they_are_one_token(tmp_path: Path) -> None:
+def test_the_end_of_a_sequence_is_no_padding_though_they_are_one_token(tmp_path):
     certificate = proved(made(tmp_path, padded(ENDED, token=END), pad=END))
     assert certificate.verdict == "sound", str(certificate)
     assert certificate.num_tokens == sum(map(len, ENDED))

@@ -39,7 +39,7 @@ SOUND: dict[str, Collate] = {
 
 @pytest.mark.promise("proof.formats")
 @pytest.mark.parametrize("name", SOUND)
-def test_sound_batches_of_any_format_pass(name: str) -> None:
+def test_sound_batches_of_any_format_pass(name):
     certificate = unpad.prove_callable(Causal(), SOUND[name], sequences())
     assert certificate.passed, str(certificate)
     assert certificate.precision == "fp64"
@@ -87,7 +87,7 @@ FAULTS: dict[str, tuple[Collate, str, str, str]] = {  # collator, verdict, kind,
 
 @pytest.mark.promise("proof.faults")
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_and_named(name: str) -> None:
+def test_a_fault_is_found_and_named(name):
     collate, verdict, kind, advice = FAULTS[name]
     certificate = unpad.prove_callable(Causal(), collate, sequences())
     assert certificate.verdict == verdict
@@ -95,7 +95,7 @@ def test_a_fault_is_found_and_named(name: str) -> None:
 
 
 @pytest.mark.promise("proof.changes-nothing")
-def test_nothing_of_the_model_and_of_the_generators_changes() -> None:
+def test_nothing_of_the_model_and_of_the_generators_changes():
     model = Causal()
     model.head.weight.grad = torch.ones_like(model.head.weight)
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -109,14 +109,14 @@ def test_nothing_of_the_model_and_of_the_generators_changes() -> None:
     assert model.embed.weight.grad is None
 
 
-def test_a_model_that_does_not_learn_is_judged_without_a_gradient() -> None:
+def test_a_model_that_does_not_learn_is_judged_without_a_gradient():
     certificate = unpad.prove_callable(Causal().requires_grad_(False), flat, sequences())
     assert certificate.passed
     assert certificate.finding("gradient") is None
 
 
 @pytest.mark.promise("proof.precision")
-def test_fp32_has_bounds_of_the_model_s_own_error() -> None:
+def test_fp32_has_bounds_of_the_model_s_own_error():
     exact = unpad.prove_callable(Causal(), flat, sequences())
     own = unpad.prove_callable(Causal(), flat, sequences(), precision="fp32")
     assert own.passed
@@ -127,6 +127,6 @@ def test_fp32_has_bounds_of_the_model_s_own_error() -> None:
 
 
 @pytest.mark.parametrize("given", [[], [[1, 2, 3]], [[1], []]])
-def test_too_few_sequences_are_an_error(given: list[list[int]]) -> None:
+def test_too_few_sequences_are_an_error(given):
     with pytest.raises(ProofError, match=r"two sequences|an empty one"):
         unpad.prove_callable(Causal(), padded, given)

@@ -109,14 +109,14 @@ def batch_of(rows: Rows) -> Any:
 
 @pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("collator", COLLATORS)
-def test_what_a_collator_does_to_a_row_alone_is_the_scripts(collator: Any, tmp_path: Path) -> None:
+def test_what_a_collator_does_to_a_row_alone_is_the_scripts(collator, tmp_path):
     certificate = proved(tmp_path, collator)
     assert certificate.verdict == "sound", str(certificate)
 
 
 @pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("collator", REFUSED)
-def test_a_collator_that_gives_a_row_no_meaning_is_refused_by_name(collator: Any, tmp_path: Path) -> None:
+def test_a_collator_that_gives_a_row_no_meaning_is_refused_by_name(collator, tmp_path):
     with pytest.raises(RecipeError, match=REFUSED[collator]):
         proved(tmp_path, collator)
 
@@ -124,7 +124,7 @@ def test_a_collator_that_gives_a_row_no_meaning_is_refused_by_name(collator: Any
 @pytest.mark.slow
 @pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("collator", [cuts, drops])
-def test_a_wrong_mean_is_found_behind_any_collator(collator: Any, tmp_path: Path) -> None:
+def test_a_wrong_mean_is_found_behind_any_collator(collator, tmp_path):
     made = trainer(build("llama"), tmp_path, ROWS, collator=collator)
     made.model_accepts_loss_kwargs = False
     certificate = unpad.prove_trainer(made)
@@ -132,7 +132,7 @@ def test_a_wrong_mean_is_found_behind_any_collator(collator: Any, tmp_path: Path
     assert [finding.kind for finding in certificate.failed] == ["loss", "gradient"]
 
 
-def test_what_a_collator_does_in_a_batch_alone_is_found(tmp_path: Path) -> None:
+def test_what_a_collator_does_in_a_batch_alone_is_found(tmp_path):
     def to_the_shortest(rows: Rows) -> Any:
         least = min(len(row["input_ids"]) for row in rows)
         return batch([row["input_ids"][:least] for row in rows])
@@ -166,7 +166,7 @@ def of_micro_batches(model, inputs, num):
 @pytest.mark.slow
 @pytest.mark.promise("proof.trainers")
 @pytest.mark.parametrize("loss", [focal, unshifted, by_a_constant, over_rows, of_micro_batches])
-def test_a_loss_of_ones_own_that_is_another_is_named_and_not_judged(loss: Any, tmp_path: Path) -> None:
+def test_a_loss_of_ones_own_that_is_another_is_named_and_not_judged(loss, tmp_path):
     certificate = proved(tmp_path, kind=own(loss))
     assert certificate.verdict == "not proven", str(certificate)
     gaps = [finding.gap for finding in certificate.findings if finding.kind in ("loss", "gradient")]
@@ -174,7 +174,7 @@ def test_a_loss_of_ones_own_that_is_another_is_named_and_not_judged(loss: Any, t
     assert all("divide the sum over targets by the targets of the whole update" in gap for gap in gaps)
 
 
-def test_a_model_with_another_loss_is_named_and_not_judged(tmp_path: Path) -> None:
+def test_a_model_with_another_loss_is_named_and_not_judged(tmp_path):
     """Bart's loss takes labels that are shifted already."""
     model = build("llama")
 
@@ -206,7 +206,7 @@ BESIDE = {with_types: "token_type_ids", with_scales: "scale"}
 
 
 @pytest.mark.parametrize("collator", BESIDE)
-def test_what_a_collator_gives_besides_tokens_is_refused_by_name(collator: Any, tmp_path: Path) -> None:
+def test_what_a_collator_gives_besides_tokens_is_refused_by_name(collator, tmp_path):
     with pytest.raises(RecipeError, match=f"{collator.__name__} gives `{BESIDE[collator]}` of shape"):
         proved(tmp_path, collator, remove_unused_columns=False)
 
@@ -220,7 +220,7 @@ class OfHidden(Trainer):
         return out.loss
 
 
-def test_a_proof_leaves_no_hooks_for_hidden_states(tmp_path: Path) -> None:
+def test_a_proof_leaves_no_hooks_for_hidden_states(tmp_path):
     made = trainer(build("llama"), tmp_path, ROWS, collator=batch_of, kind=OfHidden)
     assert unpad.prove_trainer(made).verdict == "sound"
     made.train()

@@ -1,7 +1,6 @@
 """Small models keep the architecture of large ones."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,7 @@ LLAMA: Fields = {
 }
 
 
-def test_sizes_are_lowered_and_not_raised() -> None:
+def test_sizes_are_lowered_and_not_raised():
     small = shrink(LLAMA)
     assert [small[name] for name in ("hidden_size", "num_hidden_layers", "vocab_size", "eos_token_id")] == [
         64,
@@ -35,7 +34,7 @@ def test_sizes_are_lowered_and_not_raised() -> None:
     assert [shrink(tiny)[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")] == [32, 80, 1]
 
 
-def test_the_sequences_of_the_proof_fit_any_model() -> None:
+def test_the_sequences_of_the_proof_fit_any_model():
     small = shrink({**LLAMA, "vocab_size": 65, "max_position_embeddings": 16})
     assert (small["vocab_size"], small["max_position_embeddings"]) == (128, 512)
 
@@ -44,18 +43,18 @@ def test_the_sequences_of_the_proof_fit_any_model() -> None:
     ("heads", "key_heads", "expected"),
     [(32, 8, (4, 2)), (32, 32, (4, 4)), (71, 1, (4, 1)), (9, 3, (4, 2)), (3, 3, (2, 2))],
 )
-def test_groups_of_heads_stay_groups(heads: int, key_heads: int, expected: tuple[int, int]) -> None:
+def test_groups_of_heads_stay_groups(heads, key_heads, expected):
     small = shrink({**LLAMA, "num_attention_heads": heads, "num_key_value_heads": key_heads})
     assert (small["num_attention_heads"], small["num_key_value_heads"]) == expected
 
 
 @pytest.mark.parametrize(("size", "expected"), [(128, 16), (256, 32), (64, 8)])
-def test_a_head_size_unlike_width_over_heads_stays_so(size: int, expected: int) -> None:
+def test_a_head_size_unlike_width_over_heads_stays_so(size, expected):
     assert shrink({**LLAMA, "head_dim": size})["head_dim"] == expected
 
 
 @pytest.mark.promise("hf.small-model")
-def test_one_block_of_each_type_stays_in_its_order() -> None:
+def test_one_block_of_each_type_stays_in_its_order():
     types = ["sliding"] * 5 + ["full"] + ["sliding"] * 5 + ["full"]
     small = shrink(
         {**LLAMA, "num_hidden_layers": 12, "layer_types": types, "first_k_dense_replace": 3, "moe_layers": [7]}
@@ -65,13 +64,13 @@ def test_one_block_of_each_type_stays_in_its_order() -> None:
     assert (small["num_hidden_layers"], small["first_k_dense_replace"], small["moe_layers"]) == (4, 1, [3])
 
 
-def test_blocks_are_counted_by_their_types_where_no_field_does() -> None:
+def test_blocks_are_counted_by_their_types_where_no_field_does():
     full = {name: value for name, value in LLAMA.items() if name != "num_hidden_layers"}
     types = ["mamba", "mlp"] * 3 + ["attention", "mlp"]
     assert shrink({**full, "layers_block_type": types})["layers_block_type"] == ["mamba", "mlp", "attention"]
 
 
-def test_what_is_random_in_training_or_depends_on_batching_is_off() -> None:
+def test_what_is_random_in_training_or_depends_on_batching_is_off():
     full: Fields = {**LLAMA, "attention_dropout": 0.1, "router_aux_loss_coef": 0.02, "output_router_logits": True}
     small = shrink({**full, "use_cache": True, "quantization_config": {"bits": 4}})
     assert [small[name] for name in full if name not in LLAMA] == [0, 0, False]
@@ -79,7 +78,7 @@ def test_what_is_random_in_training_or_depends_on_batching_is_off() -> None:
     assert "quantization_config" not in small
 
 
-def test_special_ids_are_apart_from_those_of_the_sequences() -> None:
+def test_special_ids_are_apart_from_those_of_the_sequences():
     small = shrink({**LLAMA, "image_token_id": 151655, "video_token_id": 151656, "pad_token_id": None})
     assert small["pad_token_id"] == 0
     assert min(small["image_token_id"], small["video_token_id"]) >= small["vocab_size"]
@@ -110,7 +109,7 @@ FAMILIES: dict[str, tuple[Fields, Fields]] = {
 
 @pytest.mark.promise("hf.small-model")
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_small_models_of_many_architectures_compute(kind: str) -> None:
+def test_small_models_of_many_architectures_compute(kind):
     fields, kept = FAMILIES[kind]
     made = build_small(build_config(kind, fields, kind))
     assert {name: made.model.config.to_dict()[name] for name in kept} == kept
@@ -125,7 +124,7 @@ def test_small_models_of_many_architectures_compute(kind: str) -> None:
     assert padding.abs().max() > 0.01
 
 
-def test_configurations_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
+def test_configurations_that_cannot_be_used_are_refused(tmp_path):
     def refusal(text: str | None) -> str:
         file = tmp_path / "config.json"
         file.unlink(missing_ok=True)
@@ -148,7 +147,7 @@ def test_configurations_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("hf.small-model")
-def test_a_known_type_with_code_of_its_own_is_built_without_it(tmp_path: Path) -> None:
+def test_a_known_type_with_code_of_its_own_is_built_without_it(tmp_path):
     own = {**LLAMA, "auto_map": {"AutoConfig": "configuration.Mine", "AutoModelForCausalLM": "modeling.Mine"}}
     (tmp_path / "config.json").write_text(json.dumps(own))
     for name in ("configuration.py", "modeling.py"):

@@ -96,7 +96,7 @@ SOUND: dict[str, Make] = {
 @pytest.mark.slow
 @pytest.mark.promise("proof.precision")
 @pytest.mark.parametrize("name", SOUND)
-def test_a_sound_trainer_passes(name: str, tmp_path: Path) -> None:
+def test_a_sound_trainer_passes(name, tmp_path):
     made = SOUND[name](tmp_path)
     certificate = unpad.prove_trainer(made)
     assert certificate.passed, str(certificate)
@@ -138,7 +138,7 @@ FAULTS: dict[str, tuple[Make, str, str, str]] = {  # trainer, verdict, kind, par
 
 @pytest.mark.promise("proof.faults")
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_is_found_and_named(name: str, tmp_path: Path) -> None:
+def test_a_fault_is_found_and_named(name, tmp_path):
     make, verdict, kind, advice = FAULTS[name]
     certificate = unpad.prove_trainer(make(tmp_path))
     assert certificate.verdict == verdict, str(certificate)
@@ -193,7 +193,7 @@ def test_a_part_of_a_long_update_is_enough(name, tmp_path, monkeypatch, capfd):
     assert "after 0s: proving in fp64 " in capfd.readouterr().err
 
 
-def test_the_rows_that_are_enough_are_of_every_micro_batch_with_the_longest_and_the_shortest() -> None:
+def test_the_rows_that_are_enough_are_of_every_micro_batch_with_the_longest_and_the_shortest():
     rows = [labelled([[7] * length], None) for length in (500, 900, 700, 2, 600, 800, 300, 1000)]
     assert update.enough(rows, [4, 4]) == {0, 1, 3, 6, 7}  # the rest, up to 3,072 tokens, is of the first micro-batch
     assert update.enough(rows[:2], [1, 1]) == {0, 1}
@@ -242,7 +242,7 @@ def trained(make: Make, folder: Path, prove: bool) -> tuple[dict[str, Tensor], F
     ],
     ids=["dropout", "adapters", "experts", "our batches"],
 )
-def test_training_after_a_proof_equals_training_without_to_the_bit(make: Make, tmp_path: Path) -> None:
+def test_training_after_a_proof_equals_training_without_to_the_bit(make, tmp_path):
     plain, _ = trained(make, tmp_path / "plain", prove=False)
     proved, certificate = trained(make, tmp_path / "proved", prove=True)
     assert certificate is not None
@@ -251,7 +251,7 @@ def test_training_after_a_proof_equals_training_without_to_the_bit(make: Make, t
     assert all(torch.equal(plain[name], proved[name]) for name in plain)
 
 
-def test_what_cannot_be_proved_says_what_to_do(tmp_path: Path) -> None:
+def test_what_cannot_be_proved_says_what_to_do(tmp_path):
     with pytest.raises(ProofError, match="no trainer of transformers"):
         unpad.prove_trainer(build("llama"))
     with pytest.raises(ProofError, match="pass the token ids as sequences="):

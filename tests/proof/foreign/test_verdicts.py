@@ -20,7 +20,7 @@ def certificate_of(pair: Pair) -> ForeignCertificate:
 @pytest.mark.slow
 @pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", TUNED_SOUND)
-def test_a_sound_set_up_is_sound(name: str) -> None:
+def test_a_sound_set_up_is_sound(name):
     certificate = certificate_of(TUNED_SOUND[name])
     assert certificate.verdict == "sound", str(certificate)
     assert (NO_ROUTER_LOSS in certificate.notes) == (name == "experts with a router loss")
@@ -28,7 +28,7 @@ def test_a_sound_set_up_is_sound(name: str) -> None:
 
 @pytest.mark.promise("proof.verdicts")
 @pytest.mark.parametrize("name", TUNED_FAULTS)
-def test_a_fault_is_found(name: str) -> None:
+def test_a_fault_is_found(name):
     pair, verdict = TUNED_FAULTS[name]
     certificate = certificate_of(pair)
     assert certificate.verdict == verdict, str(certificate)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import islice
 
 from unpad.data.sources.example import BadRow, count_bad, place_of
+from unpad.data.sources.fields import setting
 from unpad.data.sources.files import SourceFile
 from unpad.errors import SourceError
 from unpad.recipes.data import DataSettings
@@ -73,11 +74,12 @@ def apply_policy(
     if not bad or (data.on_bad_row == "quarantine" and share <= data.max_bad and unknown is None):
         return
     source = next((file for file in files if bad[0].where.startswith(str(file.path))), None)
-    if source is not None and (source.fields or source.ignore):
-        checked = checked or "RECIPE.yaml"
     path = checked or (source.named if source is not None and source.named else place_of(bad[0].where).file)
+    arguments = shlex.quote(path)
+    if source is not None and not checked and (source.fields or source.ignore):
+        arguments = _as_overrides(source, data)
     lines = fault_lines(bad)
-    fix = f"`unpad data check {shlex.quote(path)}` shows the fix of each kind, and with --json every row"
+    fix = f"`unpad data check {arguments}` shows the fix of each kind, and with --json every row"
     only = bad[0].fix if len({row.fix for row in bad}) == 1 else ""
     if unknown is not None:
         lines.append(f"  {unknown.where}: how many rows follow is unknown, so the fault is never quarantined")
@@ -93,6 +95,16 @@ def apply_policy(
         fix += LAYOUT if share >= MOSTLY_BAD else "; or raise data.max_bad"
     what = f"{num_bad:,} of {number_of(num_rows, 'rows')} cannot be used:"
     raise SourceError(what, where=bad[0].where, fix=fix, details=lines)
+
+
+def _as_overrides(source: SourceFile, data: DataSettings) -> str:
+    """Arguments of `unpad data check` for a source that names or ignores fields."""
+    for kind, recipe in (("chat", "chat"), ("text", "small")):
+        if any(source.named.endswith(one.path) for one in getattr(data, kind)):
+            fields = source.fields | ({} if source.by_ending else {"format": source.format})
+            ignored = {"ignore": source.ignore} if source.ignore else {}
+            return f"{recipe} {setting(kind, source.named, **fields, **ignored)}"
+    return "RECIPE.yaml"
 
 
 def refuse_empty(num_examples: int, kind: str, files: Sequence[SourceFile]) -> None:

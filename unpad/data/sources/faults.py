@@ -48,6 +48,8 @@ class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadR
 
     def at(self, where: str, content: object = "", num_rows: int | None = 1) -> BadRow:
         """Return the bad row, with an excerpt of its content."""
+        if isinstance(content, dict):  # the faulty cell first
+            content = dict(sorted(content.items(), key=lambda cell: f'"{cell[0]}"' not in self.what))
         return BadRow(where, self.code, self.what, self.fix, excerpt(content, self.encoding), num_rows)
 
 
