@@ -12,7 +12,7 @@ from unpad.batching.plan import SPAN, Micro, plan
 from unpad.data.family import Data, family_of, open_data
 from unpad.data.find import find_in_all
 from unpad.data.show import COLOUR, LEARNT, Shown
-from unpad.data.sources.example import place_of
+from unpad.data.sources.example import NOT_READ, place_of
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.errors import RecipeError, SourceError
 from unpad.interchange.origin import open_named, starting_files
@@ -38,19 +38,21 @@ class Showing:
     """Sequences that are shown.
 
     Args:
-        title: what they are; private: whether they are about people.
+        title: what they are; private: whether they are about people; unread: a line on fields that nobody reads.
     """
 
     sequences: list[Shown]
     title: str
     private: bool
+    unread: Sequence[str]
 
     def lines(self, *, coloured: bool, whole: bool) -> Iterator[tuple[int, Text]]:
         """Lines for a terminal, each with its indentation; arguments as of `Shown.lines`."""
         marks = f"; learnt tokens are {COLOUR if coloured else ' '.join(LEARNT)}"
         has_text, has_pictures = (any(getattr(one, name) for one in self.sequences) for name in ("spans", "pictures"))
         pictures = "; --html FILE shows the pictures" if has_pictures else ""
-        yield 0, Text(escaped(f"{self.title}{marks if has_text else ''}{pictures}"))
+        title = f"{self.title}{marks if has_text else ''}{pictures}"
+        yield from ((0, Text(escaped(line))) for line in (title, *self.unread))
         for one in self.sequences:
             yield from [(0, Text()), *one.lines(coloured=coloured, whole=whole)]
 
@@ -75,13 +77,14 @@ def show(name: str, overrides: Sequence[str], num: int, row: str | None = None, 
     kept = open_files(recipe, folder) if folder else starting_files(recipe, start) if start else None
     data = open_data(recipe, kept, compare=False)
     unit, total = data.unit or family_of(recipe).UNITS[0], int((data.table.split == Split.TRAIN).sum())
+    unread = [line for line in data.lines() if line.startswith(NOT_READ)]
     if row is not None:
         sequences = list(_of_row(recipe, kept, data, _with_file(data, row)))
-        return Showing(sequences, note + number_of(len(sequences), unit), data.private)
+        return Showing(sequences, note + number_of(len(sequences), unit), data.private, unread)
     shown = first_sequences(_stages(recipe, data), num)
     pieces = "" if len({piece[0] for piece in shown}) == len(shown) else " pieces"
     of = "" if len(shown) == total and not pieces else f"the first {len(shown):,}{pieces} of "
-    return Showing([*shown.values()], f"{note}{of}{number_of(total, unit)} to train on", data.private)
+    return Showing([*shown.values()], f"{note}{of}{number_of(total, unit)} to train on", data.private, unread)
 
 
 def keep_first(setup: Setup) -> None:

@@ -175,7 +175,7 @@ def test_check_plan_and_a_second_training_say_what_is_not_read(unpad: Shell, tmp
     changes = ("data.chat=chat.jsonl", "train.max_steps=1", "model.context=64")
     line = "not read: persona in 100 % of rows"
     assert line in unpad("data", "check", "chat", *changes).out
-    for command in ("plan", "train --out run", "train --out again"):  # the second and third read the cache
+    for command in ("plan", "data show", "train --out run", "train --out again"):  # all but one read the cache
         told = unpad(*command.split(), "chat", *changes)
         assert line in told.out + told.err
     assert '"not_read": {"persona": 1.0}' in (tmp_path / "again" / "log.jsonl").read_text(encoding="utf-8")
@@ -221,7 +221,7 @@ def test_columns_of_tables_of_patients_are_fields(unpad: Shell, tmp_path: Path, 
     assert [file["not_read"] for file in read] == [timed, {"lost": 1.0, "ward": 1.0, **raw}]
     assert "not read: given in 100 % of rows (a mark" in unpad("data", "check", f"events.{ending}").out
     assert json.loads(unpad("plan", *asked, "--json").out)["corpus"]["not_read"]["seen_at"] == 0.75
-    for command in ("plan", "train --out run"):
+    for command in ("plan", "data show", "train --out run"):
         told = unpad(*command.split(), *asked)
         assert "lost in 25 % (a mark or a weight?)" in (told.out + told.err).replace("\n", " ")
 

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from unpad.terminal.printing import escaped
 
-MOST_NAMED = 16  # fields that a line names
+MOST_NAMED, NOT_READ = 16, "not read: "  # fields that a line names, and its begin
 SplitName = Literal["train", "holdout", "test"]
 # Names that a row, a table or a folder may give a part; `held_out` is MEDS's name of the test part.
 SPLIT_NAMES: dict[str, SplitName] = {
@@ -117,8 +117,7 @@ class Unread:
     @property
     def named(self) -> Counter[str]:
         """The counts without dates that every row has."""
-        quiet = {name for name in self.dates if self.counts[name] == self.num_rows}
-        return Counter({name: count for name, count in self.counts.items() if name not in quiet})
+        return Counter({name: n for name, n in self.counts.items() if n < self.num_rows or name not in self.dates})
 
     @property
     def shares(self) -> dict[str, float]:
@@ -140,7 +139,7 @@ class Unread:
             return []
         parts = [parts[0].replace(" %", " % of rows", 1), *parts[1:MOST_NAMED]]
         more = f", and {len(self.shares) - MOST_NAMED:,} more" * (len(self.shares) > MOST_NAMED)
-        return [f"not read: {', '.join(parts)}{more}"]
+        return [f"{NOT_READ}{', '.join(parts)}{more}"]
 
 
 def count_bad(bad: Iterable[BadRow]) -> int:
