@@ -201,11 +201,7 @@ def _remarks(
             yield f"{shape.what}; {shape.fix}"
     suffix = file.path.suffix.lower()
     if file.by_ending and suffix not in FORMATS:
-        tags = (
-            ", whose tags would be learnt (pandoc -t plain leaves them out)"
-            if suffix in (".html", ".htm", ".xhtml", ".xml")
-            else ""
-        )
+        tags = ", and its tags would be learnt (try pandoc -t plain)" * suffix.endswith(("html", ".htm", ".xml"))
         yield f"{file.path} is read as plain text{tags}; in a folder it is skipped, as its ending is not a known one"
 
 

@@ -75,9 +75,8 @@ def apply_policy(
         return
     source = next((file for file in files if bad[0].where.startswith(str(file.path))), None)
     path = checked or (source.named if source is not None and source.named else place_of(bad[0].where).file)
-    arguments = shlex.quote(path)
-    if source is not None and not checked and (source.fields or source.ignore):
-        arguments = _as_overrides(source, data)
+    named = None if checked or source is None or not (source.fields or source.ignore) else source
+    arguments = _as_overrides(named, data) if named else shlex.quote(path)
     lines = fault_lines(bad)
     fix = f"`unpad data check {arguments}` shows the fix of each kind, and with --json every row"
     only = bad[0].fix if len({row.fix for row in bad}) == 1 else ""
