@@ -1,9 +1,7 @@
 """Prompts as training shows them, history that fits, and the conversation at a terminal and through a pipe."""
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -53,16 +51,7 @@ def trained() -> Trained:
     return model, tokenizer
 
 
-def run(
-    trained: Trained,
-    lines: list[str | type[BaseException]],
-    *,
-    interactive: bool,
-    write: Callable[[str], None] | None = None,
-    settings: GenerateSettings = SETTINGS,
-    advance_seed: bool = True,
-    **more: Any,
-) -> str:
+def run(trained, lines, *, interactive, write=None, settings=SETTINGS, advance_seed=True, **more):
     """What a chat writes for these lines of input; an exception class is raised where it stands."""
     shown: list[str] = []
     rest = iter(lines)

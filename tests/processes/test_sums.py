@@ -39,13 +39,7 @@ class Wire(Group):
             values.add_(other)
 
 
-def added(
-    gradients: Sequence[Sequence[Tensor | None]],
-    shares: Sequence[Sequence[int]],
-    *,
-    scale: float = 1.0,
-    dtype: torch.dtype = torch.float32,
-) -> list[Tensor | None]:
+def added(gradients, shares, *, scale=1.0, dtype=torch.float32):
     """The `.grad` of every parameter after an update.
 
     Args:

@@ -10,10 +10,8 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from importlib import import_module
-from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
@@ -231,14 +229,7 @@ def test_a_notebook_has_a_live_line(clock, monkeypatch, capsys):
 # --------------------------------------------------------------------------- verbs
 
 
-def on_terminal(
-    folder: Path,
-    *words: str,
-    start: Callable[[], object] = main,
-    stop_at: str = "",
-    term: str = "xterm",
-    no_color: str = "",
-) -> tuple[int, str, str]:
+def on_terminal(folder, *words, start=main, stop_at="", term="xterm", no_color=""):
     """Run a verb, or other code, in a forked child with standard error on a terminal; Ctrl-C when `stop_at` is shown.
 
     Returns:
@@ -269,15 +260,7 @@ def on_terminal(
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), out.read().decode(), shown.decode()
 
 
-def _start(
-    folder: Path,
-    start: Callable[[], object],
-    words: Sequence[str],
-    out: int,
-    terminal: int,
-    variables: dict[str, str],
-    wait_at: str,
-) -> NoReturn:
+def _start(folder, start, words, out, terminal, variables, wait_at):
     """Run `start` in this process, a child, and end it with its exit code; it waits for Ctrl-C at `wait_at`."""
     code, write = 99, progress._write
 

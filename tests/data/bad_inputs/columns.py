@@ -21,16 +21,7 @@ TEXTS = pa.table({"text": [f"row number {number} of the table" for number in ran
 FILE = written(TEXTS, compression="none", use_dictionary=False, write_page_checksum=True)
 
 
-def file(
-    kind: str,
-    content: bytes | pa.Table,
-    code: str = "",
-    row: int = 1,
-    *,
-    used: int = 0,
-    bad: int = 1,
-    reads: str = "text",
-) -> Bad:
+def file(kind, content, code="", row=1, *, used=0, bad=1, reads="text"):
     """A parquet file; `row` 0 is the file as a whole."""
     content = content if isinstance(content, bytes) else written(content)
     place = f"a.parquet:{row}" if row else "a.parquet"

@@ -79,15 +79,7 @@ COMMON: dict[str, object] = {
 }  # fmt: skip
 
 
-def trainer(
-    model: nn.Module,
-    folder: Path,
-    data: datasets.Dataset | None = None,
-    *,
-    collator: Collate | None = None,
-    kind: type[Trainer] = Trainer,
-    **changes: object,
-) -> Trainer:
+def trainer(model, folder, data=None, *, collator=None, kind=Trainer, **changes):
     """A Trainer with a collator."""
     args = TrainingArguments(output_dir=str(folder), **{**COMMON, **changes})
     rows = dataset(sequences()) if data is None else data

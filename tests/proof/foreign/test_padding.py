@@ -22,16 +22,7 @@ ROWS = sequences(4)
 Column = list[list[int]]
 
 
-def padded(
-    rows: Sequence[Sequence[int]],
-    side: str = "right",
-    *,
-    labels: bool = True,
-    first: bool = False,
-    token: int = 0,
-    mask: bool | None = True,
-    in_padding: int = IGNORE,
-) -> datasets.Dataset:
+def padded(rows, side="right", *, labels=True, first=False, token=0, mask=True, in_padding=IGNORE):
     """Rows padded to one width.
 
     Args:
@@ -94,14 +85,7 @@ SOUND: dict[str, Callable[[Path], Trainer]] = {
 NOT_HIDDEN = ("right, no mask, labels of -100", "right, a mask of ones, labels of -100", "right, flattened")
 
 
-def made(
-    folder: Path,
-    data: datasets.Dataset,
-    collator: object = default_data_collator,
-    *,
-    family: str = "llama",
-    pad: int | None = 0,
-) -> Trainer:
+def made(folder, data, collator=default_data_collator, *, family="llama", pad=0):
     """A trainer; `pad` is the padding token of its tokenizer, None for a trainer without one."""
     one = trainer(build(family), folder, data, collator=collator, train_sampling_strategy="sequential")  # type: ignore[arg-type]
     one.processing_class.pad_token = f"t{pad}"

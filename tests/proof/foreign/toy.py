@@ -26,13 +26,7 @@ class Causal(nn.Module):
         self.register_buffer("seen", None)
         self.register_buffer("scale", torch.ones(()))
 
-    def forward(
-        self,
-        input_ids: Tensor,
-        attention_mask: Tensor | None = None,
-        position_ids: Tensor | None = None,
-        document_ids: Tensor | None = None,
-    ) -> Tensor:
+    def forward(self, input_ids, attention_mask=None, position_ids=None, document_ids=None):
         width = input_ids.shape[1]
         places = torch.arange(width).expand_as(input_ids) if position_ids is None else position_ids
         x = self.embed(input_ids) + self.places(places)  # (rows, width, dim)
