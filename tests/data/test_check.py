@@ -78,6 +78,7 @@ def test_json_holds_the_whole_report(unpad: Shell, tmp_path: Path) -> None:
         ],
     }  # fmt: skip
     assert unpad("data", "check", path, picture, "--json").code == 3
+    assert "no file or recipe is named" in unpad("data", "check", "data.chat=a.jsonl", code=2).err
 
 
 # --------------------------------------------------------------------------- near-duplicates of a recipe

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from unpad.cli import options
+from unpad.errors import RecipeError
 from unpad.storage.paths import new_path, user_path
 from unpad.terminal.printing import print_lines, print_wrapped
 from unpad.terminal.progress import progress
@@ -46,6 +47,8 @@ def check(
     from unpad.data.check import check
 
     changes = [word for word in paths if _CHANGE.match(word) and not user_path(word).exists()]
+    if len(changes) == len(paths):
+        raise RecipeError("no file or recipe is named", where=changes[0], fix="name the recipe before its changes")
     report = check([user_path(word) for word in paths if word not in changes], kind, field, changes)
     if as_json:
         options.print_json(report.to_json())
