@@ -205,8 +205,12 @@ def banned_ids(model: Generates, tokenizer: Tokenizer) -> list[int]:
 
 
 def spelling_of(model: Generates, tokenizer: Tokenizer) -> Tensor | None:
-    """Bytes that may follow each other, as a request has them; None if a token's bytes depend on its neighbours."""
-    return None if tokenizer.pieces is None else torch.from_numpy(spelling(tokenizer.pieces, model.vocab_size))
+    """Bytes that may follow each other, as a request has them.
+
+    None if a token's bytes depend on its neighbours, and for a tokenizer of a file: imported models draw as elsewhere.
+    """
+    free = tokenizer.pieces is None or tokenizer.kind == "file"
+    return None if free else torch.from_numpy(spelling(tokenizer.pieces, model.vocab_size))
 
 
 def permitted(logits: Tensor, request: Request, states: Sequence[int]) -> Tensor:
