@@ -37,9 +37,9 @@ STRING = re.compile(
 )
 # A commit that raises a count lowers the same one elsewhere by as much; ceilings only fall.
 CEILINGS = {
-    "code lines of the package": 48_300,
-    "code lines of tests": 51_600,
-    "code lines of benchmarks": 9_060,
+    "code lines of the package": 48_210,
+    "code lines of tests": 51_580,
+    "code lines of benchmarks": 9_010,
     "words of pages": 101_700,
     "processor seconds of make test": 500,  # on an AMD EPYC with AVX-512 BF16; tests/conftest.py counts them
     "files": 352,
