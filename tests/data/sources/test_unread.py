@@ -46,10 +46,10 @@ def verdict(tmp_path: Path, *rows: dict[str, Any]) -> Any:
 METADATA = [
     ("id", 7), ("prompt_id", "a1"), ("source", "web"), ("dataset_name", "x"), ("url", "https://a.org/b"),
     ("license", "MIT"), ("lang", "zh"), ("created_at", "2024-01-02"), ("sha256", "ab"), ("category", "math"),
-    ("num_turns", 1), ("tags", ["a", "b"]), ("metadata", {"a": "b"}), ("timestamp", 1.5),
+    ("num_turns", 1), ("tags", ["a", "b"]), ("metadata", {"id": "b"}), ("timestamp", 1.5),
     ("token_count", 1), ("promptIds", [1, 2]), ("weird", "0123456789abcdef0123"), ("last_modified", "2024-01-02 10:00"),
     ("where", "http://a.org"), ("keywords", ["0"]), ("empty", None), ("blank", " "),
-    ("nothing", {"a": None}), ("year", 1999), ("num_votes", "12"), ("metadata", '{"a": "b"}'),
+    ("nothing", {"a": None}), ("year", 1999), ("num_votes", "12"), ("metadata", '{"source": "b"}'),
 ]  # fmt: skip
 
 
@@ -105,6 +105,8 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
         assert verdict(tmp_path, {**ASKED, name: value}) == {name: 1.0}
     for value in ({"usable": False, "annotator": 3}, '{"usable": false}'):
         assert verdict(tmp_path, {**ASKED, "metadata": value}) == {"metadata.usable": 1.0}
+    for part in ({"meta": {"status": "draft"}}, {"void_id": 7}):
+        assert list(verdict(tmp_path, {**ASKED, **part}, ASKED).values()) == [0.5]
     assert verdict(tmp_path, {**ASKED, "metadata": {"a": [{"b": {"c": True}}]}}) == {"metadata.a.b.c": 1.0}
     short = {"prompt": "Is 7 or 9 prime?", "completion": "9", "right_answer": "7"}
     assert verdict(tmp_path, short) == {"right_answer": 1.0}, "a short part of a message is no copy of it"

@@ -24,7 +24,7 @@ _METADATA = _words(
 _DATES = _words("date time timestamp created updated modified")
 _SCORES = _words("score rating reward margin")  # are named, and refuse no row
 _FILLERS = _words("at by code no name number value")
-_COUNTS = _words("num n number count meta metadata")  # first words that make a count of what follows
+_COUNTS = _words("num n number count")  # first words that make a count of what follows
 _PLACES = _words("id idx index turn number position order time timestamp")  # numbers of a message
 _TRAINED = _words("train trainable training learn learned loss supervise weight")
 _MASKED = _words("mask masked ignore ignored skip skipped exclude excluded")
@@ -199,14 +199,20 @@ def count_unread(unread: Unread, row: Row) -> None:
 
 
 def count_field(unread: Unread, name: str, value: Any, num_rows: int = 1) -> None:
-    """Count a field that nobody read in rows with one value."""
-    quiet = is_metadata(name, value)
-    if is_blank(value) or is_blank(name) or (quiet and _last(name) not in _DATES):
+    """Count a field that nobody read in rows with one value; of metadata, each of its fields.
+
+    Dates and names such as replaced_by_id are metadata where every row has one.
+    """
+    quiet, number, items = is_metadata(name, value), number_of(value), listed(value)
+    if type(items) is dict and _last(name) in ("meta", "metadata"):
+        for key, part in items.items():
+            count_field(unread, f"{name}.{key}", part, num_rows)
+        return
+    if is_blank(value) or is_blank(name) or (quiet and _last(name) not in _DATES and len(words_of(name)) == 1):
         return
     if quiet:
         unread.dates.add(name)
-    number, items = number_of(value), listed(value)
-    within = _truth_values(name, items) if type(items) is dict else []
+    within = _truth_values(name, items) if type(items) in (dict, list) else []
     for path in within or [name]:
         if not within and (quiet or number is None or not 0 <= number <= 1):
             unread.marks.discard(path)
