@@ -103,9 +103,8 @@ def summarise(
         mean: np.ndarray = np.nanmean(recalls, 0)  # a resample may lack a class
         return mean
 
-    metrics["balanced_accuracy"] = exact_share(
-        measured(balanced, num, groups, share=True), min(num_groups)
-    )  # of the rarest class
+    recall = measured(balanced, num, groups, share=True)
+    metrics["balanced_accuracy"] = exact_share(recall, min(num_groups))  # of the rarest class
     metrics["loss"] = mean_of(predictions.nll, groups)
     bins = _bins(confidence)
     error = measured(partial(binned_error, right, confidence, bins), num, groups)

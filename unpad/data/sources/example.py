@@ -92,32 +92,32 @@ class Unread:
 
     Attributes:
         counts: field -> rows that fill it; marks: those of them with truth values and numbers from 0 to 1 alone.
-        dates: those of dates by their name, which say nothing where every row has one.
+        usual: those of metadata, such as dates and ids, which say nothing where every row has one.
     """
 
     num_rows: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     marks: set[str] = field(default_factory=set)
-    dates: set[str] = field(default_factory=set)
+    usual: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, parts: "Sequence[Unread]", files: bool = True) -> "Unread":
         """Those of several files, or else of several parts of a table."""
         counts = sum((part.named if files else part.counts for part in parts), Counter[str]())
         marks = {name for name in counts if all(name in part.marks for part in parts if name in part.counts)}
-        dates = set() if files else set[str]().union(*(part.dates for part in parts))
-        return cls(sum(part.num_rows for part in parts), counts, marks, dates)
+        usual = set() if files else set[str]().union(*(part.usual for part in parts))
+        return cls(sum(part.num_rows for part in parts), counts, marks, usual)
 
     def clear(self) -> None:
         """Forget all rows."""
         self.num_rows = 0
-        for names in (self.counts, self.marks, self.dates):
+        for names in (self.counts, self.marks, self.usual):
             names.clear()
 
     @property
     def named(self) -> Counter[str]:
-        """The counts without dates that every row has."""
-        return Counter({name: n for name, n in self.counts.items() if n < self.num_rows or name not in self.dates})
+        """The counts without usual fields that every row has."""
+        return Counter({name: n for name, n in self.counts.items() if n < self.num_rows or name not in self.usual})
 
     @property
     def shares(self) -> dict[str, float]:

@@ -211,7 +211,7 @@ def count_field(unread: Unread, name: str, value: Any, num_rows: int = 1) -> Non
     if is_blank(value) or is_blank(name) or (quiet and _last(name) not in _DATES and len(words_of(name)) == 1):
         return
     if quiet:
-        unread.dates.add(name)
+        unread.usual.add(name)
     within = _truth_values(name, items) if type(items) in (dict, list) else []
     for path in within or [name]:
         if not within and (quiet or number is None or not 0 <= number <= 1):
