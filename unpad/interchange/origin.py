@@ -42,7 +42,7 @@ def open_recipe(
     """Load a recipe as `load_recipe` does, with its settings for the size of its text, and complete it as `with_origin`
     does; arguments and errors as theirs.
 
-    Of `by_size`, the recipe keeps the settings that hold.
+    Of `by_size`, the recipe keeps the settings that hold and no override replaced, so that it loads as it is.
     """
     load = partial(load_recipe, recipe, overrides, keep_packaged=keep_packaged)
     loaded = load(began=began)
@@ -54,6 +54,8 @@ def open_recipe(
     if fitting:
         given = [f"{key}={json.dumps(value)}" for settings in fitting.values() for key, value in settings.items()]
         loaded = load(began=[*given, *began])
+        fitted = loaded.model_copy(update={"by_size": fitting}).fitted()
+        fitting = {min(fitting): fitted} if fitted else {}
     return with_origin(loaded.model_copy(update={"by_size": fitting}), known)
 
 

@@ -161,11 +161,11 @@ class Recipe(DataSections):
             }
         )
 
-    def fitted(self) -> list[str]:
+    def fitted(self) -> dict[str, Any]:
         """The settings that the size of the text chose, by `by_size`, where no override took their place."""
         chosen: dict[str, Any] = {key: value for settings in self.by_size.values() for key, value in settings.items()}
         values = _flatten(self.model_dump(mode="json"))
-        return [f"{key}={value}" for key, value in chosen.items() if values.get(key) == value]
+        return {key: value for key, value in chosen.items() if values.get(key) == value}
 
     def to_yaml(self) -> str:
         return to_yaml(self.model_dump(mode="json"))
