@@ -305,7 +305,8 @@ def markdown(people: People, sides: dict[str, list[np.ndarray]], words: str) -> 
         f"them have no earlier measurement. {len(SEEDS)} random splits of {TRAIN_SHARE:.0%} to learn from; scores are",
         "of the rest. Boosting is scikit-learn's HistGradientBoostingClassifier on age, sex, diagnoses and six numbers",
         f"of every test, where nothing else is said with the best of {len(SETTINGS)} settings by log loss over",
-        f"{INNER_FOLDS} folds of what it learns from.",
+        f"{INNER_FOLDS} folds of what it learns from. Differences are pair by pair. The splits share most people,",
+        "so t over the five is narrower than of independent repeats; the bootstrap draws people with all their splits.",
         "",
         "| side | measure | mean | every split |",
         "|---|---|---|---|",
@@ -318,9 +319,7 @@ def markdown(people: People, sides: dict[str, list[np.ndarray]], words: str) -> 
             continue
         lines += [
             "",
-            f"{side} minus {other}, pair by pair. The splits share most of their people, so the interval of",
-            "t over the five is narrower than one of independent repeats; the bootstrap draws people, each with all",
-            "the splits that tested them.",
+            f"{side} minus {other}:",
             "",
             "| measure | mean difference | 95 %, t over splits | 95 %, bootstrap over people | every split |",
             "|---|---|---|---|---|",
