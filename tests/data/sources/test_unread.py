@@ -112,6 +112,31 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
     assert verdict(tmp_path, short) == {"right_answer": 1.0}, "a short part of a message is no copy of it"
 
 
+@pytest.mark.promise("data.fields")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("source", "rejected"), ("tags", ["math", "do-not-train"]), ("version", "draft"), ("category", '["bad"]'),
+        ("discard_id", 0), ("wrong_count", 2), ("how_much_to_count", 0.3), ("fold", "ignore"), ("usable_tag", "False"),
+        ("author.role", {"name": "", "role": "critic"}),
+    ],
+)  # fmt: skip
+def test_bookkeeping_that_holds_a_verdict_is_named(tmp_path: Path, name: str, value: Any) -> None:
+    field = name.partition(".")[0]
+    assert verdict(tmp_path, {**ASKED, field: value}) == {name: 1.0}
+    assert verdict(tmp_path, {**ASKED, field: value}, ASKED, {**ASKED, field: "web"}, ASKED)[name] >= 0.25
+
+
+@pytest.mark.promise("data.fields")
+def test_an_id_that_is_0_or_1_alone_is_a_mark(tmp_path: Path) -> None:
+    for name, (no, yes) in {"id": (0, 1), "kept_version": ("0", "1.0")}.items():
+        rows = [{**ASKED, name: value} for value in (no, yes, no, no)]
+        assert verdict(tmp_path, *rows) == {name: 1.0}
+        assert verdict(tmp_path, *rows, {**ASKED, name: "2"}) == verdict(tmp_path, *rows[2:]) == {}
+    pair = {"prompt": "问", "chosen": "答", "rejected": "另", "chosen_model": "a", "rejected_model": "b"}
+    assert verdict(tmp_path, pair) == {}
+
+
 # --------------------------------------------------------------------------- fields of messages
 
 
@@ -132,6 +157,8 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
         ({"redacted": False, "toxic": True, "a": {"b": 1}}, ("E_FIELD", {"messages", "redacted", "toxic", "a"})),
         ({"remark": "Short.", "votes": 5}, {"messages[].remark": 1.0, "messages[].votes": 1.0}),
         ({"retracted_at": "2024-01-02", "sent_date": "2024-01-02"}, {"messages[].retracted_at": 1.0}),
+        ({"end_turn": False}, ("E_FIELD", {"messages", "end_turn"})),
+        ({"tag": "spam", "author": {"role": "critic"}}, {"messages[].tag": 1.0, "messages[].author.role": 1.0}),
     ],
 )
 def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any], expected: Any) -> None:
@@ -139,6 +166,8 @@ def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any],
     row = reply()
     row["messages"][0] |= {name: value for name, value in fields.items() if name in ("weight", "train", "mask")}
     assert verdict(tmp_path, row) == {}
+    row["messages"] += [row["messages"][0], {"role": A, "content": "又", "sent_date": "2024-01-02", "id": 3}]
+    assert verdict(tmp_path, row) == {"messages[].sent_date": 1.0}, "only some replies have one"
 
 
 @pytest.mark.promise("data.fields")

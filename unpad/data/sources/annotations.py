@@ -148,13 +148,11 @@ def _pictures(folder: Path) -> dict[int, list[str]]:
 
 
 def _picture(pictures: dict[int, list[str]], image: int, folder: Path) -> str:
-    match pictures.get(image, []):
-        case [name]:
-            return name
-        case []:
-            what = f"there is no image of image_id {image} in {folder}"
-            raise RowFault("E_MISSING", what, "put it there, named as COCO_train2014_000000000009.jpg or 9.jpg are")
-        case [one, other, *_]:
-            what = f"{one} and {other} in {folder} are both the image of image_id {image}"
-            raise RowFault(PAIR, what, "keep one of the two")
-    raise AssertionError("a list")
+    names = pictures.get(image, [])
+    if not names:
+        what = f"there is no image of image_id {image} in {folder}"
+        raise RowFault("E_MISSING", what, "put it there, named as COCO_train2014_000000000009.jpg or 9.jpg are")
+    if len(names) > 1:
+        what = f"{names[0]} and {names[1]} in {folder} are both the image of image_id {image}"
+        raise RowFault(PAIR, what, "keep one of the two")
+    return names[0]
