@@ -283,6 +283,13 @@ def test_fields_of_questions_about_pictures_are_looked_at_too(tmp_path: Path) ->
     row = {"image": "a.png", "question": "Which?", "answer": "B"}
     assert verdict(tmp_path, {**row, "id": 3, "hint": "Look left."}) == {"hint": 1.0}
     assert verdict(tmp_path, {**row, "choices": ["A", "B"]}) == ("E_FIELD", {"choices"})
+    del row["answer"]
+    said = ({"taken_back": True}, {"confidence": 0.2}, {"status": "draft"})
+    assert verdict(tmp_path, {**row, "answers": ["B", *({"answer": "B", **more} for more in said)]}) == {
+        f"answers[].{name}": 1.0 for name in ("taken_back", "confidence", "status")
+    }
+    for more in ({"weight": 0.3}, {"rejected": True}):
+        assert verdict(tmp_path, {**row, "answers": [{"answer": "B", **more}]}) == ("E_FIELD", {*more})
 
 
 @pytest.mark.promise("data.fields")

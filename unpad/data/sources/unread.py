@@ -170,7 +170,27 @@ def pass_over(row: Row, objects: Sequence[dict[str, Any]], known: Collection[str
         speakers = [speaker for speaker, value in said if not is_blank(value)]
         some = any(is_blank(value) and speaker in speakers for speaker, value in said[1:])  # the first has no parent
         if _says_wanted(name, _TRAINED, _MASKED) is None and (some or _last(name) not in _PLACES):
-            row.pass_over(f"{path}.{name}", [value for _, value in said], some)
+            row.pass_over(f"{path}.{name}", list({repr(value): value for _, value in said}.values()), some)
+
+
+def doubt_answers(row: Row, answers: Sequence[Any]) -> None:
+    """Doubt a row with answers, texts or objects, that say they are unwanted or weigh; note their other fields."""
+    objects = [answer for answer in answers if type(answer) is dict]
+    for name, value in ((name, value) for answer in objects for name, value in answer.items()):
+        if _agrees(name, value) is False:
+            row.doubt(name, f'"{name}" of an answer is {shown(value)}, so it is not one to learn as it is')
+    pass_over(row, objects, ("answer",), "answers[]")
+
+
+def _agrees(name: str, value: Any) -> bool | None:
+    """Whether a value under a name such as chosen, masked or weight says what is to be learned; None for others."""
+    wanted = _says_wanted(name, _GOOD, _BAD)
+    if wanted is None or not _SCORES.isdisjoint(words_of(name)):
+        return None
+    number = 0 if type(value) is str and value.strip().lower() in _UNWANTED else number_of(value)
+    if number is None:
+        return None
+    return bool(number) == wanted and (number == 1 or "weight" not in words_of(name))
 
 
 def doubt_unread(row: Row, turns: Sequence[Turn]) -> None:
@@ -185,13 +205,12 @@ def doubt_unread(row: Row, turns: Sequence[Turn]) -> None:
     asked = [turn.content.strip() for turn in turns if turn.role != "assistant"]
     lengths = len(turns), len(turns) - len(asked)
     for name, value in row.unread().items():
-        items, number, wanted = listed(value), number_of(value), _says_wanted(name, _GOOD, _BAD)
+        items, agrees = listed(value), _agrees(name, value)
         is_known = is_metadata(name, value) or (_is_bookkeeping(name) and type(value) is not bool)
         if is_blank(value) or (type(items) is not list and is_known and not _completes(name)):
             continue
-        if type(value) is str and value.strip().lower() in _UNWANTED:
-            number = 0
-        if type(value) is str and number is None and _repeats(value.strip(), asked if _completes(name) else texts):
+        is_text = type(value) is str and agrees is number_of(value) is None
+        if is_text and _repeats(value.strip(), asked if _completes(name) else texts):
             row.get(name)
         elif type(items) is list and (
             _says_wanted(name, _TRAINED, _MASKED) is not None
@@ -200,11 +219,9 @@ def doubt_unread(row: Row, turns: Sequence[Turn]) -> None:
             row.doubt(name, f'"{name}" is a list that may weigh or mask messages, and is not read')
         elif _completes(name):
             row.doubt(name, f'"{name}" is {shown(value)} that completes the request, and is not read here')
-        elif None in (wanted, number) or not _SCORES.isdisjoint(words_of(name)):
-            continue
-        elif bool(number) != wanted or (number != 1 and "weight" in words_of(name)):
+        elif agrees is False:
             row.doubt(name, f'"{name}" is {shown(value)}, so the row is not one to learn as it is')
-        else:
+        elif agrees:
             row.get(name)
 
 
