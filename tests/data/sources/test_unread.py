@@ -65,10 +65,13 @@ def test_metadata_are_quiet(tmp_path: Path, name: str, value: Any) -> None:
     [
         ("persona", "A cook."), ("source_text", "x"), ("hint", {"a": "b"}), ("id_of_what", "a b"),
         ("withdrawn_on", "2024-01-02"), ("valid_until", "31.12.2019"), ("retraction_date", "2024-01-02 10:00"),
+        ("source", "rejected"), ("tags", ["math", "do-not-train"]), ("version", "draft"), ("category", '["bad"]'),
+        ("discard_id", 0), ("wrong_count", 2), ("how_much_to_count", 0.3), ("fold", "ignore"), ("usable_tag", "False"),
     ],
 )  # fmt: skip
 def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, name: str, value: Any) -> None:
     assert verdict(tmp_path, {**ASKED, name: value}, {**ASKED, name: None}) == {name: 0.5}
+    assert name.endswith(("on", "until", "date")) or verdict(tmp_path, {**ASKED, name: value}) == {name: 1.0}
 
 
 REFUSED = [
@@ -105,7 +108,7 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
         assert verdict(tmp_path, {**ASKED, name: value}) == {name: 1.0}
     for value in ({"usable": False, "annotator": 3}, '{"usable": false}'):
         assert verdict(tmp_path, {**ASKED, "metadata": value}) == {"metadata.usable": 1.0}
-    for part in ({"meta": {"status": "draft"}}, {"void_id": 7}):
+    for part in ({"meta": {"status": "draft"}}, {"author": {"role": "critic"}}, {"void_id": 7}):
         assert list(verdict(tmp_path, {**ASKED, **part}, ASKED).values()) == [0.5]
     assert verdict(tmp_path, {**ASKED, "metadata": {"a": [{"b": {"c": True}}]}}) == {"metadata.a.b.c": 1.0}
     short = {"prompt": "Is 7 or 9 prime?", "completion": "9", "right_answer": "7"}
@@ -113,28 +116,12 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
 
 
 @pytest.mark.promise("data.fields")
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("source", "rejected"), ("tags", ["math", "do-not-train"]), ("version", "draft"), ("category", '["bad"]'),
-        ("discard_id", 0), ("wrong_count", 2), ("how_much_to_count", 0.3), ("fold", "ignore"), ("usable_tag", "False"),
-        ("author.role", {"name": "", "role": "critic"}),
-    ],
-)  # fmt: skip
-def test_bookkeeping_that_holds_a_verdict_is_named(tmp_path: Path, name: str, value: Any) -> None:
-    field = name.partition(".")[0]
-    assert verdict(tmp_path, {**ASKED, field: value}) == {name: 1.0}
-    assert verdict(tmp_path, {**ASKED, field: value}, ASKED, {**ASKED, field: "web"}, ASKED)[name] >= 0.25
-
-
-@pytest.mark.promise("data.fields")
-def test_an_id_that_is_0_or_1_alone_is_a_mark(tmp_path: Path) -> None:
-    for name, (no, yes) in {"id": (0, 1), "kept_version": ("0", "1.0")}.items():
+def test_an_id_that_is_0_in_some_rows_and_1_in_others_is_a_mark(tmp_path: Path) -> None:
+    for name, no, yes in (("id", 0, 1), ("kept_version", "0", "1.0")):
         rows = [{**ASKED, name: value} for value in (no, yes, no, no)]
         assert verdict(tmp_path, *rows) == {name: 1.0}
         assert verdict(tmp_path, *rows, {**ASKED, name: "2"}) == verdict(tmp_path, *rows[2:]) == {}
-    pair = {"prompt": "问", "chosen": "答", "rejected": "另", "chosen_model": "a", "rejected_model": "b"}
-    assert verdict(tmp_path, pair) == {}
+    assert verdict(tmp_path, {"prompt": "问", "chosen": "答", "rejected": "另", "rejected_model": "b"}) == {}
 
 
 # --------------------------------------------------------------------------- fields of messages

@@ -3,7 +3,6 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from sys import intern
@@ -22,11 +21,7 @@ _NAME = re.compile(r"(?:.*_)?(\d{12})|(\d+)", re.DOTALL)  # COCO_train2014_00000
 PAIR, KNOWN = "E_PAIR", ("question_type", "answer_type")  # fields that say nothing of what is to be learned
 
 
-@dataclass(frozen=True, slots=True)
-class _Annotation:
-    where: str
-    image_id: int
-    answers: tuple[str, ...]
+_Annotation = tuple[str, int, tuple[str, ...]]  # place, image_id and answers
 
 
 def joined(file: SourceFile, annotations: Annotations) -> Iterator[Row | BadRow]:
@@ -56,7 +51,7 @@ def joined(file: SourceFile, annotations: Annotations) -> Iterator[Row | BadRow]
         else:
             what = f"no question of {file.path.name} has question_id {number}"
             fix = "name the questions of these annotations, or remove the annotation"
-            yield BadRow(left.where, PAIR, what, fix, excerpt(repr(left.answers)))
+            yield BadRow(left[0], PAIR, what, fix, excerpt(repr(left[2])))
 
 
 def _joined(
@@ -86,13 +81,12 @@ def _joined(
         raise RowFault(PAIR, what, "name the annotations of these questions, or remove the question")
     if isinstance(found, BadRow):
         return found
-    image = _id(row, "image_id")
-    if image != found.image_id:
-        what = f"image_id is {image}, and {found.image_id} in the annotation {found.where}"
+    image, (where, wanted, texts) = _id(row, "image_id"), found
+    if image != wanted:
+        what = f"image_id is {image}, and {wanted} in the annotation {where}"
         raise RowFault(PAIR, what, "name the annotations of these questions, or correct one of the two")
-    name, texts = _picture(pictures, image, annotations.images), list(found.answers)
-    given = {"image": name, "question": row.get("question"), "answers": texts, "split": annotations.part}
-    return Row(row.where, row.value | given)
+    name = _picture(pictures, image, annotations.images)
+    return Row(row.where, row.value | {"image": name, "answers": list(texts), "split": annotations.part})
 
 
 def answer_texts(answers: object) -> tuple[str, ...]:
@@ -128,7 +122,7 @@ def _annotations(path: Path, file: SourceFile) -> tuple[dict[int, _Annotation | 
             continue
         try:
             texts = answer_texts(row.require("answers")["answers"])
-            found[number] = _Annotation(row.where, _id(row, "image_id"), texts)
+            found[number] = row.where, _id(row, "image_id"), texts
             for name in KNOWN:
                 row.get(name)
             doubt_answers(row, row["answers"])
