@@ -159,16 +159,7 @@ def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any],
 
 @pytest.mark.promise("data.fields")
 @pytest.mark.parametrize(
-    "mark",
-    [
-        {"weight": 0},
-        {"train": False},
-        {"train_on_turn": False},
-        {"trainable": 0},
-        {"masked": True},
-        {"skip": True},
-        {"learn": "false"},
-    ],
+    "mark", [{"weight": 0}, {"train": False}, {"train_on_turn": False}, {"trainable": 0}, {"masked": True}]
 )
 def test_a_reply_that_is_marked_is_context_alone(tmp_path, monkeypatch, mark):
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
