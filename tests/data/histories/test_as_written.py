@@ -2,6 +2,8 @@
 
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +207,12 @@ def test_a_code_in_two_units_is_named_and_may_be_two_codes(tmp_path, unpad, colu
         ("Subject;Sent;From", "Re: {m};01.03.2024;a{m}", ""),
         ("Patient No;Sex;Died on", "P{n};F{d};01.03.2024", ""),
         ("Patient No;Ward", "P{n};W{m}", ""),
-        ("picture;species", "{n}.png;oak", "rename the column of the classes to label, and 'data.images="),
+        ("picture;species;site", "{n}.png;oak;{n}", "rename the column of the classes to label, and 'data.images="),
+        ("picture;species", "{n}.png;oak{m}", 'and "species" is the class'),
+        ("picture;found;no", "{n}.png;oak|elm;{n}", '"found" joins classes by |, of which the first counts'),
+        ("picture;oak;elm", "{n}.png;1;0", "each class has a column"),
+        ("image;no", "oak{m}_{n}.png;{n}", "its name begins with the class"),
+        ("image;no", "{n}.png;{n}", 'LABELS.csv has the class beside "no"'),
         ("Subject;Body;Status", "Re: {m};a mail of {n} words;{m}", "prompt: COLUMN, reply: COLUMN}'"),
         ("Patient No;Date;Note", "P{n};01.03.2024;note {n} of many words", 'if "Note" is the text'),
     ],
@@ -234,9 +241,9 @@ def test_a_table_with_a_column_for_each_measurement_says_how_to_make_it_long(tmp
         wide.to_csv(name, index=False, sep="\t" if name.endswith("tsv") else ";")
     said = unpad("data", "check", name, code=3).err
     assert "a column for each measurement (hr, temp, lactate)? events have a row for each: python -c" in said
-    exec(shlex.split(said[said.index("python -c") :])[2])
-    (long,) = tmp_path.glob("long.*")
-    read = pandas.read_csv(long, dtype=str) if long.suffix == ".csv" else pandas.read_parquet(long)
+    with open("long.csv", "w", encoding="utf-8") as long:
+        subprocess.run([sys.executable, *shlex.split(said[said.index("python -c") :])[1:3]], check=True, stdout=long)
+    read = pandas.read_csv("long.csv", dtype=str)
     assert (list(read.columns), len(read)) == (["mrn", "Date", "code", "value"], 14)
     assert read.iloc[0].tolist()[:3] == ["001", "01.12.2023", "hr"]
     Path("two.csv").write_text("mrn,Date,hr,temp\n1,01.12.2023,60,37\n", encoding="utf-8")
