@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 import pytest
 
 from tests.helpers.event_tables import put
@@ -23,9 +22,6 @@ from unpad.recipes.data import ChatSource, DataSettings, Source
 from unpad.recipes.overrides import apply_override
 
 REVIEWS = "id,comment,stars\n" + "".join(f"{n},The {n}. one was a nice one.,4\n" for n in range(30))
-LABS = "mrn;taken_at;test;result\n" + "".join(
-    f"P{n % 9};{n % 28 + 1:02}.07.2023 14:{n:02};{'NaK'[n % 2]};{n}.5\n" for n in range(40)
-)
 
 
 def read(path: Path, kind: str = "text", **fields: Any) -> tuple[list[Any], list[Any]]:
@@ -133,21 +129,12 @@ def test_columns_are_proposed_where_it_is_clear_which_is_which(unpad, tmp_path, 
 
 
 @pytest.mark.promise("patients.long-table")
-def test_one_long_table_of_a_hospital_leads_to_a_recipe_that_reads_it(unpad: Shell, tmp_path: Path) -> None:
-    path = put_text(tmp_path / "export.csv", LABS)
-    refused = unpad("data", "check", path, code=3)
-    assert "docs/patients.md" in refused.err
-    words = shlex.split(refused.err.partition("unpad train ")[2].partition(";")[0])
-    report = check(Path(words[0]), overrides=words[1:])
-    assert (report.num_used, report.bad) == (40, ())
-
-
-@pytest.mark.promise("patients.long-table")
 @pytest.mark.parametrize(
     ("header", "row", "item"),
     [
         ("Fallnummer;Abnahme;Untersuchung;Messwert", "F{p};0{n}.12.2023;Na;13,{n}", 'format: "%d.%m.%Y", decimal: ","'),
         ("编号,检查日,检验,检验值", "{p},2024-01-0{n},{n}号,{n}.5", "time: 检查日, code: 检验, value: 检验值"),
+        ("mrn;taken_at;test;result", "P{p};0{n}.07.2023 14:05;Na;{n}.5", 'format: "%d.%m.%Y %H:%M"'),
         ("k,quando,prueba,cuanto", "{p},2024-01-0{n},N{n},{n}", "id: k, time: quando, code: prueba, value: cuanto"),
         ("measurement_id,person_id,measurement_concept_id,measurement_date,value_as_number",
          "{p}{n},{p},300{n},2024-01-0{n},{n}", "code: measurement_concept_id, value: value_as_number"),
@@ -161,6 +148,7 @@ def test_events_of_other_names_are_known_by_what_columns_hold(unpad, tmp_path, h
     path = put_text(tmp_path / "t.csv", "\n".join([header, *rows]))
     refused = unpad("data", "check", path, code=3).err
     assert item in refused
+    assert "docs/patients.md" in refused
     words = shlex.split(refused.partition("unpad train ")[2].partition(";")[0])
     report = check(Path(words[0]), overrides=words[1:])
     assert (report.num_used, report.bad) == (12, ())
@@ -188,8 +176,9 @@ EVENT = {"time": "2024-01-01", "code": "K", "value": 1}
         ("a.jsonl", [CALLS, {**CALLS, "query": "b"}], "chat"),
         ("a.jsonl", [{"winner": f"model_{w}", "conversation_a": TURNS[0], "conversation_b": TURNS[1]} for w in "ab"]
          + [{"winner": "tie", "conversation_a": TURNS[0], "conversation_b": TURNS[1]}], "pairs"),
-        ("a.csv", [{"winner_model_a": w, "winner_model_b": 1 - w, "prompt": "a", "response_a": "b", "response_b": "c"}
-         for w in (0, 1)], "pairs"),
+        ("it's.tsv", [{"mrn": "1", "Date": "2024-01-01", "hr": 60, "temp": 37.5, "Na": None}], "events"),
+        ("a.parquet", [{"winner_model_a": w, "winner_model_b": 1 - w, "prompt": "a", "response_a": "b",
+         "response_b": "c"} for w in (0, 1)], "pairs"),
         ("a.ndjson", [{**FHIR, "effectiveDateTime": f"2024-01-0{n}T08:00:00Z"} for n in (1, 2)], "events"),
         ("a.ndjson", [{"patient_id": 1, **EVENT}, {"patient_id": 2, **EVENT}], "events"),
         ("a.jsonl", [{"patient_id": 1, "stay": [EVENT, {**EVENT, "code": "Na"}]}], "events"),
@@ -197,8 +186,10 @@ EVENT = {"time": "2024-01-01", "code": "K", "value": 1}
 )  # fmt: skip
 def test_a_file_of_another_form_leads_to_the_command_that_makes_it_readable(unpad, tmp_path, name, rows, kind):
     path = tmp_path / name
-    if name == "a.csv":
-        pa_csv.write_csv(pa.Table.from_pylist(rows), path)
+    if name == "a.parquet":
+        put(path, pa.Table.from_pylist(rows))
+    elif name == "it's.tsv":
+        put_text(path, "\n".join("\t".join(str(cell or "") for cell in line) for line in (rows[0], rows[0].values())))
     else:
         put_text(path, json.dumps(rows) if name == "a.json" else "".join(json.dumps(row) + "\n" for row in rows))
     said = unpad("data", "check", path, code=3)

@@ -154,30 +154,18 @@ _OMOP = re.compile(
 # Public sets of other forms: the fields that tell them, what they are, their rows in Python as `rewrite` has it, and
 # where these go.
 _SETS = (
-    (
-        {"resourceType", "subject"}, "resources of FHIR? the results as a table (docs/patients.md)",
-        '[{"id": r["subject"]["reference"], "time": r["effectiveDateTime"], "code": r["code"]["coding"][0]["code"], '
-        '"value": r.get("valueQuantity", {}).get("value")} for r in x if "effectiveDateTime" in r]',
-        "events.csv",
-    ),
-    (
-        {"query", "tools", "answers"}, "requests with calls of tools? as conversations, the tools in the system text",
-        '[{"messages": [{"role": k, "content": r[n]} for k, n in '
-        '(("system", "tools"), ("user", "query"), ("assistant", "answers"))]} for r in x]',
-        "rows.jsonl",
-    ),
-    (
-        {"winner", "conversation_a", "conversation_b"}, "two models' replies? as pairs, ties left out",
-        '[{"chosen": r["conversation_" + w], "rejected": r["conversation_" + o]} '
-        'for r in x for w, o in ("ab", "ba") if r["winner"] == "model_" + w]',
-        "pairs.jsonl",
-    ),
-    (
-        {"winner_model_a", "response_a", "response_b"}, "two models' replies? as pairs, ties left out",
-        '[{"prompt": r["prompt"], "chosen": r["response_" + w], "rejected": r["response_" + o]} '
-        'for r in x for w, o in ("ab", "ba") if int(r["winner_model_" + w])]',
-        "pairs.jsonl",
-    ),
+    ({"resourceType", "subject"}, "resources of FHIR? the results as a table (docs/patients.md)",
+     '[{"id": r["subject"]["reference"], "time": r["effectiveDateTime"], "code": r["code"]["coding"][0]["code"], '
+     '"value": r.get("valueQuantity", {}).get("value")} for r in x if "effectiveDateTime" in r]', "events.csv"),
+    ({"query", "tools", "answers"}, "requests with calls of tools? as conversations, the tools in the system text",
+     '[{"messages": [{"role": k, "content": r[n]} for k, n in '
+     '(("system", "tools"), ("user", "query"), ("assistant", "answers"))]} for r in x]', "rows.jsonl"),
+    ({"winner", "conversation_a", "conversation_b"}, "two models' replies? as pairs, ties left out",
+     '[{"chosen": r["conversation_" + w], "rejected": r["conversation_" + o]} '
+     'for r in x for w, o in ("ab", "ba") if r["winner"] == "model_" + w]', "pairs.jsonl"),
+    ({"winner_model_a", "response_a", "response_b"}, "two models' replies? as pairs, ties left out",
+     '[{"prompt": r["prompt"], "chosen": r["response_" + w], "rejected": r["response_" + o]} '
+     'for r in x for w, o in ("ab", "ba") if int(r["winner_model_" + w])]', "pairs.jsonl"),
 )  # fmt: skip
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")  # endings of files that are read
 MOST_READ = 200  # characters of a name or a cell that show what it is
@@ -406,7 +394,7 @@ def _are_few(cells: Sequence[str]) -> bool:
 
 def _as_events(path: Path, rows: Sequence[Cells]) -> str:
     """Advice on a table of events of patients, or of facts or outcomes of theirs; "" for another table."""
-    nested = next((name for row in rows for name, value in row.items() if _are_objects(value)), "")
+    nested = _field_of(rows, lambda value: isinstance(value, list) and value and isinstance(value[0], dict)) or ""
     events = [{**row, **event, nested: ""} for row in rows for event in (row.get(nested) or () if nested else [{}])]
     columns = _event_columns(events)
     if not all(columns.values()) and not _OMOP.fullmatch(folded(columns["code"])):
@@ -472,10 +460,6 @@ def _are_numbers(cells: Sequence[str]) -> bool:
     return all(map(_NUMBER.fullmatch, cells))
 
 
-def _are_objects(value: object) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(item, dict) for item in value)
-
-
 def _as_wide(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
     """Advice on a table with a column for each of three measurements or more; "" for another table.
 
@@ -486,11 +470,11 @@ def _as_wide(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
     measured = [name for name in cells if name not in kept and _are_numbers(cells[name])]
     if not all(kept) or len(measured) < LEAST_WIDE:
         return ""
-    columns = json.dumps(kept, ensure_ascii=False)
-    taken = f'[{{**{{n: r[n] for n in {columns}}}, "code": k, "value": v}} for r in x for k, v in r.items() '
-    taken += f'if k not in {columns} and v not in ("", None)]'
+    id, time = (json.dumps(name, ensure_ascii=False) for name in kept)
+    taken = f'[{{"id": r[{id}], "time": r[{time}], "code": k, "value": v}} '
+    taken += f'for r in x for k, v in r.items() if k not in ({id}, {time}) and v not in ("", None)]'
     what = f"a column for each measurement ({', '.join(measured[:3])})? events have a row for each"
-    return f"{what}: {rewrite(path, taken, 'long.csv')}"
+    return f"{what}: {rewrite(path, taken, 'events.csv')}"
 
 
 def _as_outcomes(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
