@@ -20,7 +20,7 @@ from unpad.data.sources import files as source_files
 from unpad.data.sources.documents import describe_book, single_document
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.faults import there_is
-from unpad.data.sources.fields import REPLIES, REQUESTS, Advise, advice, is_picture
+from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS, Advise, advice, is_picture
 from unpad.data.sources.files import FORMATS, SourceFile, expand, files_below, skipped_files
 from unpad.data.sources.json_rows import count_blank_lines
 from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading, refuse_given
@@ -392,7 +392,7 @@ def _kind_of_row(value: Any) -> str:
     if not isinstance(value, dict):
         return "chat" if chat.looks_like_chat(value) else "text"
     if "image" in value:
-        return "images" if "label" in value else "vqa" if not {"question", "caption"}.isdisjoint(value) else ""
+        return "images" if "label" in value else "vqa" if {"question", "caption", *MESSAGES} & {*value} else ""
     if pairs.looks_like_pair(value):
         return "pairs"
     return "chat" if chat.looks_like_chat(value) else "text" if "text" in value else ""
