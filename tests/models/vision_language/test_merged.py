@@ -167,7 +167,7 @@ def test_the_class_token_ranks_by_its_own_weights():
 
     model.tower.blocks[1].attention.register_forward_pre_hook(look)
     with torch.no_grad():
-        features, received = model.tower.look(media)
+        features, received = model.tower.look(media, wants_attention=True)
         torch.testing.assert_close(received, torch.cat(weights), **CLOSE)
         assert torch.equal(features, model.tower(media))
 
