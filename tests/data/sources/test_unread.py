@@ -131,7 +131,7 @@ def test_an_id_that_is_0_in_some_rows_and_1_in_others_is_a_mark(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"weight": 1, "train": True, "masked": False, "id": 1, "turn": 0, "name": "", "tool_calls": []}, {}),
+        ({"weight": 1, "train": True, "masked": False, "id": 1, "turn_identifier": 1, "tool_calls": []}, {}),
         ({"weight": 0.5}, ("E_FIELD", {"messages", "weight"})),
         ({"weight": 2}, ("E_FIELD", {"messages", "weight"})),
         ({"redacted": False}, ("E_FIELD", {"messages", "redacted"})),

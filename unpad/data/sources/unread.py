@@ -29,7 +29,7 @@ _METADATA = _words(
 )
 _DATES = _words("date time timestamp created updated modified")
 _SCORES = _words("score rating reward margin")  # are named, and refuse no row
-_FILLERS = _words("at by code no name number value")
+_FILLERS = _words("at by code identifier no name number value")
 _COUNTS = _words("num n number count")  # first words that make a count of what follows
 _PLACES = _words("id idx index turn number position order time timestamp")  # numbers of a message
 _TRAINED = _words("train trainable training learn learned loss supervise weight")
