@@ -279,9 +279,8 @@ class PoolMerger(Reducer):
         self.query_norm = Norm("layernorm", inner, EPS)
         self.attention = CrossAttention(inner, heads, self.dropout)
         self.attention_norm = Norm("layernorm", inner, EPS)
-        self.feed_forward = FeedForward(
-            BlockConfig(width=inner, heads=heads, hidden=4 * inner, activation="gelu", bias=True)
-        )
+        sizes = BlockConfig(width=inner, heads=heads, hidden=4 * inner, activation="gelu", bias=True)
+        self.feed_forward = FeedForward(sizes)
         self.out_norm = Norm("layernorm", inner, EPS, self.dropout)
         self.to_out = _zero_linear(inner, width)
         self.scale = nn.Parameter(torch.tensor(0.1))
