@@ -8,11 +8,11 @@ from torch import Tensor
 
 from tests.helpers.gradients import assert_same_update
 from tests.helpers.merging import BLOCKS, MERGES, WIDTH, merging
+from tests.helpers.models import generate
 from tests.helpers.vision import IMAGE, PATCH, VOCAB, Row, prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.inference.engine import advance, prefill
-from unpad.inference.generate import generate
 from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.native import library
