@@ -7,6 +7,7 @@ Quantized are matrices of linear layers and embeddings.
 
 import hashlib
 import json
+import os
 import stat
 from collections import Counter
 from collections.abc import Mapping
@@ -133,16 +134,10 @@ def stored_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
     return merged({**weights, **lowered}, trained, base.scaling), state
 
 
-def _is_run(place: Path) -> bool:
-    try:
-        return (place / run_folder.RECIPE).is_file()
-    except OSError:  # a name that no system can hold
-        return False
-
-
 def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
     """Weights of a base, from its recorded folder or from beside the run's `folder`, in case both were copied."""
-    places = [place for place in (Path(base.run), folder.parent / Path(base.run).name) if _is_run(place)]
+    named = Path(base.run), folder.parent / Path(base.run).name
+    places = [place for place in named if os.path.isfile(place / run_folder.RECIPE)]  # False for a name of any length
     for place in places:
         weights, _ = run_weights(place)
         if fingerprint(weights) == base.sha256:

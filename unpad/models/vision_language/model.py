@@ -178,9 +178,7 @@ class VisionLanguage(Generates, PrunesTokens):
         learns = prune is not None and prune.learns
         if prune is not None and learns:
             for layer in prune.layers:
-                self.pruners[str(layer)] = PrunerHead(
-                    width, prune.inner, prune.heads, attention_weight=prune.attention_weight
-                )
+                self.pruners[str(layer)] = PrunerHead(width, prune)
             soft = {"sparsity": SPARSITY, "token_count": 0.0, "binarisation": 0.0}
             self.weights |= soft if prune.softens else {"relevance": 1.0}
             if prune.discriminator is not None:
@@ -407,7 +405,7 @@ class VisionLanguage(Generates, PrunesTokens):
         trains = any(p.requires_grad for p in self.tower.parameters()) or (pixels is not None and pixels.requires_grad)
         with torch.set_grad_enabled(trains and torch.is_grad_enabled()), apart("tower"):
             ranks = self.config.ranks_in_tower and self.mode != "origin"
-            return self.tower.look(media) if ranks else (self.tower(media), None)
+            return self.tower.look(media, ranks)
 
     def _compose(
         self, batch: RaggedBatch, features: Tensor | None, mode: Mode, received: Tensor | None = None

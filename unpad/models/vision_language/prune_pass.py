@@ -123,11 +123,9 @@ class PrunePass:
 
     def _noise(self, index: int, logits: Tensor) -> Tensor:
         """Logistic noise of a head's logits, (num_visual,): random while heads learn, else fixed."""
-        return (
-            prune.fresh_noise(logits, self.visual_layout)
-            if self._learns
-            else prune.drawn_noise(index, self._place, logits.dtype)
-        )
+        if self._learns:
+            return prune.fresh_noise(logits, self.visual_layout)
+        return prune.drawn_noise(index, self._place, logits.dtype)
 
     def _soften(self, index: int, entered: Stream, left: Stream) -> Stream:
         """Hide visual tokens from the blocks that follow by the probability that no head so far drops them, or for
