@@ -33,7 +33,7 @@ import unpad
 from unpad.data.family import open_data
 from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
-from unpad.evaluation.binary import auroc, average_precision, brier, calibration_error
+from unpad.evaluation.binary import auroc, average_precision, brier
 from unpad.evaluation.metrics import bootstrap, ratio
 from unpad.inference.patients import predict
 from unpad.recipes.file import load_recipe
@@ -57,8 +57,6 @@ MEASURES: dict[str, Callable[..., np.ndarray]] = {
     "AUROC": auroc,
     "average precision": average_precision,
     "Brier score": brier,
-    "log loss": log_loss,
-    "calibration error": calibration_error,
 }
 COMPARED = ("AUROC", "average precision")
 # What a user would try, from scikit-learn's defaults to slower and smaller trees.
@@ -308,12 +306,12 @@ def markdown(people: People, sides: dict[str, list[np.ndarray]], words: str) -> 
         f"{INNER_FOLDS} folds of what it learns from. Differences are pair by pair. The splits share most people,",
         "so t over the five is narrower than of independent repeats; the bootstrap draws people with all their splits.",
         "",
-        "| side | measure | mean | every split |",
-        "|---|---|---|---|",
+        "| side | measure | mean |",
+        "|---|---|---|",
     ]
     for side, found in sides.items():
         for name, values in scores(people, found).items():
-            lines.append(f"| {side} | {name} | {np.mean(values):.4f} | {' '.join(f'{v:.4f}' for v in values)} |")
+            lines.append(f"| {side} | {name} | {np.mean(values):.4f} |")
     for side, other in ((OURS, BOOSTING), (BOTH, BOOSTING), (OURS, DEFAULTS)):
         if side not in sides or other not in sides:
             continue
