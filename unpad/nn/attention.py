@@ -216,12 +216,9 @@ def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[slice], T
         rows = slice(start, min(start + at_once, longest))
         block = partial(attend_rows, rows=rows, mask=mask, how=how)
         seen = rows.stop if how.causal else longest
+        parts = q[:, :, rows], k[:, :, :seen], v[:, :, :seen]
         # The only random draw is dropout's, which its seed repeats.
-        outputs.append(
-            checkpoint(
-                block, q[:, :, rows], k[:, :, :seen], v[:, :, :seen], use_reentrant=False, preserve_rng_state=False
-            )
-        )
+        outputs.append(checkpoint(block, *parts, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(outputs, 2)
 
 

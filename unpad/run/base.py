@@ -203,9 +203,8 @@ def write_derived(
     """
     recipe, command = run_folder.run_recipe(folder), run_folder.read_command(folder)
     storage.make_folder(out, private=_is_private(folder))
-    kept = {key: value for key, value in state.values.items() if key not in (KEY, run_folder.OF_RUN)} | dict(
-        values or {}
-    )
+    others = {key: value for key, value in state.values.items() if key not in (KEY, run_folder.OF_RUN)}
+    kept = {**others, **(values or {})}
     command.pop(run_folder.RUN_ID, None)
     command |= about
     with storage.RunLock(out):
@@ -216,9 +215,8 @@ def write_derived(
             storage.write_folder(out / run_folder.KEPT, storage.read_folder(folder / run_folder.KEPT))
         checkpoint.save_named(out / run_folder.CHECKPOINTS, "best", State(state.step, model_tensors(tensors), kept))
         storage.write_atomic(out / run_folder.COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
-        storage.write_atomic(
-            out / run_folder.RECIPE, recipe.model_copy(update={"lora": None}).to_yaml()
-        )  # last: now it is a run
+        without_adapters = recipe.model_copy(update={"lora": None})
+        storage.write_atomic(out / run_folder.RECIPE, without_adapters.to_yaml())  # last: now it is a run
 
 
 def _is_private(path: Path) -> bool:

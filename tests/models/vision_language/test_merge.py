@@ -34,7 +34,7 @@ def run(merger: nn.Module, samples: Samples) -> merge.Merged:
 
 def dense(merged: merge.Merged, num_vision: int) -> Tensor:
     """Weights as one matrix, (total_out, num_vision)."""
-    return merged.weights.average(torch.eye(num_vision, dtype=torch.float64))
+    return merged.average(torch.eye(num_vision, dtype=torch.float64))
 
 
 def test_slots_have_any_width_that_their_heads_divide():
@@ -159,7 +159,7 @@ def test_bf16_gives_means_and_finite_gradients(kind):
     assert torch.isfinite(merged.features).all()
     leaves = [samples.vision, *merger.parameters()]
     assert all(leaf.grad is not None and torch.isfinite(leaf.grad).all() for leaf in leaves)
-    weights = merged.weights.average(torch.eye(93))
+    weights = merged.average(torch.eye(93))
     torch.testing.assert_close(weights.sum(1), torch.ones(len(weights)))
 
 

@@ -10,8 +10,9 @@ have the same positions as without merging. The last token of an image predicts 
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -69,14 +70,6 @@ class MergeConfig(Section):
         return self.ratio or 1.0
 
 
-class TokenWeights(Protocol):
-    """Share of every vision token in every merged token; the shares of a merged token add up to 1."""
-
-    def average(self, values: Tensor) -> Tensor:
-        """Merge (num_vision, dim) into (total_out, dim)."""
-        ...
-
-
 @dataclass(frozen=True)
 class Merged:
     """Result of a merger.
@@ -84,14 +77,15 @@ class Merged:
     Args:
         features: (total_out, dim).
         layout: of `features`, one sequence per sample.
-        weights: merge other values of the vision tokens in the same way.
+        average: merges other values of the vision tokens in the same way, (num_vision, dim) into (total_out, dim), by
+            the share of every vision token in every merged token; the shares of a merged token add up to 1.
         places: (total_out,) int64, the vision token that each merged token replaces, ascending in every sample: its
             centre, or evenly spaced tokens without centres.
     """
 
     features: Tensor
     layout: Layout
-    weights: TokenWeights
+    average: Callable[[Tensor], Tensor]
     places: Tensor
 
 
@@ -210,7 +204,7 @@ class TopMerger(Reducer):
 
     def forward(self, tokens: VisionTokens) -> Merged:
         weights, layout, centres = self.assign(tokens.vision, tokens.vision_layout)
-        return Merged(weights.average(tokens.vision), layout, weights, centres)
+        return Merged(weights.average(tokens.vision), layout, weights.average, centres)
 
 
 class QuestionMerger(Reducer):
@@ -246,7 +240,7 @@ class QuestionMerger(Reducer):
         attended = self.attended(tokens)
         weights, layout, centres = self.assign(attended, tokens.vision_layout)
         features = weights.average(tokens.vision) + self.to_out(weights.average(attended))
-        return Merged(features, layout, weights, centres)
+        return Merged(features, layout, weights.average, centres)
 
 
 def _zero_linear(width: int, out: int) -> Linear:
@@ -285,9 +279,8 @@ class PoolMerger(Reducer):
         self.query_norm = Norm("layernorm", inner, EPS)
         self.attention = CrossAttention(inner, heads, self.dropout)
         self.attention_norm = Norm("layernorm", inner, EPS)
-        self.feed_forward = FeedForward(
-            BlockConfig(width=inner, heads=heads, hidden=4 * inner, activation="gelu", bias=True)
-        )
+        sizes = BlockConfig(width=inner, heads=heads, hidden=4 * inner, activation="gelu", bias=True)
+        self.feed_forward = FeedForward(sizes)
         self.out_norm = Norm("layernorm", inner, EPS, self.dropout)
         self.to_out = _zero_linear(inner, width)
         self.scale = nn.Parameter(torch.tensor(0.1))
@@ -304,7 +297,7 @@ class PoolMerger(Reducer):
         x = self.attention_norm(widened(queries), delta)[1]
         x = self.out_norm(widened(x), self.feed_forward(x), layout)[1]
         features = self.scale * self.to_out(x) + weights.average(tokens.vision)
-        return Merged(features, layout, weights, _evenly(layout, vision_layout))
+        return Merged(features, layout, weights.average, _evenly(layout, vision_layout))
 
     def _question_term(self, question: Tensor, layout: Layout, places: Tensor | None) -> Tensor:
         """Term that the question adds to every slot of its sample, (num_seqs, inner) fp32 or wider; 0 without one."""
@@ -326,17 +319,6 @@ def _evenly(layout: Layout, vision_layout: Layout) -> Tensor:
 # --------------------------------------------------------------------------- chosen tokens, without learning
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Weights of tokens that are kept unchanged; places (total_out,) int64."""
-
-    places: Tensor
-
-    def average(self, values: Tensor) -> Tensor:
-        """Select from (num_vision, dim), (total_out, dim)."""
-        return values.index_select(0, self.places)
-
-
 class BestMerger(Reducer):
     """Reducer that keeps the tokens unchanged which received most attention in the tower, and drops the others.
 
@@ -352,8 +334,9 @@ class BestMerger(Reducer):
         assert tokens.received is not None, "class_token ranks by the attention that patches received in the tower"
         layout = tokens.vision_layout
         best = segment_top_k(tokens.received, layout, num_merged(layout, self.ratio))
-        chosen = Chosen(best.nonzero().flatten())
-        return Merged(chosen.average(tokens.vision), layout.keep(best), chosen, chosen.places)
+        places = best.nonzero().flatten()
+        chosen = tokens.vision.index_select(0, places)
+        return Merged(chosen, layout.keep(best), lambda values: values.index_select(0, places), places)
 
 
 # --------------------------------------------------------------------------- similar tokens, without learning
@@ -417,7 +400,7 @@ def similarity_merge(features: Tensor, layout: Layout, budget: Tensor) -> Merged
             owner = torch.where(goes, after[into], after)[groups.owner]
             current, places = current.keep(~goes), places[~goes]
             groups = TokenGroups(owner, torch.bincount(owner, minlength=int(current.cu_seqlens[-1])))
-    return Merged(groups.average(features), current, groups, places)
+    return Merged(groups.average(features), current, groups.average, places)
 
 
 def _pair_off(x: Tensor, layout: Layout, excess: Tensor) -> tuple[Tensor, Tensor]:

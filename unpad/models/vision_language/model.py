@@ -437,14 +437,10 @@ class VisionLanguage(Generates, PrunesTokens):
         self.given = torch.zeros_like(layout.lengths()) if visual is None else layout.restrict(visual.index).lengths()
         if self.mode == "origin":
             self.kept, self.kept_tokens, self.expected = [], [], []
-        elif visual is None:
+        elif visual is None or self.mode == "merge_only":
             nothing = torch.zeros(0, dtype=torch.int64, device=layout.cu_seqlens.device)
-            self.kept, self.kept_tokens = [self.given] * blocks, [nothing] * blocks
-            self.expected = [self.given.float()] * blocks
-        elif self.mode == "merge_only":
-            self.kept = [self.given] * blocks
-            self.kept_tokens = [visual.source] * blocks
-            self.expected = [self.given.float()] * blocks
+            self.kept_tokens = [nothing if visual is None else visual.source] * blocks
+            self.kept, self.expected = [self.given] * blocks, [self.given.float()] * blocks
         else:
             assert self.config.prune is not None, "the mode is there with it only"
             mode = self.mode

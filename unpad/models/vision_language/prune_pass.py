@@ -152,9 +152,8 @@ class PrunePass:
                 scores = scores + self._noise(index, scores)
             scores = scores.masked_fill(self._needed, torch.inf)
             if config.keep is None:
-                return prune.hard_keep(
-                    prune.keep_probability(scores, self._temperature), self.visual_layout, config.threshold
-                )
+                probability = prune.keep_probability(scores, self._temperature)
+                return prune.hard_keep(probability, self.visual_layout, config.threshold)
         else:
             scores = self._rank(index, entered).masked_fill(self._needed, torch.inf)
         assert config.keep is not None, "rankings have it"
