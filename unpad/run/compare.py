@@ -37,8 +37,8 @@ class RunSummary:
     Args:
         started: ISO time of its first entry in the log; empty without a log.
         step: last step in its metrics; 0 before the first.
-        heldout: held-out loss of the weights in use, nats per target, or else the best of the newest stage; None without
-            an evaluation.
+        heldout: held-out loss of the weights in use, or else the best of the newest stage, nats per target; None
+            without an evaluation.
         num_bytes: size of all its files.
     """
 
