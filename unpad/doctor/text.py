@@ -63,7 +63,7 @@ def reworded(talks: Sequence[Labelled]) -> bool:
 
 
 HTML: Words = ("HTML tags or entities, markup that would be learnt", "会被学到的 HTML 标签或实体")
-STRIP: Words = ("strip the tags and decode the entities: pandoc -t plain, or Python's html.unescape once no tag is left",
+STRIP: Words = ("strip the tags and decode the entities: pandoc -t plain, or Python's html.unescape once tags are gone",
                 "去掉标签并还原实体：pandoc -t plain，或去掉标签后用 Python 的 html.unescape")  # fmt: skip
 GARBLED: Words = ("garbled", "是乱码")
 DECODE: Words = ("write the file again from its source, decoded, as plain text in UTF-8; find its encoding first",
