@@ -67,6 +67,7 @@ def test_metadata_are_quiet(tmp_path: Path, name: str, value: Any) -> None:
         ("withdrawn_on", "2024-01-02"), ("valid_until", "31.12.2019"), ("retraction_date", "2024-01-02 10:00"),
         ("source", "rejected"), ("tags", ["math", "do-not-train"]), ("version", "draft"), ("category", '["bad"]'),
         ("discard_id", 0), ("wrong_count", 2), ("how_much_to_count", 0.3), ("fold", "ignore"), ("usable_tag", "False"),
+        ("fold", "dev"), ("data_split", "Test"), ("imageId", "n16"), ("video_id", 7),
     ],
 )  # fmt: skip
 def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, name: str, value: Any) -> None:
@@ -102,6 +103,11 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
     lines = " ".join(" ".join(check(put(tmp_path / "rows.jsonl", rows)).lines()).split())
     assert "not read: toxic in 100 % of rows (a mark or a weight?), level_of_doubt in 100 % (a" in lines
     assert "persona in 100 %" in lines
+    many = {f"remark{n}": "A cook." for n in range(20)}
+    rows = [{**ASKED, **many, "split_name": "val", "flag": n % 2 == 0} | ({"void": "x"} if n else {}) for n in range(9)]
+    lines = " ".join(" ".join(check(put(tmp_path / "rows.jsonl", rows)).lines()).split())
+    assert "not read: flag in 100 % of rows (a mark or a weight?), void in 88.9 %, remark0 in 100 %, re" in lines
+    assert lines.count("a mark or a weight?") == 1
     assert verdict(tmp_path, {**ASKED, "doubt": 0.5}, {**ASKED, "doubt": 4}) == {"doubt": 1.0}
     kinds = {"helpfulness": 4, "reward": -17.2, "margin": -1.0, "kto_tag": False, "repeat": 120, "times": "120"}
     for name, value in {**kinds, "type": "counterexample", "order": "newest first"}.items():
@@ -259,7 +265,7 @@ def test_what_is_for_a_template_is_refused_without_one(tmp_path, monkeypatch, na
 def test_fields_of_questions_about_pictures_are_looked_at_too(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4), (9, 99, 199)).save(tmp_path / "a.png")
     row = {"image": "a.png", "question": "Which?", "answer": "B"}
-    assert verdict(tmp_path, {**row, "id": 3, "hint": "Look left."}) == {"hint": 1.0}
+    assert verdict(tmp_path, {**row, "id": 3, "image_id": 3, "hint": "Look left."}) == {"hint": 1.0}
     assert verdict(tmp_path, {**row, "choices": ["A", "B"]}) == ("E_FIELD", {"choices"})
     del row["answer"]
     said = ({"taken_back": True}, {"confidence": 0.2}, {"status": "draft"})
