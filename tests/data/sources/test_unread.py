@@ -219,7 +219,9 @@ def test_columns_of_tables_are_fields(tmp_path: Path) -> None:
 def test_columns_of_tables_of_patients_are_fields(unpad: Shell, tmp_path: Path, ending: str) -> None:
     events = [
         {"id": n // 3, "time": f"2024-01-0{n % 3 + 1}", "code": "K", "value": 9, "given": f"{n % 3 > 0}",
-         "order_id": "a", "seen_at": "2024-01-09", "stop_date": "2024-01-09" if n % 4 == 0 else None, "dose": 20 + n}
+         "order_id": "a", "source": "EHR", "category": "lab" if n % 2 else "family-history",
+         "value_as_concept_id": 45884084 * (n % 4 == 0), "value_source_id": 0,
+         "seen_at": "2024-01-09", "stop_date": "2024-01-09" if n % 4 == 0 else None, "dose": 20 + n}
         for n in range(60)
     ]  # fmt: skip
     people = [{"id": n, "sex": "fm"[n % 2], "died": n % 3 // 2, "lost": n % 2, "ward": "A"} for n in range(20)]
@@ -231,7 +233,8 @@ def test_columns_of_tables_of_patients_are_fields(unpad: Shell, tmp_path: Path, 
     facts = f"data.events=[{{path: events.{ending}}}, {{path: people.{ending}, static: [sex]}}]"
     asked = ("events_labels", facts, f"events.labels={{path: people.{ending}, label: died}}", "train.max_steps=1")
     raw = {"raw": 1.0} if ending == "parquet" else {}
-    timed = {"given": 1.0, "seen_at": 1.0, "dose": 1.0, "stop_date": 0.25, **raw}
+    told = {"category": 1.0, "value_as_concept_id": 1.0}
+    timed = {"given": 1.0, **told, "seen_at": 1.0, "dose": 1.0, "stop_date": 0.25, **raw}
     read = json.loads(unpad("data", "check", *asked[:3], "--json").out)["files"]
     assert [file["not_read"] for file in read] == [timed, {"lost": 1.0, "ward": 1.0, **raw}]
     assert "not read: given in 100 % of rows (a mark" in unpad("data", "check", f"events.{ending}").out

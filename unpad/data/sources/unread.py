@@ -27,6 +27,7 @@ _METADATA = _words(
     "lang copyright locale country region date time timestamp year created updated modified category genre topic "
     "tag domain subject split fold meta metadata model engine author annotator worker file filename path line page seed"
 )
+_KINDS = _words("source origin category genre topic tag domain subject")
 _DATES = _words("date time timestamp created updated modified")
 _SCORES = _words("score rating reward margin")  # are named, and refuse no row
 _FILLERS = _words("at by code identifier no name number value")
@@ -91,6 +92,18 @@ def _is_quiet(name: str, value: Any) -> bool:
 def _is_telling(name: str, text: str) -> bool:
     """True for the name of a part of a split, and for the id of a picture, which the row may be about."""
     return text.lower() in SPLIT_NAMES or (_last(name) == "id" and not _MEDIA.isdisjoint(words_of(name)))
+
+
+def tells_of_events(name: str, values: Collection[Any]) -> bool:
+    """Whether a column beside patients' events tells them apart, as a category does, or has values of its own, as
+    OMOP's value_as_concept_id with its 0 for none.
+
+    Args:
+        values: different ones.
+    """
+    filled = [value for value in values if not is_blank(value)]
+    is_kind, is_value = _last(name) in _KINDS and len(filled) > 1, words_of(name)[:1] == ("value",)
+    return is_kind or (is_value and any(number_of(value) != 0 for value in filled))
 
 
 def _leaves(path: str, name: str, value: Any) -> list[tuple[str, str, Any]]:
