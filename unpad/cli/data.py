@@ -13,7 +13,7 @@ from unpad.storage.paths import new_path, user_path
 from unpad.terminal.printing import print_lines, print_wrapped
 from unpad.terminal.progress import progress
 
-_CHANGE = re.compile(r"[a-z_]+(\.\w+)+=")
+CHANGE = re.compile(r"[a-z_]+(\.\w+)+=")  # of a recipe, as key=value
 # Recipe that shows a file of a kind of data by itself, and what it needs for that.
 _RECIPES = {
     "text": ("small",), "chat": ("chat",), "pairs": ("chat",), "images": ("images",), "vqa": ("vqa",),
@@ -46,7 +46,7 @@ def check(
     """Report every unusable row with file:line, code and fix, and each file's lengths. Exit code 3 for a bad row."""
     from unpad.data.check import check
 
-    changes = [word for word in paths if _CHANGE.match(word) and not user_path(word).exists()]
+    changes = [word for word in paths if CHANGE.match(word) and not user_path(word).exists()]
     if len(changes) == len(paths):
         raise RecipeError("no file or recipe is named", where=changes[0], fix="name the recipe before its changes")
     report = check([user_path(word) for word in paths if word not in changes], kind, field, changes)

@@ -27,6 +27,7 @@ INSTEAD = {
     "classify": "predict RUN FOLDER", "risk": "predict RUN TABLES", "convert": "export RUN FOLDER", "web": "serve RUN",
     "ui": "serve RUN", "check": "data check FILE",
 }  # fmt: skip
+CHECK_RECIPE = "`unpad data check RECIPE.yaml` shows"  # in errors, which do not know the recipe's name
 OUTPUT_ERRORS = (errno.ENOSPC, errno.EIO)  # a full disk, and a terminal that is gone
 
 
@@ -71,9 +72,21 @@ def _run() -> None:
             raise
         if options.get("debug"):
             _say(traceback.format_exc())
+        known.fix = known.fix.replace(CHECK_RECIPE, _typed_check())
         if not _is_left(known):
             _say_error(known)
         raise SystemExit(known.exit_code) from known
+
+
+def _typed_check() -> str:
+    """The check of the recipe that the command names, with its changes as they were typed."""
+    from unpad.cli.data import CHANGE
+    from unpad.recipes.file import SUFFIXES, recipe_names
+
+    words = sys.argv[2:]
+    changes = [word for word in words if CHANGE.match(word)]
+    recipes = [word for word in words if word not in changes and (word.endswith(SUFFIXES) or word in recipe_names())]
+    return f"`{shlex.join(['unpad', 'data', 'check', recipes[0], *changes])}` shows" if recipes else CHECK_RECIPE
 
 
 def _known(error: Exception) -> errors.UnpadError | None:

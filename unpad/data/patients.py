@@ -402,7 +402,8 @@ def open_tables(recipe: Recipe, tables: PatientTables, kept: dict[str, bytes] | 
     settings = recipe.events
     events, counts, repeated, num_late = assemble.read_histories(tables, settings)
     bad = [*tables.bad, *repeated]
-    apply_policy(bad, tables.num_rows, recipe.data, "RECIPE.yaml")
+    loses_table = any(0 < len(table) + len(table.bad) <= len(rows) for table, rows in tables.tables)
+    apply_policy(bad, tables.num_rows, recipe.data, "RECIPE.yaml", loses_table=loses_table)
     if kept is None:
         refuse_unlearnable(recipe, tables.cohort)
     elif not len(tables.cohort.person):

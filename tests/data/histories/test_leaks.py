@@ -40,6 +40,7 @@ def test_what_alone_tells_the_label_is_said_by_data_check(code, days, said, unpa
     rows = pq.read_table(table).to_pylist()
     pq.write_table(pa.Table.from_pylist([*rows, rows[0] | {"test": ""}]), table)
     assert said in unpad("data", "check", path, "data.on_bad_row=quarantine", code=3).out, "beside an allowed bad row"
+    assert f"`unpad data check {path} data.holdout=0.1`" in unpad("train", path, "data.holdout=0.1", code=3).err
     assert ("alone tells label 1: if it is known after the prediction alone, leave it out" in lines) == bool(said)
 
 

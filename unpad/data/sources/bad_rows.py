@@ -16,8 +16,8 @@ MAX_SHOWN = 3  # faults of a kind that are listed
 MAX_KINDS = 10  # kinds of faults that are listed
 MOSTLY_BAD = 0.5  # of the rows: from here on the layout of the file is wrong, and not some of its rows
 LAYOUT = (
-    "; most rows fail, and without them little would be left: mend what they share, often columns or keys that have "
-    "other names than the recipe expects (docs/internals/file_formats.md)"
+    "; most rows of a file fail, and without them little would be left: mend what they share, often columns or keys "
+    "that have other names than the recipe expects (docs/internals/file_formats.md)"
 )
 
 
@@ -62,7 +62,13 @@ def are_allowed(bad: Sequence[BadRow], num_rows: int, data: DataSettings) -> boo
 
 
 def apply_policy(
-    bad: list[BadRow], num_rows: int, data: DataSettings, checked: str = "", files: Sequence[SourceFile] = ()
+    bad: list[BadRow],
+    num_rows: int,
+    data: DataSettings,
+    checked: str = "",
+    files: Sequence[SourceFile] = (),
+    *,
+    loses_table: bool = False,
 ) -> None:
     """Refuse bad rows unless the recipe says that they are quarantined.
 
@@ -70,6 +76,7 @@ def apply_policy(
         num_rows: rows of the data, good and bad, those that could not be read included.
         checked: argument of `unpad data check` in the fix; default the source of the first bad row, or its file.
         files: that were read.
+        loses_table: whether no row of one of the tables can be used.
 
     Raises:
         SourceError: the policy is `stop` and there is a bad row, more than `data.max_bad` of the rows are bad,
@@ -84,7 +91,7 @@ def apply_policy(
     path = checked or (source.named if source is not None and source.named else place_of(bad[0].where).file)
     named = None if checked or source is None or not (source.fields or source.ignore) else source
     arguments = _as_overrides(named, data) if named else shlex.quote(path)
-    lines = fault_lines(bad)
+    lines, is_layout = fault_lines(bad), loses_table or share >= MOSTLY_BAD
     fix = f"`unpad data check {arguments}` shows the fix of each kind, and with --json every row"
     only = bad[0].fix if len({row.fix for row in bad}) == 1 else ""
     if unknown is not None:
@@ -95,10 +102,10 @@ def apply_policy(
     elif data.on_bad_row == "stop":
         limit = f", with data.max_bad={share + 0.0005:.3f}, as they are {share:.1%} of all" * (share > data.max_bad)
         # Where most are bad, their layout is to blame, and little would be left.
-        fix += LAYOUT if share >= MOSTLY_BAD else f"; data.on_bad_row=quarantine goes on without them{limit}"
+        fix += LAYOUT if is_layout else f"; data.on_bad_row=quarantine goes on without them{limit}"
     else:
         lines.append(f"  that is {share:.2%}, more than data.max_bad={data.max_bad:.2%}")
-        fix += LAYOUT if share >= MOSTLY_BAD else "; or raise data.max_bad"
+        fix += LAYOUT if is_layout else "; or raise data.max_bad"
     what = f"{num_bad:,} of {number_of(num_rows, 'rows')} cannot be used:"
     raise SourceError(what, where=bad[0].where, fix=fix, details=lines)
 
