@@ -22,7 +22,7 @@ from unpad.proof.foreign.measure import (
     not_below_fp32,
     relative,
 )
-from unpad.proof.foreign.model import untouched_generators
+from unpad.proof.foreign.model import placeholders, untouched_generators
 from unpad.proof.foreign.update import Update, refuse_missing
 from unpad.terminal.progress import LINE_SECONDS, progress
 
@@ -81,7 +81,7 @@ class ComparedUpdate:
             alone = self.alone()
             truth = UpdateResults(alone.logits, self.truth.loss, self.truth.gradient) if self.truth else alone
             try:
-                found, moved = self.together(), moves(self.forward, self.update)
+                found, moved = self.together(), moves(self.forward, self.update, placeholders(model))
             except ProofError:
                 raise
             except Exception as error:
