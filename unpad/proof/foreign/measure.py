@@ -181,10 +181,10 @@ class UpdateResults:
         pairs = zip(self.logits, truth.logits, strict=True)
         logits = max((relative(one, other) for one, other in pairs), default=0.0)
         loss = abs(self.loss - truth.loss) / max(abs(truth.loss), 1e-30)
-        return Errors(logits, loss if loss == loss else float("inf"), _gradient_error(self.gradient, truth.gradient))
+        return Errors(logits, loss if loss == loss else float("inf"), gradient_error(self.gradient, truth.gradient))
 
 
-def _gradient_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
+def gradient_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
     """Relative error of the norm over all parameters; one without a gradient has zeros."""
     difference = size = 0.0
     for name in {*found, *truth}:
