@@ -79,6 +79,7 @@ CASES = [
 ]
 
 
+@pytest.mark.promise("hf.padding")
 @pytest.mark.parametrize(("kind", "seed"), CASES)
 def test_a_trainer_learns_without_padding_what_it_learns_with_it(kind, seed, tmp_path):
     expected = learnt(make(kind, tmp_path, seed))
@@ -104,6 +105,7 @@ def mean_of_the_row(module, args, output):
     return output + output.mean(1, keepdim=True)
 
 
+@pytest.mark.promise("hf.padding")
 def test_a_model_that_mixes_the_tokens_of_a_row_is_refused_and_as_before(tmp_path):
     trainer = make("dpo", tmp_path)
     trainer.model.model.layers[0].mlp.register_forward_hook(mean_of_the_row)

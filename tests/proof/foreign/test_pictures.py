@@ -112,6 +112,7 @@ def verdict(name: str, *args: object, **kwargs: object) -> str:
 FAMILIES = [pytest.param(name, marks=[pytest.mark.nightly] if name != "Llava" else []) for name in FLAT]
 
 
+@pytest.mark.promise("proof.pictures")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_padded_and_flat_batches_with_pictures_are_judged_by_sequences_with_their_own_pixels(name):
     assert [verdict(name, side) for side in ("right", "left", "")] == ["sound", "sound", FLAT[name]]
@@ -129,6 +130,7 @@ def trainer(data: Pictures, folder) -> Trainer:
     return Trainer(small_model(data.name), args, train_dataset=rows, data_collator=collate)
 
 
+@pytest.mark.promise("proof.pictures")
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_trainer_of_pictures_is_judged_and_one_of_swapped_pictures_is_not_sound(name, tmp_path):
     assert unpad.prove_trainer(trainer(Pictures(name), tmp_path)).passed
