@@ -23,7 +23,7 @@ from measure import Contender, Work, describe_machine, measure_rounds, spread
 from torch import Tensor
 
 from unpad.batching.batch import from_sequences
-from unpad.inference.generate import generate
+from unpad.inference.generate import Continuing
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.native import library
@@ -100,7 +100,7 @@ def make_peer(ours: Decoder, dtype: torch.dtype) -> LlamaForCausalLM:
 def our_side(model: Decoder, precision: str) -> Continue:
     def run(prompts: Prompts, num_new: int) -> list[list[int]]:
         settings = GenerateSettings(max_new_tokens=num_new, temperature=0.0)
-        return generate(model, prompts, settings, eos_id=-1, precision=precision)
+        return [ids for ids, _ in Continuing(model, settings, [-1], precision=precision).all(prompts)]
 
     return run
 

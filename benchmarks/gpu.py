@@ -28,7 +28,7 @@ from gpu_sides import SIDES, Make, Side, Sizes, attention_name, missing_packages
 from measure import Work, spread
 
 from unpad.errors import OutOfMemoryError
-from unpad.models.cost import sizes_of, training_operations
+from unpad.models.cost import reading_operations, sizes_of
 from unpad.nn.native import library
 from unpad.storage import make_folder, write_atomic
 
@@ -62,7 +62,7 @@ def measured_side(side: Side, sizes: Sizes) -> measure.Contender:
 
     def step() -> Work:
         lengths = side.update().tolist()
-        return Work(sum(lengths), training_operations(counted, lengths, sum(lengths)))
+        return Work(sum(lengths), 3 * reading_operations(counted, [lengths] * counted.blocks, sum(lengths)))
 
     return measure.Contender(step)
 

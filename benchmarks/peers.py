@@ -25,7 +25,6 @@ from torch.nn.utils.rnn import pad_sequence
 from tuning import Tuning, tune
 from workloads import FEATURE_WIDTH, NO_LABEL, NUM_CLASSES, SEED, Workload
 
-from unpad.models.cost import training_operations
 from unpad.models.decoder import Config
 
 CPU = torch.device("cpu")
@@ -206,7 +205,7 @@ class TrainerSide:
         self.optimizer.step()
         self.model.zero_grad()
         self.losses.append(float(loss))
-        return Work(sum(lengths), training_operations(self.workload.sizes, lengths, num_targets))
+        return Work(sum(lengths), self.workload.operations(lengths, num_targets))
 
     def set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
@@ -358,7 +357,7 @@ class EncoderSide:
         self.optimizer.zero_grad()
         self.losses.append(float(loss.detach()))
         lengths = [len(self.data[i]) for i in indices]
-        return Work(sum(lengths), training_operations(self.workload.sizes, lengths, sum(lengths)))
+        return Work(sum(lengths), self.workload.operations(lengths, sum(lengths)))
 
 
 # --------------------------------------------------------------------------- all of them

@@ -69,7 +69,7 @@ STEP, ATTENTION, NORM, LOSSES = "training/step.py", "nn/attention.py", "nn/norm.
 BLOCK, DECODER, SEGMENTS = "nn/block.py", "models/decoder.py", "nn/segments.py"
 VISION = "models/vision_language/"
 TRAINED = "parts = [weight * terms[name][0] / totals[name]"
-PADDED = "return replace(pad(self, rectangle), layout=PaddedLayout(mask, keys=self.layout.keys))"
+PADDED = "return replace(fields.pad(self, rectangle), layout=PaddedLayout(mask, keys=self.layout.keys))"
 SOME = "value.index_select(0, choices[self.level].entries)"
 FAULTS = [
     Fault("positions not reset", "windows", BATCH, "np.arange(input_ids.size) - first", "np.arange(input_ids.size)"),
@@ -90,7 +90,7 @@ FAULTS = [
     Fault("left padding off by one", "zh_chat", BATCH, ">= columns - lengths", "> columns - lengths"),
     Fault(
         "loss of padding counts", "zh_chat", BATCH, PADDED,
-        "padded = pad(self, rectangle)\n"
+        "padded = fields.pad(self, rectangle)\n"
         "        counted = (padded.loss_mask | ~mask.flatten()).nonzero().flatten()\n"
         "        return replace(padded, layout=PaddedLayout(mask, keys=self.layout.keys), target_index=counted)",
     ),
@@ -154,8 +154,8 @@ FAULTS = [
     ),
     Fault(
         "grids of the first images", "images", BATCH,
-        "return take(self, {SEQUENCE: Selection(index, self.num_seqs)})",
-        "chosen = take(self, {SEQUENCE: Selection(index, self.num_seqs)})\n"
+        "return fields.take(self, {SEQUENCE: fields.Selection(index, self.num_seqs)})",
+        "chosen = fields.take(self, {SEQUENCE: fields.Selection(index, self.num_seqs)})\n"
         "        return chosen if self.grid is None else replace(chosen, grid=self.grid[: len(seqs)])",
     ),
     Fault(

@@ -69,7 +69,7 @@ def load(
         batches = [setup.data.load(planned[number]) for number in numbers]
         for batch in batches:
             if grouped and isinstance(batch.layout, Layout):
-                batch.layout.prepare_groups()
+                _ = batch.layout.grouped
         found.append(Loaded(planned, numbers, batches))
     return found
 

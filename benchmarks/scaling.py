@@ -48,7 +48,7 @@ from unpad.api import batches
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import plan
 from unpad.data.family import open_data
-from unpad.models.cost import sizes_of, training_operations
+from unpad.models.cost import reading_operations, sizes_of
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.native import library as native
 from unpad.nn.precision import DTYPES
@@ -188,7 +188,8 @@ class Way:
             train_step(self.model, micros, self.optimizer, weights=WEIGHTS, precision=self.precision, clip=1.0)
         lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
         sizes = sizes_of(self.model.config, VOCABULARY)
-        return Work(sum(lengths), training_operations(sizes, lengths, sum(batch.num_targets for batch in micros)))
+        num_targets = sum(batch.num_targets for batch in micros)
+        return Work(sum(lengths), 3 * reading_operations(sizes, [lengths] * sizes.blocks, num_targets))
 
 
 @dataclass(frozen=True)

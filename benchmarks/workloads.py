@@ -32,7 +32,7 @@ from unpad.batching.loader import TokenSource, load_micro, load_steps
 from unpad.batching.plan import Plan, plan
 from unpad.data.text import TextData
 from unpad.models.contract import Trainable
-from unpad.models.cost import LayerSizes, sizes_of, training_operations
+from unpad.models.cost import reading_operations, sizes_of
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.block import Block, BlockConfig, Stream, init_weights
 from unpad.nn.linear import Linear
@@ -84,9 +84,10 @@ class Workload:
     optim: OptimSettings
     features: tuple[Tensor, Tensor] | None = None
 
-    @property
-    def sizes(self) -> LayerSizes:
-        return sizes_of(self.config, self.outputs, FEATURE_WIDTH if self.features else 0)
+    def operations(self, lengths: list[int], num_targets: int) -> int:
+        """Operations of an update on sequences of these lengths: forward, and twice that backward."""
+        sizes = sizes_of(self.config, self.outputs, FEATURE_WIDTH if self.features else 0)
+        return 3 * reading_operations(sizes, [lengths] * sizes.blocks, num_targets)
 
     def plan(self, settings: PlanSettings, epoch: int, ids: np.ndarray | None = None) -> Plan:
         """One epoch of the training sequences, or of `ids`."""
@@ -162,7 +163,7 @@ class Ours:
             )
         self.losses.append(result.terms["cross_entropy"])
         lengths = [length for batch in micros for length in batch.layout.lengths().tolist()]
-        return Work(sum(lengths), training_operations(self.workload.sizes, lengths, result.num_targets))
+        return Work(sum(lengths), self.workload.operations(lengths, result.num_targets))
 
     def set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:

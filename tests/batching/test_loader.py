@@ -281,4 +281,4 @@ def test_the_worker_starts_no_threads_of_its_own(tokens, one_micro_steps):
 def test_layouts_come_with_their_length_groups_where_attention_needs_them(tokens, one_micro_steps, group_lengths):
     load, first = partial(load_micro, tokens, pad_id=PAD), one_micro_steps.num_steps - 2
     for micros in load_steps(load, one_micro_steps, CPU, first, group_lengths=group_lengths):
-        assert all(("_grouped" in vars(batch.layout)) == group_lengths for batch in micros)
+        assert all(("grouped" in vars(batch.layout)) == group_lengths for batch in micros)

@@ -34,7 +34,7 @@ FEWER = {
     name: 8
     for name in (
         *("command_line", "data_check", "recipe_yaml", "tokenizer_folder", "run_log", "run_evaluations", "run_samples"),
-        *("run_evaluation", "run_attention", "run_recipe", "run_metrics", "run_timing", "run_json", "hf_index"),
+        *("run_evaluation", "run_recipe", "run_metrics", "run_timing", "run_json", "hf_index"),
         *("hf_weights", "hf_files", "chat_budget", "synonyms", "events_meds", "labels_csv", "labels_parquet"),
     )
 }  # fmt: skip

@@ -7,10 +7,14 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch, from_sequences
+from unpad.inference.engine import Prompts
+from unpad.inference.generate import Continuing
 from unpad.models import build_model, model_config
-from unpad.models.contract import Model
+from unpad.models.contract import Generates, Model
 from unpad.models.decoder import Decoder
 from unpad.nn.losses import Terms
+from unpad.nn.precision import Precision
+from unpad.recipes.training import GenerateSettings
 
 
 def random_model(section: dict[str, Any], num_outputs: int, spread: float = 0.1, seed: int = 0) -> Any:
@@ -39,6 +43,20 @@ def learn_by_heart(model: Model, sequences: Sequence[list[int]], num_steps: int,
         (loss / count).backward()
         optimizer.step()
     return float(loss.detach()) / count
+
+
+def generate(
+    model: Generates,
+    prompts: Prompts,
+    settings: GenerateSettings,
+    *,
+    eos_id: int | Sequence[int],
+    banned: Sequence[int] = (),
+    precision: Precision = "fp32",
+) -> list[list[int]]:
+    """Tokens of continuations up to `eos_id`, one or several."""
+    stops = [eos_id] if isinstance(eos_id, int) else eos_id
+    return [ids for ids, _ in Continuing(model, settings, stops, banned, precision).all(prompts)]
 
 
 class Stub(Model):

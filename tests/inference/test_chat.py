@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.models import learn_by_heart, random_model
+from tests.helpers.models import generate, learn_by_heart, random_model
 from tests.helpers.tokenizers import words
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples, encode_prompt, template_texts
@@ -13,7 +13,7 @@ from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.chat import Conversation, Terminal, fit
 from unpad.inference.engine import control_ids
-from unpad.inference.generate import generate, until
+from unpad.inference.generate import until
 from unpad.models.decoder import Decoder
 from unpad.recipes.data import Template
 from unpad.recipes.training import GenerateSettings

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.models import random_model
+from tests.helpers.models import generate, random_model
 from tests.helpers.paths import PATHS, Path, on
 from tests.helpers.served import alone, everything
 from unpad.batching.batch import from_prompts
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from unpad.inference.engine import Collected, Engine, Request, watch
-from unpad.inference.generate import generate
 from unpad.models.decoder import Decoder
 from unpad.nn.cache import PLACES, CachedRow
 from unpad.nn.native import library

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
-from tests.helpers.models import learn_by_heart, random_model
+from tests.helpers.models import generate, learn_by_heart, random_model
 from tests.helpers.tokenizers import words
 from unpad.batching.batch import from_sequences
 from unpad.data.sources.example import Example, Turn
@@ -18,7 +18,7 @@ from unpad.data.tokens.encode import encode_examples
 from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.inference.engine import advance, control_ids, prefill, sample
-from unpad.inference.generate import complete, generate, stream
+from unpad.inference.generate import complete, stream
 from unpad.models import model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.precision import Precision, autocast

@@ -8,11 +8,10 @@ import pytest
 import torch
 
 from tests.helpers.grid import pairs
-from tests.helpers.models import random_model
+from tests.helpers.models import generate, random_model
 from tests.helpers.paths import PATHS, on
 from tests.helpers.quantized import quantized
 from unpad.inference.engine import Engine, sample
-from unpad.inference.generate import generate
 from unpad.models.decoder import Decoder
 from unpad.nn import linear
 from unpad.nn.linear import FIXED_ROWS, independent_rows, product, reading

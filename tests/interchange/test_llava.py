@@ -15,7 +15,8 @@ from tests.interchange.theirs import largest_error
 from unpad.batching.batch import RaggedBatch
 from unpad.data.preprocess import Preprocessed
 from unpad.errors import CheckpointError
-from unpad.interchange.llava import load_llava, save_llava
+from unpad.interchange.folder import CONFIG, load_model, read_json_files, save_model
+from unpad.interchange.llava import Llava
 from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import VisionLanguage
 
@@ -42,6 +43,11 @@ KINDS: dict[str, dict[str, Any]] = {
         "top": {"multimodal_projector_bias": False, "vision_feature_layer": 1},
     },
 }  # fmt: skip
+
+
+def load(folder: Path) -> tuple[VisionLanguage, dict[str, Any]]:
+    files = read_json_files(folder)
+    return load_model(folder, Llava(), files[CONFIG]), files
 
 
 def make_theirs(kind: str) -> nn.Module:
@@ -109,7 +115,7 @@ def saved(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[nn.Module, Pa
 @torch.no_grad()
 def test_logits_equal_those_of_transformers_row_by_row(saved):
     theirs, folder = saved
-    ours, _ = load_llava(folder)
+    ours, _ = load(folder)
     assert (ours.decoder.head is None) == theirs.config.tie_word_embeddings
     batch = samples(theirs).batch
     assert largest_error(our_logits(ours, batch), their_logits(theirs, batch)) < 1e-5
@@ -118,7 +124,7 @@ def test_logits_equal_those_of_transformers_row_by_row(saved):
 @torch.no_grad()
 def test_logits_and_loss_equal_those_of_transformers_padded_right(saved):
     theirs, folder = saved
-    ours, _ = load_llava(folder)
+    ours, _ = load(folder)
     batch = samples(theirs).batch
     padded = batch.pad("right", pad_id=3)
     mask = padded.layout.attention_mask
@@ -138,15 +144,15 @@ def test_logits_and_loss_equal_those_of_transformers_padded_right(saved):
 @torch.no_grad()
 def test_what_is_written_back_gives_the_same_logits_in_transformers(saved, tmp_path):
     theirs, folder = saved
-    ours, files = load_llava(folder)
-    save_llava(ours, tmp_path / "ours", files)
+    ours, files = load(folder)
+    save_model(ours, tmp_path / "ours", Llava(), files)
     again, info = transformers.LlavaForConditionalGeneration.from_pretrained(
         tmp_path / "ours", output_loading_info=True
     )
     assert not any(info[part] for part in ("missing_keys", "unexpected_keys", "mismatched_keys")), info
     batch = samples(theirs).batch
     assert largest_error(their_logits(again.eval(), batch), their_logits(theirs, batch)) < 1e-6
-    twice, _ = load_llava(tmp_path / "ours")
+    twice, _ = load(tmp_path / "ours")
     assert twice.config == ours.config
     for name, value in twice.state_dict().items():
         assert torch.equal(value, ours.state_dict()[name]), name
@@ -165,7 +171,7 @@ def test_a_model_made_here_runs_in_transformers(tmp_path):
     ours = build_model(model_config(section), VOCAB).eval()
     for parameter in ours.parameters():
         parameter.add_(torch.randn_like(parameter) * 0.2)
-    save_llava(ours, tmp_path / "ours")
+    save_model(ours, tmp_path / "ours", Llava())
     # The names of the released checkpoints, which all versions read.
     names = {
         ".".join(name.split(".")[:2]) for file in (tmp_path / "ours").glob("*.safetensors") for name in load_file(file)
@@ -238,4 +244,4 @@ def test_what_is_not_covered_is_refused_by_the_name_of_its_field(case, small, tm
         (tmp_path / path.name).write_bytes(path.read_bytes())
     edit_config(tmp_path, changes)
     with pytest.raises(CheckpointError, match=message):
-        load_llava(tmp_path)
+        load(tmp_path)

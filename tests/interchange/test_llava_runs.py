@@ -10,8 +10,8 @@ import yaml
 
 from tests.helpers.chat_folder import byte_level
 from tests.helpers.pictures import write_folder
+from tests.interchange.theirs import load as load_folder
 from unpad.inference.loaded import load
-from unpad.interchange.llava import load_llava
 
 pytestmark = pytest.mark.slow
 
@@ -78,7 +78,7 @@ def test_heads_and_mergers_learn_on_an_imported_llava_and_nothing_else_moves(add
     run = load("tuned")
     assert (run.recipe.images.size, run.recipe.images.square) == ("square", 16)
     assert run.recipe.images.mean == (0.48, 0.46, 0.41)
-    before, after = load_llava(theirs)[0].state_dict(), run.model.state_dict()
+    before, after = load_folder(theirs).state_dict(), run.model.state_dict()
     for name, value in before.items():
         if name != "temperature":
             assert torch.equal(after[name], value), name

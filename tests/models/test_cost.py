@@ -9,7 +9,7 @@ from tests.helpers.image_models import small_cnn, tiny_vit
 from tests.helpers.patients import tiny_patients_model
 from tests.helpers.tiny_models import EXAMPLES
 from tests.helpers.vision import tiny
-from unpad.models.cost import cells_per_token, sizes_of, training_operations
+from unpad.models.cost import cells_per_token, reading_operations, sizes_of
 
 
 @pytest.mark.parametrize("fields", [{}, {"tied": False}, {"kv_heads": 2}, {"causal": False}, {"head_width": 6}])
@@ -17,7 +17,7 @@ def test_decoders_agree_with_the_count_of_operations(fields):
     model = tiny_model(**fields)
     sizes = sizes_of(model.config, VOCAB)
     # With targets everywhere: one sequence of two tokens has the tokens of two of one, and two pairs more.
-    twice, apart = (training_operations(sizes, lengths, 2) for lengths in ([2], [1, 1]))
+    twice, apart = (reading_operations(sizes, [lengths] * sizes.blocks, 2) for lengths in ([2], [1, 1]))
     pair = (twice - apart) / 2
     assert cells_per_token(model) == (apart / 2 - pair) / pair
 

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tests.conftest import VOCAB, random_sequences, tiny_model
 from tests.helpers.grid import pairs
-from tests.helpers.models import learn_by_heart, random_model
+from tests.helpers.models import generate, learn_by_heart, random_model
 from tests.helpers.paths import NATIVE_PRECISION, needs_kernels
 from tests.helpers.tokenizers import words
 from unpad.batching.batch import from_prompts, from_sequences
 from unpad.batching.layout import Layout, build_layout
 from unpad.inference.engine import advance, prefill
-from unpad.inference.generate import generate, stream
+from unpad.inference.generate import stream
 from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn import linear

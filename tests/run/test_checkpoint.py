@@ -309,7 +309,7 @@ def test_a_hostile_state_is_refused(tmp_path, text):
 
 def hostile_tensors() -> list[bytes]:
     """Headers that lie, and 300 random changes to a good file."""
-    good = checkpoint._to_files(state(1))["model.safetensors"]
+    good = checkpoint.tensor_files(state(1))["model.safetensors"]
 
     def file(header: object, data: bytes = b"") -> bytes:
         text = json.dumps(header).encode()

@@ -65,19 +65,19 @@ def use(folder: Path) -> None:
 
 READERS: dict[str, tuple[Callable[[Path], object], ...]] = {
     "metrics.jsonl": (summarize, write_report), "timing.jsonl": (write_report,), "log.jsonl": (summarize, write_report),
-    "run.json": (summarize, read_command), "attention.json": (write_report,), "samples.jsonl": (write_report,),
+    "run.json": (summarize, read_command), "samples.jsonl": (write_report,),
     "evaluation.json": (write_report,), "evaluations.jsonl": (write_report,), "classes.json": (use,),
     "pictures.json": (use,), "events.json": (use,), "tokenizer.json": (use,), "run.lock": (summarize,),
 }  # fmt: skip
 FAMILIES = {
     "text": ("metrics.jsonl", "timing.jsonl", "log.jsonl", "run.json", "samples.jsonl", "evaluations.jsonl",
-             "attention.json", "tokenizer.json", "run.lock"),
-    "images": ("classes.json", "pictures.json", "evaluation.json", "attention.json"),
+             "tokenizer.json", "run.lock"),
+    "images": ("classes.json", "pictures.json", "evaluation.json"),
     "patients": ("metrics.jsonl", "events.json"),
 }  # fmt: skip
 
 
-OPTIONAL = ("attention.json", "samples.jsonl", "evaluation.json", "evaluations.jsonl", "run.lock")
+OPTIONAL = ("samples.jsonl", "evaluation.json", "evaluations.jsonl", "run.lock")
 # A file may lose rows or entries, and be sound.
 OF_OTHERS = ("has not taken a step yet", "in the model")
 
@@ -200,7 +200,7 @@ def test_files_that_training_can_do_without_do_not_end_it(text, copy):
         file.write('{"time": 5}\n[\n')
     timing = (folder / "timing.jsonl").read_text().splitlines()
     (folder / "timing.jsonl").write_text("\n".join([timing[0], "{}", *timing[1:]]) + "\n")
-    for name in ("samples.jsonl", "attention.json", "evaluations.jsonl"):
+    for name in ("samples.jsonl", "evaluations.jsonl"):
         (folder / name).write_text("[")
     (folder / "report.html").unlink()
     assert run(text.recipe, folder, "train.max_steps=4", resume=True).step == 4

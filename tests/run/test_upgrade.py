@@ -59,7 +59,6 @@ def test_a_command_is_completed():
         (upgrade.time_row, {}, {}),
         (upgrade.state, {"data": "", "imported": "x"}, {}),
         (upgrade.evaluation, {}, {"part": None, "best_of": None}),
-        (upgrade.attention, {"step": 2}, {}),
     ],
 )
 def test_what_is_missing_is_added_and_what_is_there_stays(function, old, added):

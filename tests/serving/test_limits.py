@@ -14,8 +14,9 @@ from tests.helpers.families import Finished
 from tests.helpers.serving import Running, heard, received, running, wait_for
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError
 from unpad.inference import engine
-from unpad.inference.engine import Engine
+from unpad.inference.engine import Collected, Engine, Request
 from unpad.serving.limits import Limits, check_headers, check_origins, check_reach, read_tokens
+from unpad.serving.metrics import Metrics
 from unpad.serving.protocol import RequestError
 
 TOKEN = "secret-1"
@@ -498,11 +499,15 @@ def test_metrics_count_requests_tokens_and_rows(chats):
     answer = chats.chat(max_tokens=2).json()
     wait_for(lambda: chats.metric(name) == before + 1)  # counted once it was sent
     assert chats.metric("unpad_tokens_made_total") - made == 2 * answer["usage"]["completion_tokens"]
-    assert chats.metric("unpad_padding_tokens_total") == 0
     assert chats.metric("unpad_first_token_seconds_count") > 1
     assert chats.metric("unpad_token_seconds_count") > 1
-    for name in ("unpad_rows_live", "unpad_rows_waiting", "unpad_kept_bytes", "unpad_tokens_reused_total"):
-        chats.metric(name)
+    assert chats.metric("unpad_rows_live ") == 0
+    engine = chats.service._worker._make()
+    engine.submit(Request(list(range(4, 36)), chats.service.served.settings, [], n=3), Collected())
+    found = [Metrics.of(engine)]
+    engine.turn()
+    found.append(Metrics.of(engine))
+    assert [(one["waiting"], one["live"], one["kept_bytes"]) for one in found] == [(1, 0, 0), (0, 3, 0)]
 
 
 def test_the_page_is_served_with_a_policy_unless_it_is_not_wanted(chats):

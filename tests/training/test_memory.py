@@ -25,7 +25,7 @@ from unpad.processes.sums import ExactSum
 from unpad.recipes.training import LoraSettings
 from unpad.training.memory import Room
 from unpad.training.parallel.share import Share, whole_share
-from unpad.training.passes import VisualTokens
+from unpad.training.passes import visual_figures
 from unpad.training.step import accumulate
 
 DROPS: dict[str, Any] = {"dropout": 0.2, "attention_dropout": 0.3}
@@ -89,12 +89,12 @@ def gradients(
     weights = {name: 1.0 for name in model.weights}
     torch.manual_seed(5)
     model.begin_step(0, 10, weights)
-    visual, share = VisualTokens(), share_of(model, micros, room, exact=exact)
+    visual, share = dict[str, Tensor](), share_of(model, micros, room, exact=exact)
     with memory or Memory():
         sums, counts = accumulate(model, micros, weights, "fp32", 1.0, visual, share)
     found = {f"sum {name}": total for name, total in sums.items()}
     found |= {f"count {name}": torch.tensor(float(count)) for name, count in counts.items()}
-    found |= {f"visual {name}": torch.tensor(value) for name, value in visual.values().items()}
+    found |= {f"visual {name}": torch.tensor(value) for name, value in visual_figures(visual).items()}
     return found | {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 

@@ -290,7 +290,7 @@ def test_a_run_that_ended_after_its_last_checkpoint_gets_what_is_made_at_the_end
     assert steps == [4] * 3 + [8] * 3
     made = (tmp_path / "run/samples.jsonl").stat().st_ino
     for _ in range(2):
-        for name in ("samples.jsonl", "attention.json", "metrics.csv"):
+        for name in ("samples.jsonl", "metrics.csv"):
             assert (tmp_path / "run" / name).read_bytes() == (tmp_path / "calm" / name).read_bytes()
         assert "<h2>Replies</h2>" in (tmp_path / "run/report.html").read_text()
         run(recipe, tmp_path / "run", resume=True)

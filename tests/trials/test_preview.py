@@ -13,6 +13,7 @@ import unpad.trials.preview as module
 from tests.helpers.toy import write_toy
 from unpad.batching.plan import Plan
 from unpad.errors import OutOfMemoryError, RecipeError
+from unpad.machine import Load, cores
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import strategy_names
 from unpad.training import auto_size
@@ -20,7 +21,7 @@ from unpad.training.auto_size import StageMemory
 from unpad.training.rehearsal import StepCost
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import StageSetup, epoch_plan, num_epochs, run_length, stage_epochs
-from unpad.trials.preview import Preview, planned, preview
+from unpad.trials.preview import Preview, measured_lines, planned, preview
 
 pytestmark = pytest.mark.slow
 
@@ -199,3 +200,9 @@ def test_a_strategy_that_does_not_fit_is_said_and_only_that_of_the_recipe_is_an_
     padded.append("pack")
     with pytest.raises(OutOfMemoryError):
         preview(recipe, ROWS)
+
+
+def test_times_that_were_measured_beside_other_programs_say_so() -> None:
+    idle, busy = Load(own=cores(), others=0.4 * cores()), Load(own=0.0, others=0.6 * cores())
+    assert measured_lines(idle) == measured_lines(None)
+    assert f"while other programs kept {busy.others:.1f} of {cores()} cores busy" in " ".join(measured_lines(busy))

@@ -6,8 +6,9 @@ batch is built, so a label never crosses a boundary. Fields and their kinds: `fi
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeVar
 
@@ -16,28 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.batching.fields import (
-    KIND,
-    SEQUENCE,
-    TOKEN,
-    BatchPart,
-    Choices,
-    FieldHolder,
-    Firsts,
-    Kind,
-    Parts,
-    Rectangle,
-    Selection,
-    join,
-    move,
-    pad,
-    per_sequence,
-    per_token,
-    runs,
-    sequence_of,
-    take,
-    token_places,
-)
+from unpad.batching import fields
+from unpad.batching.fields import KIND, SEQUENCE, TOKEN, BatchPart, Choices, FieldHolder, Kind
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.terminal.table import number_of
 
@@ -57,9 +38,9 @@ class _Batch(Kind["RaggedBatch"]):
         return value.to(device)
 
     def take(self, value: RaggedBatch, choices: Choices) -> RaggedBatch:
-        return take(value, {SEQUENCE: choices[self.level]}) if self.level in choices else value
+        return fields.take(value, {SEQUENCE: choices[self.level]}) if self.level in choices else value
 
-    def join(self, values: Sequence[RaggedBatch], firsts: Firsts) -> RaggedBatch:
+    def join(self, values: Sequence[RaggedBatch], firsts: fields.Firsts) -> RaggedBatch:
         return concatenate(values)
 
 
@@ -87,21 +68,21 @@ class RaggedBatch(FieldHolder):
         parts: fields that only one family of models reads.
     """
 
-    layout: Layout | PaddedLayout = field(metadata=runs(SEQUENCE, TOKEN))
-    position_ids: Tensor = field(metadata=per_token(pad=0))
-    input_ids: Tensor | None = field(metadata=per_token())
-    labels: Tensor = field(metadata=per_token(pad=0))
-    loss_mask: Tensor = field(metadata=per_token(pad=False))
-    target_index: Tensor = field(metadata=token_places())
-    inputs_embeds: Tensor | None = field(default=None, metadata=per_token())
-    seq_ids: Tensor | None = field(default=None, metadata=per_sequence())
-    seq_labels: Tensor | None = field(default=None, metadata=per_sequence())
-    grid: Tensor | None = field(default=None, metadata=per_sequence())
-    image_sizes: Tensor | None = field(default=None, metadata=per_sequence())
-    media_seqs: Tensor | None = field(default=None, metadata=sequence_of("media"))
-    media_index: Tensor | None = field(default=None, metadata=token_places())
+    layout: Layout | PaddedLayout = field(metadata=fields.runs(SEQUENCE, TOKEN))
+    position_ids: Tensor = field(metadata=fields.per_token(pad=0))
+    input_ids: Tensor | None = field(metadata=fields.per_token())
+    labels: Tensor = field(metadata=fields.per_token(pad=0))
+    loss_mask: Tensor = field(metadata=fields.per_token(pad=False))
+    target_index: Tensor = field(metadata=fields.token_places())
+    inputs_embeds: Tensor | None = field(default=None, metadata=fields.per_token())
+    seq_ids: Tensor | None = field(default=None, metadata=fields.per_sequence())
+    seq_labels: Tensor | None = field(default=None, metadata=fields.per_sequence())
+    grid: Tensor | None = field(default=None, metadata=fields.per_sequence())
+    image_sizes: Tensor | None = field(default=None, metadata=fields.per_sequence())
+    media_seqs: Tensor | None = field(default=None, metadata=fields.sequence_of("media"))
+    media_index: Tensor | None = field(default=None, metadata=fields.token_places())
     media: RaggedBatch | None = field(default=None, metadata={KIND: _Batch("media")})
-    parts: tuple[BatchPart, ...] = field(default=(), metadata={KIND: Parts()})
+    parts: tuple[BatchPart, ...] = field(default=(), metadata={KIND: fields.Parts()})
 
     @property
     def total_tokens(self) -> int:
@@ -146,7 +127,7 @@ class RaggedBatch(FieldHolder):
         return replace(self, parts=(*(other for other in self.parts if type(other) is not type(part)), part))
 
     def to(self, device: torch.device) -> RaggedBatch:
-        return self if self.position_ids.device == device else move(self, device)
+        return self if self.position_ids.device == device else fields.move(self, device)
 
     def numbered(self, first: int) -> RaggedBatch:
         """Return the same batch with sequences, and their images, that random draws know by their numbers from `first`
@@ -162,7 +143,7 @@ class RaggedBatch(FieldHolder):
     def select(self, seqs: Sequence[int]) -> RaggedBatch:
         """Return a batch of only these sequences, in this order; any split of a batch gives the same gradients."""
         index = torch.tensor(seqs, dtype=torch.int64, device=self.position_ids.device)
-        return take(self, {SEQUENCE: Selection(index, self.num_seqs)})
+        return fields.take(self, {SEQUENCE: fields.Selection(index, self.num_seqs)})
 
     def pad(self, side: Side = "right", pad_to: int = 0, pad_id: int = 0) -> RaggedBatch:
         """Return the same sequences as a flattened (batch, seq) rectangle; padding has no label and no effect.
@@ -173,8 +154,8 @@ class RaggedBatch(FieldHolder):
         """
         assert isinstance(self.layout, Layout), "this batch is a rectangle already"
         mask = _real_cells(self.layout, side, pad_to)
-        rectangle = Rectangle(mask.flatten().nonzero().flatten(), mask.numel(), pad_id)
-        return replace(pad(self, rectangle), layout=PaddedLayout(mask, keys=self.layout.keys))
+        rectangle = fields.Rectangle(mask.flatten().nonzero().flatten(), mask.numel(), pad_id)
+        return replace(fields.pad(self, rectangle), layout=PaddedLayout(mask, keys=self.layout.keys))
 
     def flat(self) -> RaggedBatch:
         """Return the sequences of a rectangle as a flat run, which undoes `pad`; a flat run as it is."""
@@ -191,7 +172,7 @@ class RaggedBatch(FieldHolder):
         return self._with_tokens(kept, self.layout.keep(kept))
 
     def _with_tokens(self, kept: Tensor, layout: Layout) -> RaggedBatch:
-        return replace(take(self, {TOKEN: Selection(kept.nonzero().flatten(), len(kept))}), layout=layout)
+        return replace(fields.take(self, {TOKEN: fields.Selection(kept.nonzero().flatten(), len(kept))}), layout=layout)
 
 
 def make_batch(
@@ -287,7 +268,7 @@ def concatenate(batches: Sequence[RaggedBatch]) -> RaggedBatch:
         return from_prompts([])
     first_token = list(accumulate((batch.total_tokens for batch in batches), initial=0))[:-1]
     first_sequence = list(accumulate((batch.num_seqs for batch in batches), initial=0))[:-1]
-    return join(batches, {TOKEN: first_token, SEQUENCE: first_sequence})
+    return fields.join(batches, {TOKEN: first_token, SEQUENCE: first_sequence})
 
 
 def to_padded(
@@ -377,7 +358,7 @@ def describe_batch(batch: RaggedBatch) -> list[str]:
 def _tensors(holder: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
     """Tensors of a batch and of its parts, by dotted name."""
     found: list[tuple[str, Tensor]] = []
-    for kept in fields(holder):
+    for kept in dataclasses.fields(holder):
         value = vars(holder)[kept.name]
         parts = value if isinstance(value, tuple) else (value,)
         for part in parts:

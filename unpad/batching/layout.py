@@ -204,8 +204,8 @@ class Layout(Keyed):
     def with_keys(self, keys: Tensor | None) -> Layout:
         """The same boundaries with other keys."""
         keyed = replace(self, keys=keys)
-        if "_grouped" in vars(self):
-            vars(keyed)["_grouped"] = self._grouped
+        if "grouped" in vars(self):
+            vars(keyed)["grouped"] = self.grouped
         return keyed
 
     def select(self, seqs: Sequence[int] | Tensor) -> tuple[Layout, Tensor]:
@@ -232,37 +232,18 @@ class Layout(Keyed):
         return self.restrict(kept.nonzero().flatten())
 
     @cached_property
-    def _grouped(self) -> GroupedRun:
-        """Computed on first use, since a kernel for ragged runs needs none of it."""
+    def grouped(self) -> GroupedRun:
+        """The run in length groups; computed on first use, since a kernel for ragged runs needs none of it."""
         lengths = np.diff(self.cu_seqlens.cpu().numpy()).astype(np.int64)
         with torch.inference_mode(False):  # first use may be in inference, later use in training
             return _group_run(lengths).to(self.cu_seqlens.device)
-
-    def prepare_groups(self) -> None:
-        """Compute the length groups now, so that no step has to."""
-        _ = self._grouped
-
-    @property
-    def groups(self) -> tuple[LengthGroup, ...]:
-        """The length groups, longest sequences first."""
-        return self._grouped.groups
-
-    @property
-    def by_length(self) -> Tensor | None:
-        """(total_tokens,) int64, the run's tokens with the longest sequence first; None when already so."""
-        return self._grouped.by_length
-
-    @property
-    def undo(self) -> Tensor | None:
-        """(total_tokens,) int64, the inverse of `by_length`."""
-        return self._grouped.undo
 
     def to(self, device: torch.device) -> Layout:
         if self.cu_seqlens.device == device:
             return self
         moved = replace(self, **_moved(self, device))
-        if "_grouped" in vars(self):  # moved, since computing them again would read the boundaries back
-            vars(moved)["_grouped"] = self._grouped.to(device)
+        if "grouped" in vars(self):  # moved, since computing them again would read the boundaries back
+            vars(moved)["grouped"] = self.grouped.to(device)
         return moved
 
 

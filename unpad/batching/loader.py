@@ -77,7 +77,7 @@ def load_steps(
         micros = [load_one(planned[i]) for i in (range(len(planned)) if own is None else own(planned))]
         for batch in micros:
             if group_lengths and isinstance(batch.layout, Layout):
-                batch.layout.prepare_groups()
+                _ = batch.layout.grouped
         return [batch.to(device) for batch in micros]
 
     # A thread, not a process: most of a load is numpy copying out of mapped files, and a batch then needs no copy.

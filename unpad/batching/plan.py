@@ -203,20 +203,16 @@ def _without_short_last_step(
     grouping: Grouping, lengths: np.ndarray, settings: PlanSettings
 ) -> tuple[Grouping, np.ndarray]:
     """Drop the last step if it has room left; also return its pieces, (num_pieces,) bool."""
-    order, micro_offsets, step_offsets, pad_to, fill_to = grouping
-    is_dropped = np.zeros(len(lengths), bool)
-    if len(step_offsets) > 1:
-        micros = step_offsets[-2]
-        last = order[micro_offsets[micros] :]
+    is_dropped, steps = np.zeros(len(lengths), bool), grouping.step_offsets
+    if len(steps) > 1:
+        before, last = split_steps(grouping, len(steps) - 2)
         if settings.batches_per_step is not None:
-            is_short = step_offsets[-1] - micros < settings.batches_per_step
+            is_short = steps[-1] - steps[-2] < settings.batches_per_step
         else:  # steps of whole sequences rarely have the exact size: one is full when the shortest piece would not fit
             tokens = lengths[last].sum()
             is_short = tokens < settings.tokens_per_step and tokens + lengths.min() <= settings.tokens_per_step
         if is_short:
-            is_dropped[last] = True
-            order, micro_offsets = order[: micro_offsets[micros]], micro_offsets[: micros + 1]
-            grouping = Grouping(order, micro_offsets, step_offsets[:-1], pad_to[:micros], fill_to[:micros])
+            is_dropped[last], grouping = True, before
     return grouping, is_dropped
 
 

@@ -20,7 +20,7 @@ from unpad.data.sources import files as source_files
 from unpad.data.sources.documents import describe_book, single_document
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.faults import there_is
-from unpad.data.sources.fields import REPLIES, REQUESTS, Advise, advice, is_picture
+from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS, Advise, advice, is_picture
 from unpad.data.sources.files import FORMATS, SourceFile, expand, files_below, skipped_files
 from unpad.data.sources.json_rows import count_blank_lines
 from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading, refuse_given
@@ -269,7 +269,7 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
         there, fix = header.what.partition("; ")[2], header.fix
     else:
         there, fix = there_is({name: cell for value in values for name, cell in value.items()}), advise(values)
-    if any(not set(REQUESTS).isdisjoint(value) for value in values):
+    if "python -c" not in fix and any(not set(REQUESTS).isdisjoint(value) for value in values):
         fix = f"write the reply that is wanted beside each request, as {' or '.join(REPLIES)}"
     return SourceError(f"E_KIND the rows or columns match no kind of data; {there}", where=str(file.path), fix=fix)
 
@@ -392,7 +392,7 @@ def _kind_of_row(value: Any) -> str:
     if not isinstance(value, dict):
         return "chat" if chat.looks_like_chat(value) else "text"
     if "image" in value:
-        return "images" if "label" in value else "vqa"
+        return "images" if "label" in value else "vqa" if {"question", "caption", *MESSAGES} & {*value} else ""
     if pairs.looks_like_pair(value):
         return "pairs"
     return "chat" if chat.looks_like_chat(value) else "text" if "text" in value else ""

@@ -14,17 +14,15 @@ from unpad.data.pixels.formats import ImageError
 from unpad.data.rows import read_classes
 from unpad.data.sources.images import read_bytes
 from unpad.data.sources.split import Split
-from unpad.evaluation.attention_maps import maps_of_image
 from unpad.evaluation.binary import NUM_BINS, beside_perfect, binned_error
 from unpad.evaluation.classes import ClassPredictions, predict, rows
 from unpad.evaluation.classes import held_out as held_out
-from unpad.evaluation.family import HeldOutInputs, Numbers, TrainedModel, evenly
+from unpad.evaluation.family import HeldOutInputs, Numbers, evenly
 from unpad.evaluation.metrics import Metric, NewFacts, exact_share, mean_of, measured, ratio
 from unpad.evaluation.rows import Evaluation, ExampleRows
 from unpad.evaluation.simple import MOST_PIXELS, MOST_ROWS, Guesses, Looks, classify, of_rows, sampled, thumbnails
 from unpad.inference.images import ReadImage, classify_images, read_image
 from unpad.inference.loaded import LoadedRun
-from unpad.run.report.attention import has_attention, keep_attention
 
 
 def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Evaluation:
@@ -54,12 +52,6 @@ def evaluate(run: LoadedRun, over: Measuring[ImageData], num_shown: int) -> Eval
 def check_new(data: ImageData, path: Path) -> NewFacts:
     """Report images of a mode or size that training did not have; unknown classes are in `data.lines()`."""
     return data.album.unlike_training()
-
-
-def keepsakes(ended: TrainedModel[ImageData]) -> None:
-    """Keep attention maps of one held-out image."""
-    if ended.wants(has_attention) and (maps := maps_of_image(ended.model, ended.data)) is not None:
-        keep_attention(ended.folder, ended.step, maps)
 
 
 def simple(training: ImageData, over: Measuring[ImageData], rows: ExampleRows) -> list[Guesses]:

@@ -20,7 +20,6 @@ from unpad.data.tokens.tokenizer import load_tokenizer
 from unpad.errors import SourceError
 from unpad.evaluation import preferences
 from unpad.evaluation import rows as example_rows
-from unpad.evaluation.attention_maps import maps_of_text
 from unpad.evaluation.family import Prompt, TrainedModel, evenly, token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, mean_of, perplexity, ratio_of, refused
 from unpad.evaluation.rows import KIND, PART, WHERE, Columns, Evaluation, ExampleRows, Measures, Ratio, named, objects
@@ -29,7 +28,6 @@ from unpad.inference.generate import complete
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import Generates
 from unpad.recipes.recipe import Recipe
-from unpad.run.report.attention import has_attention, keep_attention
 from unpad.run.report.samples import has_samples, keep_samples
 from unpad.terminal.progress import progress
 from unpad.terminal.table import number_of
@@ -317,12 +315,9 @@ def check_new(data: TextData, path: Path) -> NewFacts:
 
 
 def keepsakes(ended: TrainedModel[TextData]) -> None:
-    """Keep replies to held-out prompts, and attention maps of one held-out text."""
-    model, data = ended.model, ended.data
-    if isinstance(model, Generates) and ended.wants(has_samples):
-        keep_samples(ended.folder, ended.step, sample_replies(model, data, ended.recipe, ended.kinds))
-    if ended.wants(has_attention) and (maps := maps_of_text(model, data)) is not None:
-        keep_attention(ended.folder, ended.step, maps)
+    """Keep replies to held-out prompts."""
+    if isinstance(ended.model, Generates) and ended.wants(has_samples):
+        keep_samples(ended.folder, ended.step, sample_replies(ended.model, ended.data, ended.recipe, ended.kinds))
 
 
 def heldout_openings(run: LoadedRun, num: int) -> list[str]:

@@ -86,7 +86,7 @@ class Rectangles:
         if layout is None:
             return self.inner(*args, **kwargs)
         parts, rest = [], None
-        for group in layout.groups:
+        for group in layout.grouped.groups:
             cells = _Cells(_cells(layout, group), *self.boundaries.shape)
             out = self.inner(*map(cells.take, args), **{name: cells.take(value) for name, value in kwargs.items()})
             if isinstance(out, tuple | list):  # weights and caches of rectangles are of no use
@@ -94,7 +94,7 @@ class Rectangles:
             rows = out.flatten(0, 1)
             parts.append(rows if group.real is None else rows.index_select(0, group.real))
         flat = torch.cat(parts)
-        flat = flat if layout.undo is None else flat.index_select(0, layout.undo)
+        flat = flat if layout.grouped.undo is None else flat.index_select(0, layout.grouped.undo)
         whole = flat.unflatten(0, self.boundaries.shape)
         return whole if rest is None else type(rest)((whole, *rest))
 
@@ -104,8 +104,8 @@ def _cells(layout: Layout, group: LengthGroup) -> Tensor:
     cells = group.cells
     if cells is None:
         cells = torch.arange(group.start, group.stop, device=layout.cu_seqlens.device)
-    if layout.by_length is not None:
-        cells = layout.by_length.index_select(0, cells)
+    if layout.grouped.by_length is not None:
+        cells = layout.grouped.by_length.index_select(0, cells)
     rectangle: Tensor = cells.unflatten(0, (group.num_seqs, group.longest))
     return rectangle
 

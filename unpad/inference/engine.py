@@ -424,6 +424,20 @@ class Engine:
         self.tokens_read = self.tokens_reused = self.tokens_made = 0
         self.on_fault: Callable[[Sequence[Ticket], Exception], None] | None = None
 
+    @property
+    def live(self) -> int:
+        """Answers that are being made."""
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        """Requests whose prompts nothing was read of."""
+        return sum(map(len, self._waiting))
+
+    @property
+    def kept_bytes(self) -> int:
+        return 0 if self._beginnings is None else self._beginnings.num_bytes
+
     # ------------------------------------------------------------------ requests
 
     def submit(self, request: Request, listener: Listener) -> Ticket:

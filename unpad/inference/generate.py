@@ -67,7 +67,18 @@ class Continuing:
         return Request(prompt, settings, self.stops, self.banned, self.spelling)
 
     def all(self, prompts: Prompts, seeds: Sequence[int] | None = None) -> list[tuple[list[int], Finished]]:
-        """The tokens of every continuation, and why it ended; arguments and errors as of `generate`."""
+        """The tokens of every continuation, up to a stop, max_new_tokens or the end of the context, and why it ended.
+
+        Args:
+            prompts: none empty.
+            seeds: seed of each prompt's draws; by default settings.seed for all, so that the result of a prompt does
+                not depend on the others.
+
+        Raises:
+            RecipeError: a prompt is empty, longer than the model's context or outside its vocabulary; beams with a
+                temperature; a model that is not causal.
+            NonFiniteError: the model's scores are NaN or infinite.
+        """
         texts = token_lists(prompts)
         engines.check(self.model, texts, self.settings)
         seeds = [self.settings.seed] * len(texts) if seeds is None else seeds
@@ -124,37 +135,9 @@ def complete(
     precision: Precision = "fp32",
     seeds: Sequence[int] | None = None,
 ) -> list[Completion]:
-    """Continue every prompt. Raises as `generate` does."""
+    """Continue every prompt. Raises as `Continuing.all` does."""
     made = Continuing.of(model, tokenizer, settings, precision).all(prompts, seeds)
     return [Completion(ids, tokenizer.decode(ids), finished) for ids, finished in made]
-
-
-def generate(
-    model: Generates,
-    prompts: Prompts,
-    settings: GenerateSettings,
-    *,
-    eos_id: int | Sequence[int],
-    banned: Sequence[int] = (),
-    precision: Precision = "fp32",
-    seeds: Sequence[int] | None = None,
-) -> list[list[int]]:
-    """Continue every prompt until EOS or another stop, max_new_tokens or the end of the model's context.
-
-    Args:
-        prompts: token ids, none empty.
-        eos_id: the token that ends a sequence, or several; not part of the result.
-        banned: ids that are never generated.
-        seeds: seed of each prompt's draws; by default settings.seed for all, so that the result of a prompt does not
-            depend on the others.
-
-    Raises:
-        RecipeError: a prompt is empty, longer than the model's context or outside its vocabulary; beams with a
-            temperature; a model that is not causal.
-        NonFiniteError: the model's scores are NaN or infinite.
-    """
-    stops = [eos_id] if isinstance(eos_id, int) else eos_id
-    return [ids for ids, _ in Continuing(model, settings, stops, banned, precision).all(prompts, seeds)]
 
 
 def stream(
@@ -166,7 +149,8 @@ def stream(
     seed: int | None = None,
     engine: Engine | None = None,
 ) -> Generator[str, None, None]:
-    """Yield the continuation of one prompt as it is generated, never splitting a character. Raises as `generate` does.
+    """Yield the continuation of one prompt as it is generated, never splitting a character. Raises as
+    `Continuing.all` does.
 
     Args:
         seed: of the draws; default settings.seed.

@@ -2,15 +2,13 @@
 
 Supported is `LlavaForConditionalGeneration` with a CLIP vision tower and a Llama, as in LLaVA 1.5 (Liu et al. 2023,
 arXiv 2310.03744). Versions of transformers name tensors differently: all with or without the prefix `model.`, the head
-inside or outside the language model, the tower with or without `vision_model`. `load_llava` reads all of them;
-`save_llava` writes the names of versions up to 4.51, which later versions convert. The language model is a family of
-decoders, as in a folder of its own (`decoders.py`); here are the tower and the projector.
+inside or outside the language model, the tower with or without `vision_model`. All of them are read; written are the
+names of versions up to 4.51, which later versions convert. The language model is a family of decoders, as in a folder
+of its own (`decoders.py`); here are the tower and the projector.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -103,40 +101,6 @@ LANGUAGE = replace(
     prefix="language_model.",
     top={"embed": "language_model.embed_tokens", "norm": "language_model.norm", "head": "lm_head"},
 )  # fmt: skip
-
-
-def load_llava(folder: str | Path) -> tuple[VisionLanguage, hf_folder.Fields]:
-    """Load a model from a folder, saved in any precision.
-
-    Returns:
-        The model, in fp32 and in evaluation mode; and the contents of the folder's JSON files by file name: config.json
-        and the files of the tokenizer and the image processor.
-
-    Raises:
-        CheckpointError: a file is missing or damaged, a field of config.json is not covered, or a tensor is missing,
-            unknown or of another shape; names the file and the field or tensor.
-    """
-    files = hf_folder.read_json_files(Path(folder))
-    model = hf_folder.load_model(Path(folder), Llava(), files[hf_folder.CONFIG])
-    assert isinstance(model, VisionLanguage), "as its config says"
-    return model, files
-
-
-def save_llava(model: VisionLanguage, folder: str | Path, files: Mapping[str, Any] | None = None) -> None:
-    """Save a model so that transformers loads it with the same logits.
-
-    CLIP's last norm does not exist here and is written as the identity.
-
-    Args:
-        folder: created; an existing one must be empty.
-        files: the JSON files that `load_llava` returned, to be written again: those of tokenizer and image processor,
-            and the fields of config.json that do not describe the model.
-
-    Raises:
-        CheckpointError: the model has a part that such a checkpoint cannot describe; names the field.
-        DiskError: the folder cannot be written, or holds other contents.
-    """
-    hf_folder.save_model(model, Path(folder), Llava(), files)
 
 
 @dataclass(frozen=True)

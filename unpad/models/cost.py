@@ -20,7 +20,7 @@ def cells_per_token(model: Model) -> float:
     """Number of pairs of positions that cost as much attention as the rest of one token; infinite without attention.
 
     Counted in multiplications of training: 6 per weight of a matrix product and token, 12 per channel of the query
-    heads and pair, half of them in causal attention (as in `training_operations`). A pair is one of the length**2 of a
+    heads and pair, half of them in causal attention (as in `reading_operations`). A pair is one of the length**2 of a
     sequence. Every token is taken to pass every matrix, the head over the vocabulary and a vision tower included, and
     attention within a window that is shorter than the longest sequence is counted at the whole window, so that its cost
     is the token's. Attention through inducing points, pooling and pruning grow with the tokens and are left out.
@@ -53,7 +53,6 @@ class LayerSizes:
         causal: a token attends to no later token.
         head_weights: weights of the product that computes the outputs at target positions.
         input_weights: weights of a product before the blocks, 0 for an embedding: a lookup multiplies nothing.
-        windows: tokens seen by each token, one entry per block with windowed attention.
         ending_weights: the last block's weights that only outputs need: in a causal model those after its attention,
             because no token reads another token's output of the last block. 0 if outputs need all tokens.
     """
@@ -65,17 +64,6 @@ class LayerSizes:
     head_weights: int
     input_weights: int = 0
     ending_weights: int = 0
-    windows: tuple[int, ...] = ()
-
-    def pairs(self, lengths: Sequence[int]) -> int:
-        """Pairs of tokens that attend, of all blocks; in causal models both orders of a pair are counted."""
-        whole = (self.blocks - len(self.windows)) * sum(length * length for length in lengths)
-        return whole + sum(_pairs_within(length, window) for window in self.windows for length in lengths)
-
-
-def _pairs_within(length: int, window: int) -> int:
-    near = min(length, window)
-    return near * (2 * length - near)
 
 
 def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> LayerSizes:
@@ -96,31 +84,16 @@ def sizes_of(config: BlockConfig, outputs: int, input_width: int = 0) -> LayerSi
         head_weights=width * outputs,
         input_weights=input_width * width,
         ending_weights=ending if config.causal and config.blocks else 0,
-        windows=tuple(one.window for one in map(config.attention_of, range(config.blocks)) if one.window is not None),
     )
-
-
-def training_operations(sizes: LayerSizes, lengths: Sequence[int], num_targets: int) -> int:
-    """Operations of forward and backward over sequences of these lengths; a multiply-add counts as two.
-
-    A weight takes 2 per token forward and 4 backward (the gradients of input and weight). For an input product the
-    gradient of the input is counted too although unused, by the usual rule of 6.
-    Attention takes 4 per pair of tokens and channel forward (scores, and values by weights) and twice that backward;
-    causal attention half of both. `ending_weights` count at target positions only.
-
-    Args:
-        lengths: real tokens per sequence.
-        num_targets: positions where the head computes.
-    """
-    tokens = sum(lengths)
-    products = 6 * (sizes.block_weights * sizes.blocks + sizes.input_weights) * tokens
-    products -= 6 * sizes.ending_weights * (tokens - num_targets)
-    attention = 12 * sizes.attention_width * sizes.pairs(lengths)
-    return products + (attention // 2 if sizes.causal else attention) + 6 * sizes.head_weights * num_targets
 
 
 def reading_operations(sizes: LayerSizes, lengths: Sequence[Sequence[int]], num_outputs: int) -> int:
     """Operations of one forward pass in which blocks may read different numbers of tokens, as after pruning.
+
+    A multiply-add counts as two: 2 per weight and token, and 4 per pair of tokens and channel of attention (scores, and
+    values by weights), half of them in causal attention. `ending_weights` count for outputs only. A step of training
+    takes three times as many: the backward pass computes the gradients of both factors of every product, also of an
+    input where it is unused, by the usual rule of 6 per weight and token.
 
     Args:
         lengths: for every block, the tokens of every sequence that enter it.

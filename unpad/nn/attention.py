@@ -146,15 +146,15 @@ def _share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout, kernels: tuple[Kernel, ...], how: Attend) -> Tensor:
-    if not layout.groups:
+    if not layout.grouped.groups:
         return q
     k, v = _share_heads(q, k, v)
-    if (by_length := layout.by_length) is not None:
+    if (by_length := layout.grouped.by_length) is not None:
         q, k, v = (x.index_select(0, by_length) for x in (q, k, v))
         how = how.moved(lambda x: x.index_select(0, by_length))
-    groups = zip(layout.groups, kernels, strict=True)
+    groups = zip(layout.grouped.groups, kernels, strict=True)
     out = torch.cat([_group_attention(q, k, v, group, kernel, how) for group, kernel in groups])
-    return out if layout.undo is None else out.index_select(0, layout.undo)
+    return out if layout.grouped.undo is None else out.index_select(0, layout.grouped.undo)
 
 
 def _group_attention(q: Tensor, k: Tensor, v: Tensor, group: LengthGroup, kernel: Kernel, how: Attend) -> Tensor:
@@ -216,12 +216,9 @@ def _matmul_attention(q: Tensor, k: Tensor, v: Tensor, mask: Callable[[slice], T
         rows = slice(start, min(start + at_once, longest))
         block = partial(attend_rows, rows=rows, mask=mask, how=how)
         seen = rows.stop if how.causal else longest
+        parts = q[:, :, rows], k[:, :, :seen], v[:, :, :seen]
         # The only random draw is dropout's, which its seed repeats.
-        outputs.append(
-            checkpoint(
-                block, q[:, :, rows], k[:, :, :seen], v[:, :, :seen], use_reentrant=False, preserve_rng_state=False
-            )
-        )
+        outputs.append(checkpoint(block, *parts, use_reentrant=False, preserve_rng_state=False))
     return torch.cat(outputs, 2)
 
 

@@ -142,36 +142,27 @@ def pair_sequences(queries: Layout, keys: Layout) -> PairedRuns:
     begins, lengths = bounds[:, :-1], bounds[:, 1:] - bounds[:, :-1]
     groups = tuple(
         PairGroup(*(RectangleSide(*side, device) for side in zip(begins[:, seqs], lengths[:, seqs], strict=True)))
-        for seqs in (_equal(lengths) if rows_are_independent(queries.cu_seqlens) else _alike(lengths))
+        for seqs in _alike(lengths, rows_are_independent(queries.cu_seqlens))
     )
     num_queries, num_keys = bounds[:, -1].tolist()
     return PairedRuns(groups, num_queries, num_keys, queries, keys)
 
 
-def _equal(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Sequences with equal lengths in both runs, as `_alike`: rectangles without padding, in which a sequence has the
-    bits that it has alone."""
-    live = np.flatnonzero(lengths.all(0))
-    if live.size < 2:
-        yield live
-        return
-    kinds = np.unique(lengths[:, live], axis=1, return_inverse=True)[1].reshape(-1)
-    order = np.argsort(kinds, kind="stable")
-    for seqs in np.split(live[order], np.flatnonzero(np.diff(kinds[order])) + 1):
-        at_once = max(1, MAX_CELLS // int(lengths[:, seqs[0]].prod()))
-        yield from (seqs[start : start + at_once] for start in range(0, seqs.size, at_once))
-
-
-def _alike(lengths: np.ndarray) -> Iterator[np.ndarray]:
+def _alike(lengths: np.ndarray, equal: bool) -> Iterator[np.ndarray]:
     """Sequences with similar lengths in both runs, (2, num_seqs), empty ones left out, group by group.
 
     If none remain, yield one group of no sequences, so that results still depend on their inputs in autograd.
+
+    Args:
+        equal: lengths are to be equal: a sequence has the bits that it has alone in rectangles without padding.
     """
     live = np.flatnonzero(lengths.all(0))
     if live.size < 2:
         yield live
         return
-    for step in LENGTH_STEPS:
+    if equal:
+        code = np.unique(lengths[:, live], axis=1, return_inverse=True)[1].reshape(-1)
+    for step in () if equal else LENGTH_STEPS:
         codes = np.ceil(np.log(lengths[:, live]) / math.log(step)).astype(np.int64)
         code = codes[0] * 1000 + codes[1]
         if np.unique(code).size <= MAX_GROUPS:

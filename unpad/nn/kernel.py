@@ -48,7 +48,7 @@ def choose_kernels(
         fused: False if values have another head_dim, so that only torch's matrix products compute attention.
 
     Returns:
-        One kernel for the whole run, or one for each of `layout.groups`.
+        One kernel for the whole run, or one for each of `layout.grouped.groups`.
     """
     fused = fused and not how.shaped
     weighted = how.weighted or how.shaped or _as_weighted.get()  # fused kernels support neither
@@ -67,7 +67,7 @@ def choose_kernels(
         is_masked = how.within(longest).window is not None
         return Kernel.GROUP_MATMUL if weighted or (dtype in HALF if is_short else is_masked) else Kernel.GROUP_SDPA
 
-    return tuple(of_group(group.longest) for group in layout.groups)
+    return tuple(of_group(group.longest) for group in layout.grouped.groups)
 
 
 def runs_native(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:

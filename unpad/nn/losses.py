@@ -166,7 +166,8 @@ def _at_once(
         kept = _kept_rows(row_nll, low.dtype, len(low), smoothing)
         rows = (hidden, labels, row_nll, log_z)
         x, y, nll, z = rows if kept is None else [row.index_select(0, kept) for row in rows]
-        grad_hidden, grad_weight = head_backward(x, low, y, smoothing, nll, z, wanted)
+        both = head_backward(x, low, y, smoothing, nll, z, *wanted)
+        grad_hidden, grad_weight = (grad if want else None for grad, want in zip(both, wanted, strict=True))
         if kept is not None and grad_hidden is not None:
             grad_hidden = torch.zeros_like(hidden).index_copy_(0, kept, grad_hidden)
     return row_loss.sum(), row_nll.sum(), grad_hidden, grad_weight

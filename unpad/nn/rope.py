@@ -62,9 +62,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 @lru_cache(maxsize=8)
 def sinusoidal_table(num_positions: int, dim: int) -> Tensor:
     """PE(p, 2i) = sin(p / 10000^(2i/dim)), PE(p, 2i+1) = cos of the same; (num_positions, dim) fp64."""
-    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * torch.exp(
-        torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(10000.0) / dim)
-    )
+    frequencies = torch.exp(torch.arange(0, dim, 2, dtype=torch.float64) * (-math.log(10000.0) / dim))
+    angles = torch.arange(num_positions, dtype=torch.float64)[:, None] * frequencies
     table = torch.zeros(num_positions, dim, dtype=torch.float64)
     table[:, 0::2] = angles.sin()
     table[:, 1::2] = angles.cos()[:, : dim // 2]

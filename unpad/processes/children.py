@@ -103,16 +103,14 @@ def _started(function: Callable[..., object], arguments: Sequence[object]) -> It
     here, there = CONTEXT.Pipe(duplex=False)
     world = os.getcwd(), dict(os.environ)
     child = Child(CONTEXT.Process(target=_work, args=(world, there, function, arguments)), here)
-    if sys.platform != "win32":
-        resource_tracker.ensure_running()  # it unblocks the signal when it starts
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    resource_tracker.ensure_running()  # it unblocks the signal when it starts
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with there:
             try:
                 child.process.start()
             finally:
-                if sys.platform != "win32":
-                    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
         yield child
     finally:
         if child.process.pid is not None:  # it began

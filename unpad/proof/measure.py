@@ -425,7 +425,7 @@ def _unsorted(packed: RaggedBatch, gap: str) -> Variant:
         variant = Variant(UNSORTED, [packed.select(rows)], [rows], gap=gap)
         layout = variant.micros[0].attended
         assert isinstance(layout, Layout), "certify has flat runs"
-        order, inverse = layout.by_length, layout.undo
+        order, inverse = layout.grouped.by_length, layout.grouped.undo
         if order is not None and inverse is not None and not torch.equal(order, inverse):
             break
     return variant

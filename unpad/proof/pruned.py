@@ -254,7 +254,7 @@ def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceR
             owner[patches] = image
         for image, patches in enumerate(places):
             one = sample.media.select([image])
-            features, seen = model.tower.look(one) if model.config.ranks_in_tower else (model.tower(one), None)
+            features, seen = model.tower.look(one, model.config.ranks_in_tower)
             received += [] if seen is None else [seen]
             stands = torch.arange(len(features))
             if merges:

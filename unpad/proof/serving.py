@@ -15,7 +15,8 @@ import numpy as np
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError, SourceError
 from unpad.evaluation.family import HeldOutInputs, Numbers, Prompt, measures_of
-from unpad.inference.engine import Collected, Engine, Request, banned_ids, spelling_of, token_lists, watch
+from unpad.inference.engine import Collected, Engine, Request, token_lists, watch
+from unpad.inference.generate import Continuing
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import PredictsSets
@@ -159,9 +160,8 @@ class Answering:
         precision = "fp32" if isinstance(run.model, VisionLanguage) else generation_precision(settings)
         greedy = settings.model_copy(update={"max_new_tokens": NUM_NEW, "temperature": 0.0, "beams": 1})
         drawn = greedy.model_copy(update={"temperature": 1.0, "top_p": 0.95})
-        stops, banned = sorted(run.tokenizer.stop_ids), banned_ids(model, run.tokenizer)
-        sayable = stops, banned, spelling_of(model, run.tokenizer)
-        requests = [Request(prompt, (greedy, drawn)[i % 2], *sayable) for i, prompt in enumerate(prompts)]
+        ways = [Continuing.of(model, run.tokenizer, one) for one in (greedy, drawn)]
+        requests = [ways[i % 2].request(prompt) for i, prompt in enumerate(prompts)]
         make = partial(Engine, model, precision=precision, watch=watch)
         return cls(make, requests, precision, model.config.longest)
 

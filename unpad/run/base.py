@@ -7,6 +7,7 @@ Quantized are matrices of linear layers and embeddings.
 
 import hashlib
 import json
+import os
 import stat
 from collections import Counter
 from collections.abc import Mapping
@@ -133,16 +134,10 @@ def stored_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
     return merged({**weights, **lowered}, trained, base.scaling), state
 
 
-def _is_run(place: Path) -> bool:
-    try:
-        return (place / run_folder.RECIPE).is_file()
-    except OSError:  # a name that no system can hold
-        return False
-
-
 def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
     """Weights of a base, from its recorded folder or from beside the run's `folder`, in case both were copied."""
-    places = [place for place in (Path(base.run), folder.parent / Path(base.run).name) if _is_run(place)]
+    named = Path(base.run), folder.parent / Path(base.run).name
+    places = [place for place in named if os.path.isfile(place / run_folder.RECIPE)]  # False for a name of any length
     for place in places:
         weights, _ = run_weights(place)
         if fingerprint(weights) == base.sha256:
@@ -208,9 +203,8 @@ def write_derived(
     """
     recipe, command = run_folder.run_recipe(folder), run_folder.read_command(folder)
     storage.make_folder(out, private=_is_private(folder))
-    kept = {key: value for key, value in state.values.items() if key not in (KEY, run_folder.OF_RUN)} | dict(
-        values or {}
-    )
+    others = {key: value for key, value in state.values.items() if key not in (KEY, run_folder.OF_RUN)}
+    kept = {**others, **(values or {})}
     command.pop(run_folder.RUN_ID, None)
     command |= about
     with storage.RunLock(out):
@@ -221,9 +215,8 @@ def write_derived(
             storage.write_folder(out / run_folder.KEPT, storage.read_folder(folder / run_folder.KEPT))
         checkpoint.save_named(out / run_folder.CHECKPOINTS, "best", State(state.step, model_tensors(tensors), kept))
         storage.write_atomic(out / run_folder.COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
-        storage.write_atomic(
-            out / run_folder.RECIPE, recipe.model_copy(update={"lora": None}).to_yaml()
-        )  # last: now it is a run
+        without_adapters = recipe.model_copy(update={"lora": None})
+        storage.write_atomic(out / run_folder.RECIPE, without_adapters.to_yaml())  # last: now it is a run
 
 
 def _is_private(path: Path) -> bool:

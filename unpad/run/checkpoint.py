@@ -126,15 +126,11 @@ def save_named(folder: Path, name: str, state: State) -> Path:
 
 
 def _write(target: Path, state: State) -> None:
-    files = _to_files(state)
+    files = {**tensor_files(state), STATE: state_file(state)}
     storage.make_folder(target.parent)
     storage.clean_leftovers(target.parent, alone=True)
     check_space(target, sum(map(len, files.values())))
     storage.replace_folder(target, files)
-
-
-def _to_files(state: State) -> dict[str, bytes]:
-    return {**tensor_files(state), STATE: state_file(state)}
 
 
 def tensor_files(

@@ -37,15 +37,23 @@ def find_run(run: str | Path) -> Path:
     Raises:
         RecipeError: there is none.
     """
-    named = user_path(run)
-    for folder in (named, RUNS / named):
-        if (folder / RECIPE).is_file():
-            return folder
-    for folder in (named, RUNS / named):
+    if (found := _run_of(run)) is not None:
+        return found
+    for folder in _places(run):
         holds_run(folder)
     known = [folder.name for folder in list_runs()]
     fix = nearest(str(run), known) if known else "train one first: unpad train zh_chat"
     raise RecipeError(f'there is no run "{run}"', where=f"neither {run} nor {RUNS / run} holds a {RECIPE}", fix=fix)
+
+
+def _places(run: str | Path) -> tuple[Path, Path]:
+    named = user_path(run)
+    return named, RUNS / named
+
+
+def _run_of(run: str | Path) -> Path | None:
+    """The run at a path, or of a name under runs/; None if there is none."""
+    return next((folder for folder in _places(run) if (folder / RECIPE).is_file()), None)
 
 
 def as_run(name: str) -> Path | None:
@@ -56,12 +64,8 @@ def as_run(name: str) -> Path | None:
     """
     if name in recipe_names() or name.endswith(SUFFIXES):
         return None
-    named = user_path(name)
-    for folder in (named, RUNS / named):
-        if (folder / RECIPE).is_file():
-            return folder
-    if "/" in name:
-        return None
+    if (found := _run_of(name)) is not None or "/" in name:
+        return found
     fix = nearest(name, [*recipe_names(), *(folder.name for folder in list_runs())])
     raise RecipeError(f'there is no run and no recipe "{name}"', fix=fix)
 
@@ -126,8 +130,7 @@ class Start:
         Raises:
             RecipeError: there is no such run, none is named, or two are.
         """
-        named = None if name is None or not resume else user_path(name)
-        is_run = named is not None and any((folder / RECIPE).is_file() for folder in (named, RUNS / named))
+        is_run = name is not None and resume and _run_of(name) is not None
         is_recipe = name is not None and (name in recipe_names() or name.endswith(SUFFIXES))
         if name is not None and (not resume or (is_recipe and not ("/" in name and is_run))):
             return cls(name, out or free_folder(name, resume=resume), list(overrides))

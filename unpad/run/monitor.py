@@ -265,9 +265,8 @@ class Monitor:
         numbers = f"loss {record.loss:.3f}  {measured}  lr {record.lr:.1e}  grad {record.grad_norm:.2f}"
         recent_seconds, recent_waited = (sum(column) for column in zip(*self._recent, strict=True))
         usage = f"pad {row['pad_share']:.1%}  wait {recent_waited / max(recent_seconds, 1e-9):.1%}"
-        usage += f"  mem {memory_bytes / 1e9:.2f} GB, peak {self._peak / 1e9:.2f}" + (
-            "  skipped" if record.skipped else ""
-        )
+        usage += f"  mem {memory_bytes / 1e9:.2f} GB, peak {self._peak / 1e9:.2f}"
+        usage += "  skipped" if record.skipped else ""
         if self._screen.verbose:
             cells = f"tokens {record.tokens}/{record.padded_tokens}  targets {record.targets}"
             usage += f"  micros {record.micros}  {cells}"
@@ -361,9 +360,8 @@ class Monitor:
 
     def _event(self, kind: str, fields: dict[str, Any], shown: bool) -> None:
         self._finished |= kind == "finished"
-        self._log.append(
-            {"time": datetime.now().astimezone().isoformat(timespec="milliseconds"), "kind": kind} | fields
-        )
+        time = datetime.now().astimezone().isoformat(timespec="milliseconds")
+        self._log.append({"time": time, "kind": kind} | fields)
         if shown or self._screen.verbose:
             flat = {name: value for name, value in fields.items() if not isinstance(value, dict | list)}
             details = fields.get("message") or "  ".join(f"{name} {value}" for name, value in flat.items())

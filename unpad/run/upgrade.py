@@ -183,8 +183,3 @@ def metrics(values: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
 def evaluation(values: dict[str, Any]) -> dict[str, Any]:
     """`evaluation.json`, without the part of the data that it is of."""
     return {"part": None, "best_of": None, **values}
-
-
-def attention(values: dict[str, Any]) -> dict[str, Any]:
-    """`attention.json` with the step of its weights; None where an earlier version did not write it."""
-    return {"step": None, **values}

@@ -22,11 +22,9 @@ OF_ENGINE = (
     ("tokens_read", "tokens_read", CounterMetricFamily, "Tokens of prompts that were read."),
     ("tokens_reused", "tokens_reused", CounterMetricFamily, "Tokens of prompts kept from earlier requests."),
     ("tokens_made", "tokens_made", CounterMetricFamily, "Tokens of answers."),
-    ("padding_tokens", "padding_tokens", CounterMetricFamily, "Tokens computed as padding."),
     ("live", "rows_live", GaugeMetricFamily, "Answers that decode."),
     ("waiting", "rows_waiting", GaugeMetricFamily, "Requests whose prompt is not read yet."),
-    ("num_bytes", "bytes", GaugeMetricFamily, "Bytes of keys and values."),
-    ("kept_bytes", "kept_bytes", GaugeMetricFamily, "Bytes of those of beginnings that are kept."),
+    ("kept_bytes", "kept_bytes", GaugeMetricFamily, "Bytes of keys and values of beginnings that are kept."),
 )
 
 
@@ -54,7 +52,7 @@ class Metrics(Collector):
     @staticmethod
     def of(engine: Engine) -> dict[str, int]:
         """Numbers of an engine at this moment; for its own thread."""
-        return {attribute: getattr(engine, attribute, 0) for attribute, *_ in OF_ENGINE}
+        return {attribute: getattr(engine, attribute) for attribute, *_ in OF_ENGINE}
 
     def collect(self) -> Iterator[Metric]:
         for attribute, name, kind, what in OF_ENGINE:

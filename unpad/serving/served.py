@@ -4,7 +4,7 @@ Prompts are those of `unpad generate` and `unpad chat`, so answers are theirs wi
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
 from importlib.metadata import version
@@ -23,7 +23,8 @@ from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.inference.chat import fit, room_for_reply, speaker_stops
 from unpad.inference.embed import predicts
-from unpad.inference.engine import Engine, Request, banned_ids, spelling_of, watch
+from unpad.inference.engine import Engine, watch
+from unpad.inference.generate import Continuing
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision, load
 from unpad.inference.prompts import (
@@ -138,16 +139,9 @@ class Served:
         return self.run.generator.config.longest if self.kind in TEXTS else 0
 
     @cached_property
-    def stop_ids(self) -> list[int]:
-        return sorted(self.run.tokenizer.stop_ids)
-
-    @cached_property
-    def banned(self) -> list[int]:
-        return banned_ids(self.run.generator, self.run.tokenizer)
-
-    @cached_property
-    def spelling(self) -> torch.Tensor | None:
-        return spelling_of(self.run.generator, self.run.tokenizer)
+    def continuing(self) -> Continuing:
+        """The way in which prompts are continued, with the settings of asks that give none."""
+        return Continuing.of(self.run.generator, self.run.tokenizer, self.settings)
 
     @cached_property
     def reads_system(self) -> bool:
@@ -428,10 +422,11 @@ def prove(served: Served, make: Callable[..., Engine]) -> str:
     """
     began = perf_counter()
     draw = np.random.default_rng(PROOF_SEED)
-    usable = np.setdiff1d(np.arange(served.run.tokenizer.vocab_size), [*served.banned, *served.stop_ids])
-    prompts = [draw.choice(usable, min(length, served.context)).tolist() for length in PROOF_LENGTHS]
     settings = served.settings.model_copy(update={"temperature": 1.0, "max_new_tokens": PROOF_NEW, "seed": PROOF_SEED})
-    requests = [Request(ids, settings, served.stop_ids, served.banned) for ids in prompts]
+    way = replace(served.continuing, settings=settings)
+    usable = np.setdiff1d(np.arange(served.run.tokenizer.vocab_size), [*way.banned, *way.stops])
+    prompts = [draw.choice(usable, min(length, served.context)).tolist() for length in PROOF_LENGTHS]
+    requests = [way.request(ids) for ids in prompts]
     together = hear(make(watch=watch), requests)
     alone = [hear(make(watch=watch), [request])[0] for request in requests]
     if not line_of("together = alone", "", together, alone).passed:

@@ -6,11 +6,12 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError, UnpadError
-from unpad.inference.engine import Engine, Reason, Request
+from unpad.inference.engine import Engine, Reason
 from unpad.serving import protocol
 from unpad.serving.limits import MIB, Limits
 from unpad.serving.metrics import Metrics, log_fault
@@ -193,12 +194,9 @@ class OpenRequest:
         service.begin(len(self._made))
         self._handles = []
         for number, prompted in enumerate(prompts):
-            request = Request(
-                prompt=prompted.prompt,
+            request = replace(
+                served.continuing.request(prompted.prompt),
                 settings=prompted.settings,
-                stop_ids=served.stop_ids,
-                banned=served.banned,
-                spelling=served.spelling,
                 n=ask.n,
                 deadline=deadline,
                 top=ask.top if not echo or ask.top is not None else 0,

@@ -35,11 +35,9 @@ class LineLog:
         line = (json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n").encode()
         status = os.fstat(self._descriptor)
         if status.st_nlink == 0:
-            what, fix = (
-                f"{self.path.name} was deleted while it was being written",
-                f"put {self.path.parent} back from a copy",
-            )
-            raise DiskError(what, where=str(self.path), fix=f"{fix} and continue there, or begin again")
+            what = f"{self.path.name} was deleted while it was being written"
+            fix = f"put {self.path.parent} back from a copy and continue there, or begin again"
+            raise DiskError(what, where=str(self.path), fix=fix)
         size = status.st_size
         with disk_errors(self.path, len(line)):
             try:
@@ -108,11 +106,8 @@ class LineLog:
             status = os.fstat(self._descriptor)
             if not stat.S_ISREG(status.st_mode):
                 os.close(self._descriptor)
-                what, fix = (
-                    "a log is to be written here, and this is no regular file",
-                    "remove it, or choose another --out",
-                )
-                raise DiskError(what, where=str(self.path), fix=fix)
+                what = "a log is to be written here, and this is no regular file"
+                raise DiskError(what, where=str(self.path), fix="remove it, or choose another --out")
             size = status.st_size
             if size == 0:
                 sync_folder(self.path.parent)

@@ -151,9 +151,8 @@ class StageMemory:
         """Bytes at the most expensive micro-batch of a plan of the stage, optimizer and gradient sums included."""
         tokens = stage_plan.micro_cells.astype(np.float64)
         cells = micro_costs(stage_plan, 1.0, self.stage.data.table.attended) - tokens
-        peak = max(
-            (self.footprint.of(*size) for size in zip(tokens.tolist(), cells.tolist(), strict=True)), default=0.0
-        )
+        sizes = zip(tokens.tolist(), cells.tolist(), strict=True)
+        peak = max((self.footprint.of(*size) for size in sizes), default=0.0)
         micros = int(np.diff(stage_plan.step_offsets).max(initial=0))
         return int(process_bytes(peak)) + state_bytes(self.parameters, micros=micros, processes=self.processes)
 
@@ -216,6 +215,5 @@ def _cut(stage: StageSetup, tokens: int) -> Plan:
     """The plan of a stage's first epoch with micro-batches of `tokens` tokens; strategies that count sequences are
     replaced by pack, as in evaluations."""
     by_count = stage.recipe.plan.strategy not in SIZED
-    return replanned(
-        stage, tokens_per_micro=tokens, **({"strategy": "pack", "batches_per_step": None} if by_count else {})
-    )
+    packed = {"strategy": "pack", "batches_per_step": None} if by_count else {}
+    return replanned(stage, tokens_per_micro=tokens, **packed)

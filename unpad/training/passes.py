@@ -29,33 +29,23 @@ def visual_tokens(model: object, batch: RaggedBatch) -> dict[str, Tensor]:
     return {name: values.detach()[patches > 0] for name, values in columns.items()}
 
 
-class VisualTokens:
-    """Numbers of visual tokens of the samples with images of one step, micro-batch by micro-batch."""
+def visual_figures(columns: dict[str, Tensor]) -> dict[str, float]:
+    """Mean, minimum and maximum per sample, for the patches of its images and for the tokens that entered each block.
 
-    def __init__(self) -> None:
-        self._columns: dict[str, list[Tensor]] = {}
+    In soft removal each token counts by its probability of being kept.
 
-    def add(self, columns: dict[str, Tensor]) -> None:
-        """Add the numbers of one micro-batch, from `visual_tokens`."""
-        for name, values in columns.items():
-            self._columns.setdefault(name, []).append(values)
-
-    def values(self) -> dict[str, float]:
-        """Mean, minimum and maximum per sample, for the patches of its images and for the tokens that entered each
-        block.
-
-        In soft removal each token counts by its probability of being kept.
-        """
-        figures: dict[str, float] = {}
-        for name, parts in self._columns.items():
-            values = torch.cat(parts)
-            if values.numel():
-                figures |= {
-                    f"{name}_mean": float(values.double().mean()),
-                    f"{name}_min": float(values.min()),
-                    f"{name}_max": float(values.max()),
-                }
-        return figures
+    Args:
+        columns: of a whole step, as of `visual_tokens`.
+    """
+    figures: dict[str, float] = {}
+    for name, values in columns.items():
+        if values.numel():
+            figures |= {
+                f"{name}_mean": float(values.double().mean()),
+                f"{name}_min": float(values.min()),
+                f"{name}_max": float(values.max()),
+            }
+    return figures
 
 
 @dataclass(frozen=True)
@@ -87,7 +77,7 @@ class MicroResult:
 
 
 def joined(parts: Sequence[MicroResult]) -> MicroResult:
-    """Result of a micro-batch from those of its parts, in their order."""
+    """Result of a micro-batch from those of its parts, or of a step from those of its micro-batches, in their order."""
     if len(parts) == 1:
         return parts[0]
     terms: Terms = {}
@@ -114,7 +104,6 @@ class Passes:
         sums: adds the gradients of micro-batches; None where autograd does.
         rounded: whether `sums` rounds, which it must if the update has several micro-batches.
         room: which micro-batches are computed in parts; None for none.
-        counts_visual: whether results have the visual tokens of their micro-batches.
     """
 
     micros: Sequence[tuple[int | None, RaggedBatch]]
@@ -125,12 +114,6 @@ class Passes:
     sums: GradientSum | None = None
     rounded: bool = False
     room: Room | None = None
-    counts_visual: bool = False
-
-    def begin(self) -> None:
-        """Prepare the sum of gradients for a first pass."""
-        if self.sums is not None:
-            self.sums.begin(rounded=self.rounded, takes=len(self.micros))
 
     def run(self, model: Trainable) -> dict[int, MicroResult]:
         """Add the gradients of all micro-batches to those of a model's parameters; return the results by place.
@@ -138,7 +121,8 @@ class Passes:
         Raises:
             DoesNotFitError: a pass ran out of memory and can be cut; `.grad` is then undefined.
         """
-        self.begin()
+        if self.sums is not None:
+            self.sums.begin(rounded=self.rounded, takes=len(self.micros))
         results = {}
         for number, batch in self.micros:
             if number is not None:  # for layers that draw from torch's generator
@@ -167,7 +151,7 @@ class Passes:
             if not is_part or loss.requires_grad:
                 loss.backward()
             detached = {name: (total.detach(), count) for name, (total, count) in terms.items()}
-            return MicroResult(detached, visual_tokens(model, batch) if self.counts_visual else {})
+            return MicroResult(detached, visual_tokens(model, batch))
         except (MemoryError, RuntimeError) as error:
             if self.room is None or not is_memory_error(error):
                 raise

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, NotRequired
 
@@ -18,7 +18,7 @@ from unpad.models import model_config
 from unpad.models.adapters import ADAPTER_FOLDER, kept_weights, peft_files
 from unpad.nn.precision import DTYPES, Precision
 from unpad.recipes.file import recipe_names
-from unpad.recipes.recipe import Recipe, differences, may_change_on_resume, stages_of
+from unpad.recipes.recipe import Recipe, differences, may_change_on_resume
 from unpad.recipes.section import kept_paths
 from unpad.run import checkpoint, upgrade
 from unpad.run.base import KEY
@@ -30,7 +30,7 @@ from unpad.storage.reading import Count, known_fields, misfit
 from unpad.training.auto_size import with_size
 from unpad.training.optim import optimizer_tensors
 from unpad.training.setup import Setup, resolved
-from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
+from unpad.training.stage import StageSetup
 from unpad.training.step import LossScaler
 
 # Keys of `Setup.environment` that determine a run's bits beside its recipe and data.
@@ -388,39 +388,18 @@ def describe_changes(setup: Setup, saved: Recipe, progress: Progress) -> list[st
         progress: progress in the checkpoint that the run resumes from.
     """
     changed = differences(saved, setup.recipe)
-    moves = any(key.endswith(ENDS) for key in changed) and _schedule_moves(setup, saved, progress)
+    left = [stage.recipe.optim for stage in setup.stages[progress.stage :]]
+    by_length = any(o.schedule in ("cosine", "restarts") or (o.schedule == "warmup" and o.warmup > 0) for o in left)
     lines = []
     for key, (old, new) in changed.items():
         section, _, rest = key.partition(".")
         if section == "stages" and int(rest.partition(".")[0]) < progress.stage:
             effect = ": that stage is over, so nothing changes"
         else:
-            effect = ": schedule recomputed" if moves and key.endswith(ENDS) else ""
+            effect = ": schedule recomputed" if by_length and key.endswith(ENDS) else ""
         lines.append(f"{key} is {_told(new)}, was {_told(old)}{effect}")
     return lines
 
 
 def _told(value: Any) -> Any:
     return "not set" if value is None else value
-
-
-def _schedule_moves(setup: Setup, saved: Recipe, progress: Progress) -> bool:
-    """True if an unfinished stage has another length than in the saved recipe, and rates that depend on it."""
-    before = was_before = progress.step - progress.stage_step
-    for stage, old in zip(setup.stages[progress.stage :], stages_of(saved)[progress.stage :], strict=True):
-        if stage.train_ids.size == 0:
-            continue
-        optim, patience = stage.recipe.optim, stage.recipe.train.patience
-        is_over = stage is setup.stages[progress.stage] and (
-            patience is not None and progress.checks_without_progress >= patience
-        )
-        last, was_last = _last_step(stage, before), _last_step(replace(stage, recipe=old.recipe), was_before)
-        by_length = optim.schedule in ("cosine", "restarts") or (optim.schedule == "warmup" and optim.warmup > 0)
-        if by_length and not is_over and last - before != was_last - was_before:
-            return True
-        before, was_before = max(last, before), max(was_last, was_before)
-    return False
-
-
-def _last_step(stage: StageSetup, before: int) -> int:
-    return last_step(stage, before, stage_epochs(stage, epoch_plan(stage, 0)))

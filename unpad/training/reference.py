@@ -55,13 +55,10 @@ def put_reference(setup: Setup, stage: StageSetup, *, begins: bool) -> str:
     cached = cache_folder() / "references" / f"{make_key('reference', weights, named.data, bits, sizes, lowered)}.bin"
     # The caches of hosts may differ: all processes take the leader's values.
     cached_reference = find_reference(cached) if group.leads else None
-    arrays = (
-        {}
-        if cached_reference is None or len(cached_reference[1]) != len(data.table)
-        else {"reference": cached_reference[1]}
-    )
-    agreed = group.exchange_arrays(arrays)[0]
-    if agreed:
+    arrays = dict[str, np.ndarray]()
+    if cached_reference is not None and len(cached_reference[1]) == len(data.table):
+        arrays["reference"] = cached_reference[1]
+    if agreed := group.exchange_arrays(arrays)[0]:
         values, how = agreed["reference"], "from the cache"
     else:
         values, how = log_probabilities_of_pairs(setup, stage, data), "computed once"

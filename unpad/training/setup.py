@@ -293,11 +293,8 @@ def describe(setup: Setup, *, verbose: bool = False) -> list[str]:
     environment, threads = setup.environment, setup.environment["threads"]
     processes = f"{setup.group.size} processes of " if setup.group.size > 1 else ""
     parameters = sum(p.numel() for p in setup.model.parameters())
-    weights, adapters, fitted = (
-        "weights and optimizer in fp32",
-        [],
-        [f"{key}={value}" for key, value in setup.recipe.fitted().items()],
-    )
+    weights, adapters = "weights and optimizer in fp32", list[str]()
+    fitted = [f"{key}={value}" for key, value in setup.recipe.fitted().items()]
     if setup.base is not None:
         num = sum(setup.model.get_parameter(name).numel() for name in adapter_names(setup.model))
         share = f"{num:,} parameters, {num / parameters:.1%}"

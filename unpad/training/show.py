@@ -70,9 +70,8 @@ def show(name: str, overrides: Sequence[str], num: int, row: str | None = None, 
     """
     opened, folder = open_named(name, overrides, f"show yours: unpad data show {name} data.KIND=FILE")
     if row is not None:  # whatever is wrong with others
-        opened = opened.model_copy(
-            update={"data": opened.data.model_copy(update={"on_bad_row": "quarantine", "max_bad": 1.0})}
-        )
+        lenient = opened.data.model_copy(update={"on_bad_row": "quarantine", "max_bad": 1.0})
+        opened = opened.model_copy(update={"data": lenient})
     recipe, start = resolved(opened), opened.train.init_from
     kept = open_files(recipe, folder) if folder else starting_files(recipe, start) if start else None
     data = open_data(recipe, kept, compare=False)

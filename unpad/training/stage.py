@@ -397,8 +397,6 @@ def _counted(steps: StageCourse) -> str:
         return f"{num}, then train.max_steps={train.max_steps} ends it"
     about = "about " if steps.max_epochs != 1 else ""  # other epochs may differ from the first by a few
     in_epochs = f"{about}{num} in {number_of(steps.max_epochs or 0, 'epochs')}"
-    return in_epochs + (
-        f" instead of {train.max_epochs}, for train.min_steps={train.min_steps}"
-        if steps.longer == "train.min_steps"
-        else ""
-    )
+    if steps.longer != "train.min_steps":
+        return in_epochs
+    return f"{in_epochs} instead of {train.max_epochs}, for train.min_steps={train.min_steps}"

@@ -21,7 +21,7 @@ from unpad.terminal.table import number_of
 from unpad.training.memory import used_at_most
 from unpad.training.optim import update
 from unpad.training.parallel.share import Share, whole_share
-from unpad.training.passes import MicroResult, Passes, VisualTokens
+from unpad.training.passes import Passes, joined, visual_figures
 
 OPTIMIZER_FIX = "lower the sizes of the model section, such as model.width, or freeze parts of the model"
 
@@ -70,7 +70,7 @@ def accumulate(
     weights: dict[str, float],
     precision: Precision,
     scale: float = 1.0,
-    visual: VisualTokens | None = None,
+    visual: dict[str, Tensor] | None = None,
     share: Share | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, int]]:
     """Add the gradients of one step to the parameters' `.grad`.
@@ -79,7 +79,7 @@ def accumulate(
         micros: micro-batches of this process; empty ones are legal.
         weights: weight of every trained term; a term without a weight is only reported.
         scale: factor on the loss, for fp16; `share.sums` takes it out again.
-        visual: counts the visual tokens of every micro-batch.
+        visual: gets the visual tokens of the step, as of `visual_tokens`.
         share: the part of the step that these are; None: all of it.
 
     Returns:
@@ -98,36 +98,17 @@ def accumulate(
 
     local = list(share.passes(micros, weights))
     passes = Passes(
-        local,
-        loss,
-        share.draw_seed(),
-        precision,
-        scale,
-        share.sums,
-        rounded=len(share.counts) > 1,
-        room=share.room,
-        counts_visual=visual is not None,
+        local, loss, share.draw_seed(), precision, scale, share.sums, rounded=len(share.counts) > 1, room=share.room
     )
     with share.given_up_on_error():
         waits = not share.parallelism.replicates
         with share.group.together() as talk, lost_connections(), _memory_of(micros, share, alone=waits):
             results = share.parallelism.compute(model, passes)
             talk.own = share.to_json(results)
-        every = share.of_all(results, talk.told)
-    return _added(every, visual)
-
-
-def _added(results: Sequence[MicroResult], visual: VisualTokens | None) -> tuple[dict[str, Tensor], dict[str, int]]:
-    """Sums of all terms over micro-batches, and their counts; `visual` counts their visual tokens."""
-    sums: dict[str, Tensor] = {}
-    counts: dict[str, int] = {}
-    for result in results:
-        if visual is not None:
-            visual.add(result.visual)
-        for name, (total, count) in result.terms.items():
-            sums[name] = sums[name] + total if name in sums else total
-            counts[name] = counts.get(name, 0) + count
-    return sums, counts
+        step = joined(share.of_all(results, talk.told))
+    if visual is not None:
+        visual |= step.visual
+    return {name: total for name, (total, _) in step.terms.items()}, {n: count for n, (_, count) in step.terms.items()}
 
 
 @contextmanager
@@ -172,7 +153,7 @@ def train_step(
     """
     for parameter in model.parameters():
         parameter.grad = None  # of frozen ones too: one left by an earlier stage would count in the norm
-    share, scale, visual = share or whole_share(model, micros), scaler.scale if scaler else 1.0, VisualTokens()
+    share, scale, visual = share or whole_share(model, micros), scaler.scale if scaler else 1.0, dict[str, Tensor]()
     sums, counts = accumulate(model, micros, weights, precision, scale, visual, share)
     with _memory_of(micros, share):
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
@@ -188,7 +169,7 @@ def train_step(
         scaler.update(updated)
     terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}
     num_targets = counts.get("preference", share.num_targets)
-    return StepResult(terms, num_targets, float(norm), updated, visual.values())
+    return StepResult(terms, num_targets, float(norm), updated, visual_figures(visual))
 
 
 def _out_of_memory(error: Exception, micros: Sequence[RaggedBatch], share: Share) -> OutOfMemoryError:

@@ -87,9 +87,8 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
             run.signals.agree([loaded.received for loaded in of_processes])
             run.deadline.reached |= of_processes[0].is_late
             share = _share(stage, len(planned), numbers, of_processes)
-            yield LoadedUpdate(
-                planned, micros, share, time.perf_counter() - began, of_processes[0].is_due, weights, rate
-            )
+            waited = time.perf_counter() - began
+            yield LoadedUpdate(planned, micros, share, waited, of_processes[0].is_due, weights, rate)
 
 
 def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[int]) -> Loaded:

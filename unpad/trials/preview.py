@@ -19,6 +19,7 @@ from unpad.batching.plan import Plan, plan
 from unpad.data.family import Sample, family_of, open_sample
 from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.interchange.origin import open_recipe
+from unpad.machine import Load, LoadMeter, cores
 from unpad.models import model_config
 from unpad.models.cost import cells_per_token
 from unpad.recipes.recipe import Recipe, stages_of
@@ -337,6 +338,7 @@ def _tried(
         (row for row in seen.rows if not row.refused),
         key=lambda row: (row.name != settings.strategy, row.padded_tokens),
     )
+    meter = LoadMeter()
     ends, left = time.thread_time() + TRIALS_SECONDS, list[str]()
     for row in usable:
         if row.name != settings.strategy and not measures and time.thread_time() > ends:
@@ -353,7 +355,7 @@ def _tried(
         transcript.show(
             wrapped(f"not tried, as that took {TRIALS_SECONDS:.0f} s: {', '.join(left)}; --measure tries all")
         )
-    transcript.show([*_notes(seen, setup), *_memory_lines(setup, stage, seen)])
+    transcript.show([*_notes(seen, setup, meter.read()), *_memory_lines(setup, stage, seen)])
     if processes:
         with progress(f"sharing {stage.name} out"):
             names = [row.name for row in seen.rows if not row.refused]
@@ -371,7 +373,19 @@ def _try(setup: Setup, stage: StageSetup, strategy_plan: Plan) -> StepCost:
     return Rehearsal(setup, stage).cost(strategy_plan)
 
 
-def _notes(stage: StagePreview, setup: Setup) -> list[str]:
+def measured_lines(load: Load | None) -> list[str]:
+    """How memory and time were measured; with the load of other programs where it makes the time too long.
+
+    Args:
+        load: meanwhile; None if it is not known.
+    """
+    line = "memory and time: measured on one micro-batch and one step of each"
+    if load is not None and load.others > cores() / 2:
+        line += f", while other programs kept {load.others:.1f} of {cores()} cores busy"
+    return wrapped(f"{line}.")
+
+
+def _notes(stage: StagePreview, setup: Setup, load: Load | None) -> list[str]:
     chosen = next(row for row in stage.rows if row.name == stage.settings.strategy)
     advice = to_json(stage.rows, stage.lengths, stage.settings, stage.units)["advice"]
     size, width = advice["batch_size"], advice["bucket_width"]
@@ -384,7 +398,7 @@ def _notes(stage: StagePreview, setup: Setup) -> list[str]:
         legend, fates = [f"* the recipe's. {correlation}"], _sequence_lines(chosen.ledger, setup, stage.units)
     return [
         *legend,
-        "memory and time: measured on one micro-batch and one step of each.",
+        *measured_lines(load),
         *fates,
         f"batch size for padded strategies: {size['value']} ({size['why']})"
         + ("" if size["helps"] else "; batching will not help here"),

@@ -189,36 +189,20 @@ def length_correlation(planned: Plan) -> float:
 # --------------------------------------------------------------------------- advice
 
 
-@dataclass(frozen=True)
-class Advice:
-    """A recommended value, whether it helps, and why."""
-
-    value: int
-    helps: bool
-    why: str
-
-
-@dataclass(frozen=True)
-class WidthAdvice:
-    """A recommended bucket width, and the pad share of each width that was tried."""
-
-    value: int
-    pad_shares: dict[int, float]
-    why: str
-
-
-def advise_batch_size(num_sequences: int, lengths: np.ndarray, units: Units = TEXT) -> Advice:
+def advise_batch_size(num_sequences: int, lengths: np.ndarray, units: Units = TEXT) -> dict[str, Any]:
     """2, 4, 8 or 16 sequences for corpora below 100, 500, 1001 and above; `helps` says whether batching will help."""
     value = 2 if num_sequences < 100 else 4 if num_sequences < 500 else 8 if num_sequences <= 1000 else 16
     if num_sequences < 50:
-        return Advice(value, False, f"{num_sequences} {units.sequences} are too few for batching to help")
+        why = f"{num_sequences} {units.sequences} are too few for batching to help"
+        return {"value": value, "helps": False, "why": why}
     shortest, longest = int(np.min(lengths)), int(np.max(lengths))
+    why = f"{num_sequences} {units.sequences} of {shortest} to {longest} {units.tokens}"
     if shortest == longest:
-        return Advice(value, False, f"all {units.sequences} have {longest} {units.tokens}: there is no padding to save")
-    return Advice(value, True, f"{num_sequences} {units.sequences} of {shortest} to {longest} {units.tokens}")
+        why = f"all {units.sequences} have {longest} {units.tokens}: there is no padding to save"
+    return {"value": value, "helps": shortest < longest, "why": why}
 
 
-def advise_bucket_width(lengths: np.ndarray, batch_size: int = 8, units: Units = TEXT) -> WidthAdvice:
+def advise_bucket_width(lengths: np.ndarray, batch_size: int = 8, units: Units = TEXT) -> dict[str, Any]:
     """8, 16 or 32 for a median length below 50, up to 100 and above, with the pad share that each width gives."""
     lengths = np.asarray(lengths).astype(np.int64)
     lengths = lengths[lengths > 0]
@@ -230,7 +214,7 @@ def advise_bucket_width(lengths: np.ndarray, batch_size: int = 8, units: Units =
         cells = int((grouping.pad_to * np.diff(grouping.micro_offsets)).sum())
         shares[width] = 1 - int(lengths.sum()) / cells if cells else 0.0
     value = 8 if median < 50 else 16 if median <= 100 else 32
-    return WidthAdvice(value, shares, f"median length {median:g} {units.tokens}")
+    return {"value": value, "pad_shares": shares, "why": f"median length {median:g} {units.tokens}"}
 
 
 # --------------------------------------------------------------------------- pictures and JSON
@@ -300,9 +284,9 @@ def to_json(
     """
     lengths = np.asarray(lengths)
     chosen = next((row for row in rows if row.name == settings.strategy), None)
-    advice: dict[str, Any] = {
-        "batch_size": asdict(advise_batch_size(len(lengths), lengths, units)),
-        "bucket_width": asdict(advise_bucket_width(lengths, settings.batch_size, units)),
+    advice = {
+        "batch_size": advise_batch_size(len(lengths), lengths, units),
+        "bucket_width": advise_bucket_width(lengths, settings.batch_size, units),
     }
     return {
         "strategies": [row.to_json() for row in rows],

@@ -1,7 +1,6 @@
 """Tables of hospitals as they are written: dates of any layout, outcomes in words, and ids under other names."""
 
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +204,17 @@ def test_a_code_in_two_units_is_named_and_may_be_two_codes(tmp_path, unpad, colu
         ("Subject;Sent;From", "Re: {m};01.03.2024;a{m}", ""),
         ("Patient No;Sex;Died on", "P{n};F{d};01.03.2024", ""),
         ("Patient No;Ward", "P{n};W{m}", ""),
-        ("picture;species", "{n}.png;oak", "rename the column of the classes to label, and 'data.images="),
+        (
+            "Patient No;Date;hr;temp;Na",
+            "P{n};01.03.2024;{n};3{m};1{n}",
+            "for each measurement (hr, temp, Na)?",
+        ),
+        ("picture;species;site", "{n}.png;oak;{n}", "rename the column of the classes to label, and 'data.images="),
+        ("picture;species", "{n}.png;oak{m}", 'and "species" is the class'),
+        ("picture;found;no", "{n}.png;oak|elm;{n}", '"found" joins classes by |, of which the first counts'),
+        ("picture;oak;elm", "{n}.png;1;0", "each class has a column"),
+        ("image;no", "oak{m}_{n}.png;{n}", "its name begins with the class"),
+        ("image;no", "{n}.png;{n}", 'LABELS.csv has the class beside "no"'),
         ("Subject;Body;Status", "Re: {m};a mail of {n} words;{m}", "prompt: COLUMN, reply: COLUMN}'"),
         ("Patient No;Date;Note", "P{n};01.03.2024;note {n} of many words", 'if "Note" is the text'),
     ],
@@ -216,31 +225,6 @@ def test_a_table_of_a_hospital_says_what_it_may_be(tmp_path, unpad, header, row,
     said = unpad("data", "check", "t.csv", code=3).err
     assert says in said
     assert ("of patients" in said) == says.endswith("}")
-
-
-@pytest.mark.promise("patients.long-table")
-@pytest.mark.parametrize("name", ["it's wide.csv", "wide.tsv", "wide.jsonl", "wide.parquet"])
-def test_a_table_with_a_column_for_each_measurement_says_how_to_make_it_long(tmp_path, unpad, monkeypatch, name):
-    pandas = pytest.importorskip("pandas")
-    monkeypatch.chdir(tmp_path)
-    rows = [{"mrn": f"00{n}", "Date": f"0{n}.12.2023", "hr": n + 60, "temp": n + 0.5, "lactate": n - 1 or None}
-            for n in range(1, 6)]  # fmt: skip
-    wide = pandas.DataFrame([*rows, {"mrn": "006", "Date": "07.12.2023"}])
-    if name.endswith("parquet"):
-        wide.to_parquet(name)
-    elif name.endswith("jsonl"):
-        wide.to_json(name, orient="records", lines=True)
-    else:
-        wide.to_csv(name, index=False, sep="\t" if name.endswith("tsv") else ";")
-    said = unpad("data", "check", name, code=3).err
-    assert "a column for each measurement (hr, temp, lactate)? events have a row for each: python -c" in said
-    exec(shlex.split(said[said.index("python -c") :])[2])
-    (long,) = tmp_path.glob("long.*")
-    read = pandas.read_csv(long, dtype=str) if long.suffix == ".csv" else pandas.read_parquet(long)
-    assert (list(read.columns), len(read)) == (["mrn", "Date", "code", "value"], 14)
-    assert read.iloc[0].tolist()[:3] == ["001", "01.12.2023", "hr"]
-    Path("two.csv").write_text("mrn,Date,hr,temp\n1,01.12.2023,60,37\n", encoding="utf-8")
-    assert "python -c" not in unpad("data", "check", "two.csv", code=3).err
 
 
 # --------------------------------------------------------------------------- outcomes in words

@@ -2,6 +2,8 @@
 
 import json
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,6 @@ from unpad.recipes.data import ChatSource, DataSettings, Source
 from unpad.recipes.overrides import apply_override
 
 REVIEWS = "id,comment,stars\n" + "".join(f"{n},The {n}. one was a nice one.,4\n" for n in range(30))
-LABS = "mrn;taken_at;test;result\n" + "".join(
-    f"P{n % 9};{n % 28 + 1:02}.07.2023 14:{n:02};{'NaK'[n % 2]};{n}.5\n" for n in range(40)
-)
 
 
 def read(path: Path, kind: str = "text", **fields: Any) -> tuple[list[Any], list[Any]]:
@@ -130,15 +129,75 @@ def test_columns_are_proposed_where_it_is_clear_which_is_which(unpad, tmp_path, 
 
 
 @pytest.mark.promise("patients.long-table")
-def test_one_long_table_of_a_hospital_leads_to_a_recipe_that_reads_it(unpad: Shell, tmp_path: Path) -> None:
-    path = put_text(tmp_path / "export.csv", LABS)
-    refused = unpad("data", "check", path, code=3)
-    for told in ("unpad recipes copy events my.yaml", "docs/patients.md"):
-        assert told in refused.err
-    item = refused.err.split("data.events: ")[1].strip()
-    recipe = put_text(tmp_path / "my.yaml", f"data: {{events: [{item}]}}\nmodel: {{kind: set_sequence}}\n")
-    report = check(recipe)
-    assert (report.num_used, report.bad) == (40, ())
+@pytest.mark.parametrize(
+    ("header", "row", "item"),
+    [
+        ("Fallnummer;Abnahme;Untersuchung;Messwert", "F{p};0{n}.12.2023;Na;13,{n}", 'format: "%d.%m.%Y", decimal: ","'),
+        ("编号,检查日,检验,检验值", "{p},2024-01-0{n},{n}号,{n}.5", "time: 检查日, code: 检验, value: 检验值"),
+        ("mrn;taken_at;test;result", "P{p};0{n}.07.2023 14:05;Na;{n}.5", 'format: "%d.%m.%Y %H:%M"'),
+        ("k,quando,prueba,cuanto", "{p},2024-01-0{n},N{n},{n}", "id: k, time: quando, code: prueba, value: cuanto"),
+        ("measurement_id,person_id,measurement_concept_id,measurement_date,value_as_number",
+         "{p}{n},{p},300{n},2024-01-0{n},{n}", "code: measurement_concept_id, value: value_as_number"),
+        ("condition_occurrence_id,person_id,condition_concept_id,condition_start_date",
+         "{p}{n},{p},300{n},2024-01-0{n}", "code: condition_concept_id, value: null"),
+        ("person_id,gender_concept_id", "{p}{n},{n}", "static: [gender_concept_id]"),
+    ],
+)  # fmt: skip
+def test_events_of_other_names_are_known_by_what_columns_hold(unpad, tmp_path, header, row, item):
+    rows = [row.format(p=p, n=n).replace("Na", "NaK"[n % 2 :]) for p in (1, 2, 3) for n in (1, 2, 3, 4)]
+    path = put_text(tmp_path / "t.csv", "\n".join([header, *rows]))
+    refused = unpad("data", "check", path, code=3).err
+    assert item in refused
+    assert "docs/patients.md" in refused
+    words = shlex.split(refused.partition("unpad train ")[2].partition(";")[0])
+    report = check(Path(words[0]), overrides=words[1:])
+    assert (report.num_used, report.bad) == (12, ())
+
+
+TURNS = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": c}] for c in "bc"]
+QA = [{"question": f"a {n}", "answer": f"b {n}"} for n in (1, 2)]
+SQUAD = {"context": "d", "qas": [{"question": q, "answers": [{"text": "a"}]} for q in "bc"]}
+CALLS = {"query": "a", "tools": '[{"name": "f"}]', "answers": '[{"name": "f"}]'}
+FHIR = {"resourceType": "Observation", "subject": {"reference": "1"}, "code": {"coding": [{"code": "Na"}]}}
+EVENT = {"time": "2024-01-01", "code": "K", "value": 1}
+
+
+@pytest.mark.promise("data.field-names")
+@pytest.mark.parametrize(
+    ("name", "rows", "kind"),
+    [
+        ("a.json", {"version": 1, "data": QA}, "chat"),
+        ("a.json", {"train": QA[:1], "test": QA[1:]}, "chat"),
+        ("a.json", {"1": QA[0], "2": QA[1]}, "chat"),
+        ("a.json", {"question": ["a b", "c d"], "answer": ["e f", "g h"]}, "chat"),
+        ("a.json", {"question": {"0": "a b", "1": "c d"}, "answer": {"0": "e f", "1": "g h"}}, "chat"),
+        ("a.json", {"texts": ["a b", "c d"]}, "text"),
+        ("a.json", {"data": [{"paragraphs": [SQUAD]}]}, "chat"),
+        ("a.jsonl", [CALLS, {**CALLS, "query": "b"}], "chat"),
+        ("a.jsonl", [{"winner": f"model_{w}", "conversation_a": TURNS[0], "conversation_b": TURNS[1]} for w in "ab"]
+         + [{"winner": "tie", "conversation_a": TURNS[0], "conversation_b": TURNS[1]}], "pairs"),
+        ("it's.tsv", [{"mrn": "1", "Date": "2024-01-01", "hr": 60, "temp": 37.5, "Na": None}], "events"),
+        ("a.parquet", [{"winner_model_a": w, "winner_model_b": 1 - w, "prompt": "a", "response_a": "b",
+         "response_b": "c"} for w in (0, 1)], "pairs"),
+        ("a.ndjson", [{**FHIR, "effectiveDateTime": f"2024-01-0{n}T08:00:00Z"} for n in (1, 2)], "events"),
+        ("a.ndjson", [{"patient_id": 1, **EVENT}, {"patient_id": 2, **EVENT}], "events"),
+        ("a.jsonl", [{"patient_id": 1, "stay": [EVENT, {**EVENT, "code": "Na"}]}], "events"),
+    ],
+)  # fmt: skip
+def test_a_file_of_another_form_leads_to_the_command_that_makes_it_readable(unpad, tmp_path, name, rows, kind):
+    path = tmp_path / name
+    if name == "a.parquet":
+        put(path, pa.Table.from_pylist(rows))
+    elif name == "it's.tsv":
+        put_text(path, "\n".join("\t".join(str(cell or "") for cell in line) for line in (rows[0], rows[0].values())))
+    else:
+        put_text(path, json.dumps(rows) if name == "a.json" else "".join(json.dumps(row) + "\n" for row in rows))
+    said = unpad("data", "check", path, code=3)
+    told = said.out + said.err
+    command = shlex.split(told[told.index("python -c") :])
+    written = subprocess.run([sys.executable, *command[1:3]], check=True, capture_output=True, text=True).stdout
+    out = put_text(tmp_path / command[4], written)
+    assert f"{kind}, 2 of 2 rows usable" in unpad("data", "check", out).out.replace("\n  ", " ")
 
 
 @pytest.mark.promise("patients.long-table")

@@ -16,16 +16,14 @@ from unpad.models.vision_language import merge
 from unpad.nn.segments import segment_top_k
 
 SLOTS = 4
-KINDS = ["top", "question", "pool", "similarity"]
+KINDS = ["simple", "question", "slots", "similarity"]
 
 
 def make(kind: str, dropout: float = 0.0) -> nn.Module:
     torch.manual_seed(0)
-    if kind == "top":
-        return merge.TopMerger(WIDTH, 8, 0.4, dropout=dropout)
-    if kind == "question":
-        return merge.QuestionMerger(WIDTH, WIDTH, 8, 2, 0.4, dropout=dropout)
-    return merge.PoolMerger(WIDTH, WIDTH, SLOTS, 8, 2, dropout) if kind == "pool" else merge.SimilarityMerger(0.4)
+    left = {"slots": SLOTS} if kind == "slots" else {"ratio": 0.4}
+    config = merge.MergeConfig(variant=kind, inner=8, heads=2, dropout=dropout, **left)
+    return merge.make_merger(config, WIDTH, WIDTH)
 
 
 def run(merger: nn.Module, samples: Samples) -> merge.Merged:
@@ -36,18 +34,19 @@ def run(merger: nn.Module, samples: Samples) -> merge.Merged:
 
 def dense(merged: merge.Merged, num_vision: int) -> Tensor:
     """Weights as one matrix, (total_out, num_vision)."""
-    return merged.weights.average(torch.eye(num_vision, dtype=torch.float64))
+    return merged.average(torch.eye(num_vision, dtype=torch.float64))
 
 
 def test_slots_have_any_width_that_their_heads_divide():
-    assert merge.PoolMerger(WIDTH, WIDTH, 2, inner=6, heads=3).attention.heads == 3
+    config = merge.MergeConfig(variant="slots", slots=2, inner=6, heads=3)
+    assert merge.PoolMerger(WIDTH, WIDTH, config).attention.heads == 3
 
 
 @pytest.mark.promise("vqa.merge-simple", "vqa.merge-slots")
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_number_of_tokens_is_the_promised_one(kind):
     merged = run(make(kind).double().eval(), make_samples())
-    wanted = [SLOTS if n else 0 for n in VISION] if kind == "pool" else [2, 1, 16, 4, 0, 1, 17]
+    wanted = [SLOTS if n else 0 for n in VISION] if kind == "slots" else [2, 1, 16, 4, 0, 1, 17]
     assert merged.layout.lengths().tolist() == wanted
     assert merged.layout.max_seqlen == max(wanted)
     assert len(merged.features) == sum(wanted)
@@ -87,7 +86,7 @@ def test_at_the_start_tokens_are_convex_means_of_raw_features(kind):
 
 
 @pytest.mark.promise("vqa.merge-question")
-@pytest.mark.parametrize("kind", ["question", "pool"])
+@pytest.mark.parametrize("kind", ["question", "slots"])
 def test_another_samples_question_changes_nothing_and_ones_own_does(kind):
     merger, samples = moved(make(kind)), make_samples()
     before = run(merger, samples)
@@ -119,7 +118,7 @@ def test_a_different_question_chooses_different_tokens(size, monkeypatch):
 
 
 @pytest.mark.promise("vqa.merge-question")
-@pytest.mark.parametrize("kind", ["question", "pool"])
+@pytest.mark.parametrize("kind", ["question", "slots"])
 def test_without_a_question_its_layers_do_nothing(kind):
     merger, samples = moved(make(kind)), make_samples([9, 5], [0, 0])
     names = [name for name, _ in merger.named_parameters() if "question" in name]
@@ -143,8 +142,8 @@ def test_eval_draws_nothing_and_training_by_torchs_generator(kind):
         torch.manual_seed(seed)
         found.append(run(merger, samples).features)
     assert torch.equal(found[0], found[1])
-    assert torch.equal(found[0], found[2]) == (kind in ("pool", "similarity"))
-    if kind in ("pool", "similarity"):
+    assert torch.equal(found[0], found[2]) == (kind in ("slots", "similarity"))
+    if kind in ("slots", "similarity"):
         torch.testing.assert_close(found[0], first)
 
 
@@ -160,7 +159,7 @@ def test_bf16_gives_means_and_finite_gradients(kind):
     assert torch.isfinite(merged.features).all()
     leaves = [samples.vision, *merger.parameters()]
     assert all(leaf.grad is not None and torch.isfinite(leaf.grad).all() for leaf in leaves)
-    weights = merged.weights.average(torch.eye(93))
+    weights = merged.average(torch.eye(93))
     torch.testing.assert_close(weights.sum(1), torch.ones(len(weights)))
 
 

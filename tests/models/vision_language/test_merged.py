@@ -8,11 +8,11 @@ from torch import Tensor
 
 from tests.helpers.gradients import assert_same_update
 from tests.helpers.merging import BLOCKS, MERGES, WIDTH, merging
+from tests.helpers.models import generate
 from tests.helpers.vision import IMAGE, PATCH, VOCAB, Row, prepare
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.inference.engine import advance, prefill
-from unpad.inference.generate import generate
 from unpad.models import build_model, model_config
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.native import library
@@ -167,7 +167,7 @@ def test_the_class_token_ranks_by_its_own_weights():
 
     model.tower.blocks[1].attention.register_forward_pre_hook(look)
     with torch.no_grad():
-        features, received = model.tower.look(media)
+        features, received = model.tower.look(media, wants_attention=True)
         torch.testing.assert_close(received, torch.cat(weights), **CLOSE)
         assert torch.equal(features, model.tower(media))
 

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from tests.helpers.gradients import assert_same_update, gradients
+from tests.helpers.models import generate
 from tests.helpers.vision import IMAGE, LEARNED, ROWS, SAMPLES, TOWERS, VOCAB, VOCABULARY, picture, prepare, tiny
 from unpad.batching.batch import from_padded, from_sequences
 from unpad.data.preprocess import preprocess
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.engine import advance
-from unpad.inference.generate import generate
 from unpad.models.contract import WEIGHTS
 from unpad.models.vision_language.tower import TowerConfig
 from unpad.nn.activation import activate

@@ -24,7 +24,7 @@ HEADS, KV_HEADS, HEAD_DIM = 4, 2, 16
 
 def head(**settings: Any) -> prune.PrunerHead:
     torch.manual_seed(0)
-    return prune.PrunerHead(WIDTH, 8, 2, **settings)
+    return prune.PrunerHead(WIDTH, prune.PruneConfig(layers=[0], inner=8, heads=2, **settings))
 
 
 # --------------------------------------------------------------------------- heads

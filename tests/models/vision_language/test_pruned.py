@@ -11,13 +11,13 @@ from torch import Tensor
 
 from tests.helpers.gradients import assert_same_update
 from tests.helpers.grid import pairs
+from tests.helpers.models import generate
 from tests.helpers.pruning import BLOCKS, EARLY, HEADS, KV_HEADS, METHODS, ROWS, WIDTH, pass_of, pruned
 from tests.helpers.vision import IMAGE, prepare
 from unpad.batching.batch import RaggedBatch, from_sequences
 from unpad.data.preprocess import Preprocessed
 from unpad.errors import RecipeError
 from unpad.inference.engine import advance, prefill
-from unpad.inference.generate import generate
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.models.vision_language.prune_pass import PrunePass
 from unpad.nn.block import Stream

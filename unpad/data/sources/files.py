@@ -47,8 +47,8 @@ def resolve_path(data: DataSettings, path: str) -> Path:
 Format = Literal["text", "json", "jsonl", "parquet", "csv"]
 
 FORMATS: dict[str, Format] = {
-    ".json": "json", ".jsonl": "jsonl", ".txt": "text", ".md": "text", ".parquet": "parquet", ".csv": "csv",
-    ".tsv": "csv",
+    ".json": "json", ".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".md": "text", ".parquet": "parquet",
+    ".csv": "csv", ".tsv": "csv",
 }  # fmt: skip
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
 PATH_FIX = "check the path; relative paths start at data.root, or else at the working directory"

@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from unpad.data.sources.example import BadRow
+from unpad.data.sources.example import SPLIT_NAMES, BadRow
 from unpad.data.sources.faults import MAX_DEPTH, MAX_EXCERPT, RowFault, bad_utf8, excerpt, type_name
+from unpad.data.sources.fields import MESSAGES, rewrite
 from unpad.data.sources.row import Row
 from unpad.data.sources.sniff import BOM, HEAD_BYTES, mistaken
 
@@ -294,13 +295,54 @@ def _whole(path: Path, cursor: _Cursor) -> Iterator[Row | BadRow]:
         cursor.end()
     elif cursor.place == len(cursor.text):
         yield RowFault("E_EMPTY", "the file is empty", "remove the file").at(f"{path}:1", cursor.text)
-    elif cursor.at("{"):
-        fix = "one object per line? set format: jsonl"
-        if re.search(r'"questions"\s*:\s*\[', cursor.text):
-            fix = "read it with its answers: 'data.vqa={path: QUESTIONS.json, annotations: FILE.json, images: FOLDER}'"
-        raise RowFault("E_TYPE", "the file holds objects, expected one array", fix)
+    elif cursor.text.startswith("{", cursor.place):
+        start, value = cursor.place, cursor.value()
+        are_several, cursor.place = cursor.at("{"), start
+        if isinstance(value, RowFault):
+            raise value
+        what, fix = ("holds objects", "one object per line? set format: jsonl") if are_several else _within(path, value)
+        raise RowFault("E_TYPE", f"the file {what}, expected one array", fix)
     else:
         raise RowFault("E_TYPE", "the file is not a JSON array", "write an array in brackets")
+
+
+_SQUAD = (
+    '[{"instruction": q["question"], "input": p["context"], "output": q["answers"][0]["text"]} '
+    'for d in x["data"] for p in d["paragraphs"] for q in p["qas"] if q["answers"]]'
+)
+_VQA = "read it with its answers: 'data.vqa={path: QUESTIONS.json, annotations: FILE.json, images: FOLDER}'"
+
+
+def _within(path: Path, value: dict[str, Any]) -> tuple[str, str]:
+    """Where the rows are in a file that is one object, and the command that writes them out."""
+    lists = {name: part for name, part in value.items() if type(part) is list and part}
+    rows = {name: part for name, part in lists.items() if type(part[0]) is dict and name not in MESSAGES}
+    key, sizes = json.dumps(next(iter(rows or lists), ""), ensure_ascii=False), set(map(len, lists.values()))
+    are_objects = len(value) > 1 and all(type(part) is dict for part in value.values())
+    if "questions" in rows:
+        return "is one object", _VQA
+    if rows and "paragraphs" in rows.get("data", [{}])[0]:
+        what, taken = 'has its questions in "data", "paragraphs", "qas"', _SQUAD
+    elif len(rows) == 1:
+        what, taken = f"has its rows in the list {key}", f"x[{key}]"
+    elif rows and all(name.lower() in SPLIT_NAMES for name in rows):
+        what, taken = (
+            "has a list for each part of a split",
+            f'[{{**r, "split": k}} for k in {json.dumps(list(rows))} for r in x[k]]',
+        )
+    elif rows:
+        what, taken = f"has the lists {', '.join(rows)} (which of them?)", f"x[{key}]"
+    elif are_objects and all(name.isdecimal() for part in value.values() for name in part):
+        what, taken = "has a list for each column", "[dict(zip(x, r)) for r in zip(*(c.values() for c in x.values()))]"
+    elif are_objects:
+        what, taken = "has an object for each id", '[{"id": k, **r} for k, r in x.items()]'
+    elif len(lists) == len(value) > len(sizes) == 1:
+        what, taken = "has a list for each column", "[dict(zip(x, r)) for r in zip(*x.values())]"
+    elif len(lists) == 1 and not set(lists) & set(MESSAGES):
+        what, taken = f"has its texts in the list {key}", f'[{{"text": r}} for r in x[{key}]]'
+    else:
+        what, taken = "is one object", "[x]"
+    return what, rewrite(path, taken, "rows.jsonl")
 
 
 def _elements(path: Path, cursor: _Cursor) -> Iterator[Row | BadRow]:

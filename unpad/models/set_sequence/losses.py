@@ -107,8 +107,8 @@ def nearest(x: Tensor, y: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
             for parts, columns in zip(sides, _nearest_columns(rectangle.x, rectangle.y), strict=True):
                 parts.append(rectangle.flatten(rectangle.cells.gather(1, columns)))
     nearest_y, nearest_x = (_in_order(torch.cat(parts), layout) for parts in sides)
-    if layout.by_length is not None:  # members are numbered in the order of lengths
-        nearest_y, nearest_x = layout.by_length[nearest_y], layout.by_length[nearest_x]
+    if layout.grouped.by_length is not None:  # members are numbered in the order of lengths
+        nearest_y, nearest_x = layout.grouped.by_length[nearest_y], layout.grouped.by_length[nearest_x]
     return nearest_y, nearest_x
 
 
@@ -140,7 +140,7 @@ class _Rectangle:
 
     Args:
         x, y: (num_sets, longest, width).
-        cells: (num_sets, longest) int64, the member in each cell, counted in the order of `layout.by_length`.
+        cells: (num_sets, longest) int64, the member in each cell, counted in the order of `layout.grouped.by_length`.
         group: their length group.
     """
 
@@ -150,16 +150,16 @@ class _Rectangle:
     group: LengthGroup
 
     def flatten(self, values: Tensor) -> Tensor:
-        """The real cells of (num_sets, longest, ...), in the order of `layout.by_length`."""
+        """The real cells of (num_sets, longest, ...), in the order of `layout.grouped.by_length`."""
         flat = values.flatten(0, 1)
         return flat if self.group.real is None else flat.index_select(0, self.group.real)
 
 
 def _rectangles(x: Tensor, y: Tensor, layout: Layout) -> Iterator[_Rectangle]:
     """The length groups of two runs (num_members, width) of one layout."""
-    if layout.by_length is not None:
-        x, y = x.index_select(0, layout.by_length), y.index_select(0, layout.by_length)
-    for group in layout.groups:
+    if layout.grouped.by_length is not None:
+        x, y = x.index_select(0, layout.grouped.by_length), y.index_select(0, layout.grouped.by_length)
+    for group in layout.grouped.groups:
         shape = (group.num_seqs, group.longest)
         if group.cells is None:
             cells = torch.arange(group.start, group.stop, device=x.device)
@@ -171,8 +171,8 @@ def _rectangles(x: Tensor, y: Tensor, layout: Layout) -> Iterator[_Rectangle]:
 
 
 def _in_order(values: Tensor, layout: Layout) -> Tensor:
-    """Reorder values (num_members, ...) from `layout.by_length` to the order of the members."""
-    return values if layout.undo is None else values.index_select(0, layout.undo)
+    """Reorder values (num_members, ...) from `layout.grouped.by_length` to the order of the members."""
+    return values if layout.grouped.undo is None else values.index_select(0, layout.grouped.undo)
 
 
 def _rows_at_once(x: Tensor) -> int:

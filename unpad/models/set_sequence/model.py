@@ -267,9 +267,8 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
     def nll(self, batch: RaggedBatch) -> Tensor:
         """Negative log-likelihood of the class of every patient, (num_seqs,) in nats; NaN for an unknown class."""
         assert batch.seq_labels is not None, "a likelihood needs labels"
-        return F.cross_entropy(self.classify(batch), batch.seq_labels.clamp_min(0), reduction="none").masked_fill(
-            batch.seq_labels < 0, math.nan
-        )
+        nll = F.cross_entropy(self.classify(batch), batch.seq_labels.clamp_min(0), reduction="none")
+        return nll.masked_fill(batch.seq_labels < 0, math.nan)
 
     @torch.no_grad()
     def next_codes(self, batch: RaggedBatch) -> Tensor:

@@ -94,9 +94,8 @@ def relevance(found: Tensor, logits: Tensor, layout: Layout) -> Term:
     total = segment_sum(found, layout)
     wanted = found / torch.where(total > 0, total, 1).index_select(0, seqs)
     shifted = logits - reduce_runs(logits.detach(), "max", lengths).index_select(0, seqs)
-    expected = shifted - segment_sum(shifted.exp(), layout).clamp_min(1).log().index_select(
-        0, seqs
-    )  # >= 1 of any token
+    log_sum = segment_sum(shifted.exp(), layout).clamp_min(1).log()  # >= 1 of any token
+    expected = shifted - log_sum.index_select(0, seqs)
     return _sum(-segment_sum(wanted * expected, layout), layout)
 
 

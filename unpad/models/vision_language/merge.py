@@ -10,8 +10,9 @@ have the same positions as without merging. The last token of an image predicts 
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from pydantic import Field, model_validator
@@ -32,12 +33,41 @@ from unpad.nn.segments import segment_mean, segment_place, segment_top_k
 from unpad.recipes.section import Section
 
 
-class TokenWeights(Protocol):
-    """Share of every vision token in every merged token; the shares of a merged token add up to 1."""
+class MergeConfig(Section):
+    """Settings of merging: fewer visual tokens per image before the language model."""
 
-    def average(self, values: Tensor) -> Tensor:
-        """Merge (num_vision, dim) into (total_out, dim)."""
-        ...
+    variant: Literal["simple", "question", "slots", "similarity", "class_token"]
+    """simple: the best by a learned score become means of what is like them; question: the same, having seen the
+    question; slots: learned queries; similarity: the most alike are merged (ToMe); class_token: those stay that receive
+    most attention in the tower (VisionZip)."""
+    ratio: float | None = Field(None, gt=0, le=1)
+    """Tokens left of each image per token; not for slots."""
+    slots: int | None = Field(None, ge=1)
+    """Tokens that slots makes of each image."""
+    inner: int = Field(512, ge=1)
+    """Channels inside simple, question and slots."""
+    heads: int = Field(4, ge=1)
+    """Attention heads of question and slots."""
+    temperature: float = Field(1.0, gt=0)
+    """Of the shares of simple and question; small: one each."""
+    dropout: float = Field(0.1, ge=0, lt=1)
+    """Inside simple, question and slots."""
+
+    @model_validator(mode="after")
+    def _fit(self) -> "MergeConfig":
+        if self.variant == "slots":
+            if self.slots is None or self.ratio is not None:
+                raise ValueError("variant=slots needs slots, how many tokens an image becomes, and no ratio")
+        elif self.ratio is None or self.slots is not None:
+            raise ValueError(f"variant={self.variant} needs ratio, the tokens left per token, and no slots")
+        if self.variant in ("question", "slots") and self.inner % self.heads:
+            raise ValueError(f"inner {self.inner} is not a multiple of heads {self.heads}")
+        return self
+
+    @property
+    def left(self) -> float:
+        """Tokens left per token, of a variant with a ratio."""
+        return self.ratio or 1.0
 
 
 @dataclass(frozen=True)
@@ -47,14 +77,15 @@ class Merged:
     Args:
         features: (total_out, dim).
         layout: of `features`, one sequence per sample.
-        weights: merge other values of the vision tokens in the same way.
+        average: merges other values of the vision tokens in the same way, (num_vision, dim) into (total_out, dim), by
+            the share of every vision token in every merged token; the shares of a merged token add up to 1.
         places: (total_out,) int64, the vision token that each merged token replaces, ascending in every sample: its
             centre, or evenly spaced tokens without centres.
     """
 
     features: Tensor
     layout: Layout
-    weights: TokenWeights
+    average: Callable[[Tensor], Tensor]
     places: Tensor
 
 
@@ -93,15 +124,15 @@ class TopAssignment(nn.Module):
 
     Args:
         width: channels of tokens.
-        inner: channels in which tokens and centres are compared, and of the scorer.
-        ratio: tokens left per token.
-        temperature: temperature of the shares; a small one approaches one centre per token.
-        dropout: share of the scorer's hidden values that training sets to zero.
+        config: `inner`, the channels in which tokens and centres are compared, and of the scorer; `ratio`;
+            `temperature` of the shares, a small one approaches one centre per token; `dropout`, the share of the
+            scorer's hidden values that training sets to zero.
     """
 
-    def __init__(self, width: int, inner: int, ratio: float, temperature: float, dropout: float) -> None:
+    def __init__(self, width: int, config: MergeConfig) -> None:
         super().__init__()
-        self.ratio, self.temperature, self.dropout = ratio, temperature, dropout
+        self.ratio, self.temperature, self.dropout = config.left, config.temperature, config.dropout
+        inner = config.inner
         self.hidden, self.to_score = Linear(width, inner), Linear(inner, 1)
         self.to_q, self.to_k = Linear(width, inner, bias=False), Linear(width, inner, bias=False)
 
@@ -164,18 +195,16 @@ class TopMerger(Reducer):
 
     Args:
         width: channels of vision features.
-        inner, ratio, temperature, dropout: of `TopAssignment`.
+        config: as of `TopAssignment`.
     """
 
-    def __init__(
-        self, width: int, inner: int = 512, ratio: float = 0.5, temperature: float = 1.0, dropout: float = 0.1
-    ) -> None:
+    def __init__(self, width: int, config: MergeConfig) -> None:
         super().__init__()
-        self.assign = TopAssignment(width, inner, ratio, temperature, dropout)
+        self.assign = TopAssignment(width, config)
 
     def forward(self, tokens: VisionTokens) -> Merged:
         weights, layout, centres = self.assign(tokens.vision, tokens.vision_layout)
-        return Merged(weights.average(tokens.vision), layout, weights, centres)
+        return Merged(weights.average(tokens.vision), layout, weights.average, centres)
 
 
 class QuestionMerger(Reducer):
@@ -187,27 +216,17 @@ class QuestionMerger(Reducer):
     Args:
         width: channels of vision features.
         question_width: channels of question tokens.
-        inner: channels in which vision tokens attend to the question.
-        heads: of this attention.
-        ratio, temperature, dropout: of `TopAssignment`; dropout also of the attention weights.
+        config: as of `TopAssignment`; `inner`, `heads` and `dropout` also of the attention to the question.
     """
 
-    def __init__(
-        self,
-        width: int,
-        question_width: int,
-        inner: int = 512,
-        heads: int = 4,
-        ratio: float = 0.5,
-        temperature: float = 1.0,
-        dropout: float = 0.1,
-    ) -> None:
+    def __init__(self, width: int, question_width: int, config: MergeConfig) -> None:
         super().__init__()
+        inner = config.inner
         # Embeddings of text begin far smaller than features of a tower, which would drown them.
         self.vision_in, self.question_in = Linear(width, inner), Projection(question_width, inner)
-        self.attention = CrossAttention(inner, heads, dropout)
+        self.attention = CrossAttention(inner, config.heads, config.dropout)
         self.norm = Norm("layernorm", inner, EPS)
-        self.assign = TopAssignment(inner, inner, ratio, temperature, dropout)
+        self.assign = TopAssignment(inner, config)
         self.to_out = _zero_linear(inner, width)
 
     def attended(self, tokens: VisionTokens) -> Tensor:
@@ -221,7 +240,7 @@ class QuestionMerger(Reducer):
         attended = self.attended(tokens)
         weights, layout, centres = self.assign(attended, tokens.vision_layout)
         features = weights.average(tokens.vision) + self.to_out(weights.average(attended))
-        return Merged(features, layout, weights, centres)
+        return Merged(features, layout, weights.average, centres)
 
 
 def _zero_linear(width: int, out: int) -> Linear:
@@ -245,34 +264,24 @@ class PoolMerger(Reducer):
     Args:
         width: channels of vision features.
         question_width: channels of question tokens.
-        slots: tokens of the result per sample.
-        inner: channels of the slots.
-        heads: of the attention.
-        dropout: rate for attention weights, the feed-forward part's output and inside the question's layers.
+        config: `slots`, the tokens of the result per sample; `inner`, the channels of the slots; `heads` of the
+            attention; `dropout`, the rate for attention weights, the feed-forward part's output and inside the
+            question's layers.
     """
 
-    def __init__(
-        self,
-        width: int,
-        question_width: int,
-        slots: int,
-        inner: int = 512,
-        heads: int = 8,
-        dropout: float = 0.1,
-    ) -> None:
+    def __init__(self, width: int, question_width: int, config: MergeConfig) -> None:
         super().__init__()
-        self.dropout = dropout
+        inner, heads, self.dropout = config.inner, config.heads, config.dropout
         # As wide as a norm's output: all slots of a sample get the same question added, and must stay different.
-        self.slots = nn.Parameter(torch.randn(slots, inner))
+        self.slots = nn.Parameter(torch.randn(config.slots or 1, inner))
         self.vision_in, self.question_in = Projection(width, inner), Projection(question_width, inner)
         self.question_hidden, self.question_out = Linear(inner, inner), Linear(inner, inner)
         self.query_norm = Norm("layernorm", inner, EPS)
-        self.attention = CrossAttention(inner, heads, dropout)
+        self.attention = CrossAttention(inner, heads, self.dropout)
         self.attention_norm = Norm("layernorm", inner, EPS)
-        self.feed_forward = FeedForward(
-            BlockConfig(width=inner, heads=heads, hidden=4 * inner, activation="gelu", bias=True)
-        )
-        self.out_norm = Norm("layernorm", inner, EPS, dropout)
+        sizes = BlockConfig(width=inner, heads=heads, hidden=4 * inner, activation="gelu", bias=True)
+        self.feed_forward = FeedForward(sizes)
+        self.out_norm = Norm("layernorm", inner, EPS, self.dropout)
         self.to_out = _zero_linear(inner, width)
         self.scale = nn.Parameter(torch.tensor(0.1))
 
@@ -288,7 +297,7 @@ class PoolMerger(Reducer):
         x = self.attention_norm(widened(queries), delta)[1]
         x = self.out_norm(widened(x), self.feed_forward(x), layout)[1]
         features = self.scale * self.to_out(x) + weights.average(tokens.vision)
-        return Merged(features, layout, weights, _evenly(layout, vision_layout))
+        return Merged(features, layout, weights.average, _evenly(layout, vision_layout))
 
     def _question_term(self, question: Tensor, layout: Layout, places: Tensor | None) -> Tensor:
         """Term that the question adds to every slot of its sample, (num_seqs, inner) fp32 or wider; 0 without one."""
@@ -310,17 +319,6 @@ def _evenly(layout: Layout, vision_layout: Layout) -> Tensor:
 # --------------------------------------------------------------------------- chosen tokens, without learning
 
 
-@dataclass(frozen=True)
-class Chosen:
-    """Weights of tokens that are kept unchanged; places (total_out,) int64."""
-
-    places: Tensor
-
-    def average(self, values: Tensor) -> Tensor:
-        """Select from (num_vision, dim), (total_out, dim)."""
-        return values.index_select(0, self.places)
-
-
 class BestMerger(Reducer):
     """Reducer that keeps the tokens unchanged which received most attention in the tower, and drops the others.
 
@@ -336,8 +334,9 @@ class BestMerger(Reducer):
         assert tokens.received is not None, "class_token ranks by the attention that patches received in the tower"
         layout = tokens.vision_layout
         best = segment_top_k(tokens.received, layout, num_merged(layout, self.ratio))
-        chosen = Chosen(best.nonzero().flatten())
-        return Merged(chosen.average(tokens.vision), layout.keep(best), chosen, chosen.places)
+        places = best.nonzero().flatten()
+        chosen = tokens.vision.index_select(0, places)
+        return Merged(chosen, layout.keep(best), lambda values: values.index_select(0, places), places)
 
 
 # --------------------------------------------------------------------------- similar tokens, without learning
@@ -401,7 +400,7 @@ def similarity_merge(features: Tensor, layout: Layout, budget: Tensor) -> Merged
             owner = torch.where(goes, after[into], after)[groups.owner]
             current, places = current.keep(~goes), places[~goes]
             groups = TokenGroups(owner, torch.bincount(owner, minlength=int(current.cu_seqlens[-1])))
-    return Merged(groups.average(features), current, groups, places)
+    return Merged(groups.average(features), current, groups.average, places)
 
 
 def _pair_off(x: Tensor, layout: Layout, excess: Tensor) -> tuple[Tensor, Tensor]:
@@ -428,38 +427,6 @@ def _pair_off(x: Tensor, layout: Layout, excess: Tensor) -> tuple[Tensor, Tensor
     return goes, target
 
 
-class MergeConfig(Section):
-    """Settings of merging: fewer visual tokens per image before the language model."""
-
-    variant: Literal["simple", "question", "slots", "similarity", "class_token"]
-    """simple: the best by a learned score become means of what is like them; question: the same, having seen the
-    question; slots: learned queries; similarity: the most alike are merged (ToMe); class_token: those stay that receive
-    most attention in the tower (VisionZip)."""
-    ratio: float | None = Field(None, gt=0, le=1)
-    """Tokens left of each image per token; not for slots."""
-    slots: int | None = Field(None, ge=1)
-    """Tokens that slots makes of each image."""
-    inner: int = Field(512, ge=1)
-    """Channels inside simple, question and slots."""
-    heads: int = Field(4, ge=1)
-    """Attention heads of question and slots."""
-    temperature: float = Field(1.0, gt=0)
-    """Of the shares of simple and question; small: one each."""
-    dropout: float = Field(0.1, ge=0, lt=1)
-    """Inside simple, question and slots."""
-
-    @model_validator(mode="after")
-    def _fit(self) -> "MergeConfig":
-        if self.variant == "slots":
-            if self.slots is None or self.ratio is not None:
-                raise ValueError("variant=slots needs slots, how many tokens an image becomes, and no ratio")
-        elif self.ratio is None or self.slots is not None:
-            raise ValueError(f"variant={self.variant} needs ratio, the tokens left per token, and no slots")
-        if self.variant in ("question", "slots") and self.inner % self.heads:
-            raise ValueError(f"inner {self.inner} is not a multiple of heads {self.heads}")
-        return self
-
-
 def make_merger(config: MergeConfig, width: int, question_width: int) -> Reducer:
     """Create the layer of a variant.
 
@@ -467,19 +434,17 @@ def make_merger(config: MergeConfig, width: int, question_width: int) -> Reducer
         width: channels of the tower's features.
         question_width: channels of embeddings of text.
     """
-    ratio, slots = config.ratio or 1.0, config.slots or 1  # a variant has one of the two
-    inner, heads, temperature, dropout = config.inner, config.heads, config.temperature, config.dropout
     match config.variant:
         case "simple":
-            return TopMerger(width, inner, ratio, temperature, dropout)
+            return TopMerger(width, config)
         case "question":
-            return QuestionMerger(width, question_width, inner, heads, ratio, temperature, dropout)
+            return QuestionMerger(width, question_width, config)
         case "slots":
-            return PoolMerger(width, question_width, slots, inner, heads, dropout)
+            return PoolMerger(width, question_width, config)
         case "similarity":
-            return SimilarityMerger(ratio)
+            return SimilarityMerger(config.left)
         case "class_token":
-            return BestMerger(ratio)
+            return BestMerger(config.left)
 
 
 def merge_images(

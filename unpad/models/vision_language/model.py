@@ -178,9 +178,7 @@ class VisionLanguage(Generates, PrunesTokens):
         learns = prune is not None and prune.learns
         if prune is not None and learns:
             for layer in prune.layers:
-                self.pruners[str(layer)] = PrunerHead(
-                    width, prune.inner, prune.heads, attention_weight=prune.attention_weight
-                )
+                self.pruners[str(layer)] = PrunerHead(width, prune)
             soft = {"sparsity": SPARSITY, "token_count": 0.0, "binarisation": 0.0}
             self.weights |= soft if prune.softens else {"relevance": 1.0}
             if prune.discriminator is not None:
@@ -407,7 +405,7 @@ class VisionLanguage(Generates, PrunesTokens):
         trains = any(p.requires_grad for p in self.tower.parameters()) or (pixels is not None and pixels.requires_grad)
         with torch.set_grad_enabled(trains and torch.is_grad_enabled()), apart("tower"):
             ranks = self.config.ranks_in_tower and self.mode != "origin"
-            return self.tower.look(media) if ranks else (self.tower(media), None)
+            return self.tower.look(media, ranks)
 
     def _compose(
         self, batch: RaggedBatch, features: Tensor | None, mode: Mode, received: Tensor | None = None
@@ -439,14 +437,10 @@ class VisionLanguage(Generates, PrunesTokens):
         self.given = torch.zeros_like(layout.lengths()) if visual is None else layout.restrict(visual.index).lengths()
         if self.mode == "origin":
             self.kept, self.kept_tokens, self.expected = [], [], []
-        elif visual is None:
+        elif visual is None or self.mode == "merge_only":
             nothing = torch.zeros(0, dtype=torch.int64, device=layout.cu_seqlens.device)
-            self.kept, self.kept_tokens = [self.given] * blocks, [nothing] * blocks
-            self.expected = [self.given.float()] * blocks
-        elif self.mode == "merge_only":
-            self.kept = [self.given] * blocks
-            self.kept_tokens = [visual.source] * blocks
-            self.expected = [self.given.float()] * blocks
+            self.kept_tokens = [nothing if visual is None else visual.source] * blocks
+            self.kept, self.expected = [self.given] * blocks, [self.given.float()] * blocks
         else:
             assert self.config.prune is not None, "the mode is there with it only"
             mode = self.mode

@@ -159,33 +159,25 @@ class PrunerHead(nn.Module):
 
     Args:
         width: channels of the hidden states.
-        inner: channels inside; an even multiple of `heads`.
-        heads: of the attention.
+        config: `inner`, the channels inside, and the `heads` of the attention; attention_weight none ignores attention,
+            fixed adds it to the logits, times 0.5, and learned learns the factor. Noise of the logits has a deviation
+            of 1.8, so attention should be relative to even attention, not a share.
         dropout: rate for attention weights and the MLP's hidden values.
-        attention_weight: none ignores attention; fixed adds it to the logits, times 0.5; learned learns the factor.
-            Noise of the logits has a deviation of 1.8, so attention should be relative to even attention, not a share.
     """
 
     attention_weight: Tensor | None
 
-    def __init__(
-        self,
-        width: int,
-        inner: int = 512,
-        heads: int = 4,
-        dropout: float = 0.1,
-        attention_weight: Literal["none", "fixed", "learned"] = "none",
-    ) -> None:
+    def __init__(self, width: int, config: PruneConfig, dropout: float = 0.1) -> None:
         super().__init__()
-        self.dropout = dropout
+        inner, self.dropout = config.inner, dropout
         self.vision_in, self.question_in = Projection(width, inner), Projection(width, inner)
-        self.attention = CrossAttention(inner, heads, dropout)
+        self.attention = CrossAttention(inner, config.heads, dropout)
         self.norm = Norm("layernorm", inner, EPS)
         self.hidden, self.to_logit = Linear(inner, inner // 2), Linear(inner // 2, 1)
         nn.init.xavier_uniform_(self.to_logit.weight)
         nn.init.zeros_(self.to_logit.bias)
-        half = None if attention_weight == "none" else torch.tensor(0.5)
-        if attention_weight == "learned" and half is not None:
+        half = None if config.attention_weight == "none" else torch.tensor(0.5)
+        if config.attention_weight == "learned" and half is not None:
             self.attention_weight = nn.Parameter(half)
         else:
             self.register_buffer("attention_weight", half)

@@ -123,11 +123,9 @@ class PrunePass:
 
     def _noise(self, index: int, logits: Tensor) -> Tensor:
         """Logistic noise of a head's logits, (num_visual,): random while heads learn, else fixed."""
-        return (
-            prune.fresh_noise(logits, self.visual_layout)
-            if self._learns
-            else prune.drawn_noise(index, self._place, logits.dtype)
-        )
+        if self._learns:
+            return prune.fresh_noise(logits, self.visual_layout)
+        return prune.drawn_noise(index, self._place, logits.dtype)
 
     def _soften(self, index: int, entered: Stream, left: Stream) -> Stream:
         """Hide visual tokens from the blocks that follow by the probability that no head so far drops them, or for
@@ -154,9 +152,8 @@ class PrunePass:
                 scores = scores + self._noise(index, scores)
             scores = scores.masked_fill(self._needed, torch.inf)
             if config.keep is None:
-                return prune.hard_keep(
-                    prune.keep_probability(scores, self._temperature), self.visual_layout, config.threshold
-                )
+                probability = prune.keep_probability(scores, self._temperature)
+                return prune.hard_keep(probability, self.visual_layout, config.threshold)
         else:
             scores = self._rank(index, entered).masked_fill(self._needed, torch.inf)
         assert config.keep is not None, "rankings have it"

@@ -83,11 +83,11 @@ class Tower(nn.Module):
     def forward(self, media: RaggedBatch) -> Tensor:
         """Features in the order of the patches, (total_patches, width), fp32 or wider; arguments and errors as in
         `look`."""
-        return self._run(media, wants_attention=False)[0]
+        return self.look(media, wants_attention=False)[0]
 
-    def look(self, media: RaggedBatch) -> tuple[Tensor, Tensor]:
-        """Features in the order of the patches, (total_patches, width), fp32 or wider, and the attention that
-        patches receive in the last block that runs, (total_patches,) without gradient. At least one block must run.
+    def look(self, media: RaggedBatch, wants_attention: bool) -> tuple[Tensor, Tensor | None]:
+        """Features in the order of the patches, (total_patches, width), fp32 or wider, and with `wants_attention` the
+        attention that patches receive in the last block that runs, (total_patches,) without gradient.
 
         The attention is the class token's, as in VisionZip (Yang et al. 2024, arXiv 2412.04467), or without a class
         token the mean over the patches of the image.
@@ -99,12 +99,6 @@ class Tower(nn.Module):
         Raises:
             SourceError: patches have another size, or an image has another size than learned positions.
         """
-        features, received = self._run(media, wants_attention=True)
-        assert received is not None, "a tower without a block that runs attends to nothing"
-        return features, received
-
-    def _run(self, media: RaggedBatch, wants_attention: bool) -> tuple[Tensor, Tensor | None]:
-        """Features, and with `wants_attention` the attention, as in `look`."""
         layout = media.layout
         assert isinstance(layout, Layout), "images come as a flat run"
         assert media.inputs_embeds is not None, "a batch of images holds their patches"
@@ -125,7 +119,7 @@ class Tower(nn.Module):
     def _blocks(
         self, x: Tensor, layout: Layout, patches: Tensor | None, wants_attention: bool
     ) -> tuple[Tensor, Tensor | None]:
-        """Run the blocks over a run in which only `patches` are patches; results as of `_run`, for all tokens."""
+        """Run the blocks over a run in which only `patches` are patches; results as of `look`, for all tokens."""
         if self.pre_norm is not None:
             # Its output is the residual stream, which autocast must not round.
             with torch.autocast(x.device.type, enabled=False):

@@ -92,21 +92,6 @@ def head_forward(hidden: Tensor, weight: Tensor, labels: Tensor, smoothing: floa
     return results
 
 
-def head_backward(
-    hidden: Tensor,
-    weight: Tensor,
-    labels: Tensor,
-    smoothing: float,
-    nll: Tensor,
-    log_z: Tensor,
-    wanted: tuple[bool, bool],
-) -> tuple[Tensor | None, Tensor | None]:
-    """Gradients of the sum of losses of rows, perhaps of some of those that `head_forward` had, where they are wanted:
-    of the hidden states, (num_rows, width) bf16, and of the weight, (vocab_size, width) fp32."""
-    grads = _gradients(hidden, weight, labels, smoothing, nll, log_z, *wanted)
-    return grads[0] if wanted[0] else None, grads[1] if wanted[1] else None
-
-
 def _empty_gradients(hidden: Tensor, weight: Tensor, *settings: Any) -> tuple[Tensor, Tensor]:
     """Empty results, of no numbers where they are not wanted."""
     want_hidden, want_weight = settings[-2:]
@@ -115,7 +100,7 @@ def _empty_gradients(hidden: Tensor, weight: Tensor, *settings: Any) -> tuple[Te
 
 
 @operator("head_backward", _empty_gradients)
-def _gradients(
+def head_backward(
     hidden: Tensor,
     weight: Tensor,
     labels: Tensor,
@@ -125,6 +110,8 @@ def _gradients(
     want_hidden: bool,
     want_weight: bool,
 ) -> tuple[Tensor, Tensor]:
+    """Gradients of the sum of losses of rows, perhaps of some of those that `head_forward` had: of the hidden states,
+    (num_rows, width) bf16, and of the weight, (vocab_size, width) fp32; without numbers where they are not wanted."""
     grads = _empty_gradients(hidden.contiguous(), weight, want_hidden, want_weight)
     wanted = grads[0] if want_hidden else None, grads[1] if want_weight else None
     call("head_backward", *_inputs(hidden, weight, labels, smoothing), nll.contiguous(), log_z.contiguous(), *wanted)

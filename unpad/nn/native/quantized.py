@@ -121,11 +121,6 @@ class QuantizedWeight(Tensor):
         """x weight^T by the native kernel, (num_rows, in) fp32 -> (num_rows, out) fp32."""
         return int8_linear(x, self.numbers, self.scales)
 
-    @property
-    def num_bytes(self) -> int:
-        """Memory that it takes."""
-        return self.numbers.nbytes + self.scales.nbytes
-
     @classmethod
     def _dispatch(cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None) -> Any:
         first = args[0] if args else None

@@ -1,7 +1,7 @@
 """Report page of a run: one HTML file, drawn from the run's own files, that needs neither network nor scripts.
 
 Everything on the page is read back from `metrics.jsonl`, `timing.jsonl`, `log.jsonl`, `recipe.yaml`, `evaluation.json`,
-`evaluations.jsonl`, `samples.jsonl`, `attention.json` and `shown.json`; nothing is made up for a missing file.
+`evaluations.jsonl`, `samples.jsonl` and `shown.json`; nothing is made up for a missing file.
 """
 
 import json
@@ -20,7 +20,7 @@ from unpad.errors import UnpadError
 from unpad.models import model_kinds
 from unpad.recipes.recipe import Recipe
 from unpad.run import upgrade
-from unpad.run.report import attention, samples, section, shown
+from unpad.run.report import samples, section, shown
 from unpad.run.report.history import ENDINGS, Array, RunHistory, chance, read_history, run_state
 from unpad.run.report.section import IN_USE, FamilySection, PageSection
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean
@@ -291,7 +291,6 @@ def write_report(folder: Path) -> Path:
         *_evaluation(folder, family),
         *samples.draw(folder),
         *shown.draw(folder),
-        *attention.draw(folder),
         *_log(run),
     ]
     name, state = escape(folder.resolve().name), run_state(folder, run.log)
@@ -313,6 +312,6 @@ def write_report(folder: Path) -> Path:
 {"".join(one.html() for one in sections)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 """
-    path, style = folder / "report.html", attention.STYLE + shown.STYLE + family.style
+    path, style = folder / "report.html", shown.STYLE + family.style
     storage.write_atomic(path, section.document(name, style, body), private=family.private)
     return path

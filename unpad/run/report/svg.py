@@ -402,9 +402,8 @@ def matrix(title: str, names: list[str], counts: Array, unit: str = "") -> str:
         for column, other in enumerate(names):
             x, share, count = left + column * cell, float(shares[row, column]), int(counts[row, column])
             css = "hit" if row == column else "miss"
-            body += (
-                f'<rect class="{css}" x={x:.1f} y={y} width={cell - 2} height={cell - 2} fill-opacity="{share:.3f}">'
-            )
+            sides = f"x={x:.1f} y={y} width={cell - 2} height={cell - 2}"
+            body += f'<rect class="{css}" {sides} fill-opacity="{share:.3f}">'
             body += f"<title>{escape(name)} taken for {escape(other)}: {count:,}</title></rect>"
             if count:
                 body += f'<text class="mid{" on" if share > 0.5 else ""}" x={x + cell / 2 - 1:.1f} '

@@ -56,7 +56,6 @@ VQA = {
          "image": base64.b64encode(png_bytes()).decode()},
     ],
 }  # fmt: skip
-ATTENTION = {"tokens": ["a", "<b>"], "where": "row 1", "blocks": [{"block": 0, "heads": ["1000", "0512"]}]}
 CLASSES = {"classes": ["cat", "狗"]}
 NUMBERS = np.array([0.0, 140.0, 2.0])
 # Written by what reads them, so that they stay what a run of today keeps.
@@ -94,7 +93,6 @@ def make_run(folder: Path, steps: int = 12) -> Path:
     keep_evaluation(run, steps, {"loss": metric, "bits": {**metric, "value": None, "reason": "lossy"}}, ["a line"])
     keep_samples(run, steps, [("a prompt", "a reply <b>")])
     (run / "evaluation.json").write_text(json.dumps(PATIENTS))
-    (run / "attention.json").write_text(json.dumps(ATTENTION))
     return run
 
 
@@ -257,7 +255,6 @@ BUILDERS: dict[str, Builder] = {
         "run.json", [{"recipe": "toy", "overrides": ["optim.lr=0.01"], "precision": "fp32"}], _resume, 0.25
     ),
     "run_evaluation": _json_target("evaluation.json", [PATIENTS, IMAGES, VQA], lambda run: page_of(run)),
-    "run_attention": _json_target("attention.json", [ATTENTION], lambda run: page_of(run), 0.12),
     "run_recipe": run_recipe_yaml,
     "run_classes": _kept_file("classes.json", "images", CLASSES, read_classes),
     "run_codes": _kept_file("events.json", "patients", CODES, lambda files: load_codes(files["events.json"])),
