@@ -66,6 +66,9 @@ def test_a_course_that_went_wrong_is_named(trained, kind, code):
 
     assert [one.code for one in found([spoilt(kind, row) for row in logged])] == [code]
     assert [one.code for one in found(logged) if one.severity != "note"] == []
+    flat = [spoilt("run_flat", row) for row in logged if row["kind"] == "train"]
+    assert run_flat("train", flat)
+    assert not run_flat("train", flat, regressed=True)
 
 
 def predictions(right: float, num: int, lost: int | None = None) -> ClassPredictions:

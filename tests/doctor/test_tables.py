@@ -89,7 +89,7 @@ def skewed(rows: list[Fields]) -> list[Fields]:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [(some_ill_have_it, ["leak"]), (many_have_it, []), (with_placeholder, ["far_values"]), (skewed, []),
-     (lambda rows: rows, [])],
+     (lambda rows: [{**row, "split": "test" if row["id"] % 2 else None} for row in rows], []), (lambda rows: rows, [])],
 )  # fmt: skip
 def test_codes_and_values_are_told_from_their_limits(change, expected, tmp_path):
     assert codes(with_tables(lambda rows: change(weaker(rows)))(tmp_path)) == expected

@@ -26,7 +26,7 @@ def look(subject: Subject) -> list[Finding]:
     rows = load_metrics(subject.folder)
     for stage in dict.fromkeys(row["stage"] for row in rows if row["kind"] == "train"):
         trained = [row for row in rows if row["kind"] == "train" and row["stage"] == stage]
-        findings += run_flat(stage, trained)
+        findings += run_flat(stage, trained, getattr(subject.setup.model.config, "last_values", False))
     return [*findings, *overfit(subject, rows)]
 
 
@@ -161,14 +161,14 @@ def few_steps(subject: Subject, stage: StageSetup) -> Found | None:
         "finite.", "see the findings above; without any, try optim.lr 3 times as high and as low"),
     zh=("阶段 {stage} 的损失在 {steps:,} 步中几乎没有下降：{start:.3g} 到 {end:.3g}；{bad} 步不是有限数。",
         "把 optim.lr 乘以、除以 3 各试一次"))  # fmt: skip
-def run_flat(stage: str, trained: list[dict[str, Any]]) -> Found | None:
-    """A stage whose training loss did not fall, or was not finite."""
+def run_flat(stage: str, trained: list[dict[str, Any]], regressed: bool = False) -> Found | None:
+    """A stage whose training loss was not finite, or did not fall though it did not begin as regression."""
     losses = np.array([float(row["loss"]) for row in trained])
     finite, part = losses[np.isfinite(losses)], max(len(losses) // 10, 3)
     bad = len(losses) - len(finite)
     start, end = (float(side.mean()) if len(side) else math.nan for side in (finite[:part], finite[-part:]))
     fall = (start - end) / max(abs(start), 1e-9)
-    if not bad and (len(losses) < 40 or fall >= 0.03):
+    if not bad and (regressed or len(losses) < 40 or fall >= 0.03):
         return None
     return Found(fall, "optim.lr", METRICS, "precision", stage=stage, steps=len(losses), start=start, end=end, bad=bad)
 

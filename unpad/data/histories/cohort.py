@@ -36,6 +36,8 @@ from unpad.recipes.data import EventLabels, EventSettings
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.terminal.table import number_of
 
+TEST_PART = "as the test part"  # why patients of it are left out while a run learns
+
 
 @dataclass(frozen=True, eq=False)
 class Cohort:
@@ -442,7 +444,7 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
         np.maximum.at(classes, patient, cohort.label[here])
     parts = divide(keys, mine[here[first]], recipe.data, recipe.train.seed, wanted, classes=classes)
     split[here] = parts[patient]
-    others = "as the test part" if wanted is Wanted.LEARNING else "of other parts"
+    others = TEST_PART if wanted is Wanted.LEARNING else "of other parts"
     choice.leave(~taken(split, wanted), others)
     num_test = int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0
     rest = np.flatnonzero(choice.taking)
