@@ -269,7 +269,7 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
         there, fix = header.what.partition("; ")[2], header.fix
     else:
         there, fix = there_is({name: cell for value in values for name, cell in value.items()}), advise(values)
-    if "python -c" not in fix and any(not set(REQUESTS).isdisjoint(value) for value in values):
+    if any(not set(REQUESTS).isdisjoint(value) for value in values):
         fix = f"write the reply that is wanted beside each request, as {' or '.join(REPLIES)}"
     return SourceError(f"E_KIND the rows or columns match no kind of data; {there}", where=str(file.path), fix=fix)
 

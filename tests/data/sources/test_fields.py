@@ -112,6 +112,8 @@ ASK_BOTH, WRITE = "prompt: COLUMN, reply: COLUMN}'; name the column of a text", 
         ({"conversation": [{"input": "a", "output": "b"}]}, WRITE),
         ({"translation": {"en": "a", "de": "b"}}, WRITE),
         ({"turns": [1]}, WRITE),
+        ({"a": [{"role": "user", "content": "a"}], "b": [{"from": "human", "value": "a"}]}, "name the better chosen"),
+        ({"mrn": 1, "time": "2024-01-01", "code": "K", "value": 1}, "write it as CSV, with columns mrn, time, code"),
         ({"chosen": "yes", "rejected": "no", "input": "Is it?"}, "'data.pairs={path: rows.jsonl, field: COLUMN}'"),
         ({"question": "Who?", "answer": ["A", "B"]}, 'write a text, or a list of messages with "role" and "content"'),
         ({"question": "Who?", "answer": 2}, "write the text that it stands for"),
@@ -138,9 +140,6 @@ def test_columns_are_proposed_where_it_is_clear_which_is_which(unpad, tmp_path, 
         ("k,quando,prueba,cuanto", "{p},2024-01-0{n},N{n},{n}", "id: k, time: quando, code: prueba, value: cuanto"),
         ("measurement_id,person_id,measurement_concept_id,measurement_date,value_as_number",
          "{p}{n},{p},300{n},2024-01-0{n},{n}", "code: measurement_concept_id, value: value_as_number"),
-        ("condition_occurrence_id,person_id,condition_concept_id,condition_start_date",
-         "{p}{n},{p},300{n},2024-01-0{n}", "code: condition_concept_id, value: null"),
-        ("person_id,gender_concept_id", "{p}{n},{n}", "static: [gender_concept_id]"),
     ],
 )  # fmt: skip
 def test_events_of_other_names_are_known_by_what_columns_hold(unpad, tmp_path, header, row, item):
@@ -154,50 +153,27 @@ def test_events_of_other_names_are_known_by_what_columns_hold(unpad, tmp_path, h
     assert (report.num_used, report.bad) == (12, ())
 
 
-TURNS = [[{"role": "user", "content": "a"}, {"role": "assistant", "content": c}] for c in "bc"]
-QA = [{"question": f"a {n}", "answer": f"b {n}"} for n in (1, 2)]
-SQUAD = {"context": "d", "qas": [{"question": q, "answers": [{"text": "a"}]} for q in "bc"]}
-CALLS = {"query": "a", "tools": '[{"name": "f"}]', "answers": '[{"name": "f"}]'}
-FHIR = {"resourceType": "Observation", "subject": {"reference": "1"}, "code": {"coding": [{"code": "Na"}]}}
-EVENT = {"time": "2024-01-01", "code": "K", "value": 1}
-
-
 @pytest.mark.promise("data.field-names")
 @pytest.mark.parametrize(
-    ("name", "rows", "kind"),
+    ("rows", "told"),
     [
-        ("a.json", {"version": 1, "data": QA}, "chat"),
-        ("a.json", {"train": QA[:1], "test": QA[1:]}, "chat"),
-        ("a.json", {"1": QA[0], "2": QA[1]}, "chat"),
-        ("a.json", {"question": ["a b", "c d"], "answer": ["e f", "g h"]}, "chat"),
-        ("a.json", {"question": {"0": "a b", "1": "c d"}, "answer": {"0": "e f", "1": "g h"}}, "chat"),
-        ("a.json", {"texts": ["a b", "c d"]}, "text"),
-        ("a.json", {"data": [{"paragraphs": [SQUAD]}]}, "chat"),
-        ("a.jsonl", [CALLS, {**CALLS, "query": "b"}], "chat"),
-        ("a.jsonl", [{"winner": f"model_{w}", "conversation_a": TURNS[0], "conversation_b": TURNS[1]} for w in "ab"]
-         + [{"winner": "tie", "conversation_a": TURNS[0], "conversation_b": TURNS[1]}], "pairs"),
-        ("it's.tsv", [{"mrn": "1", "Date": "2024-01-01", "hr": 60, "temp": 37.5, "Na": None}], "events"),
-        ("a.parquet", [{"winner_model_a": w, "winner_model_b": 1 - w, "prompt": "a", "response_a": "b",
-         "response_b": "c"} for w in (0, 1)], "pairs"),
-        ("a.ndjson", [{**FHIR, "effectiveDateTime": f"2024-01-0{n}T08:00:00Z"} for n in (1, 2)], "events"),
-        ("a.ndjson", [{"patient_id": 1, **EVENT}, {"patient_id": 2, **EVENT}], "events"),
-        ("a.jsonl", [{"patient_id": 1, "stay": [EVENT, {**EVENT, "code": "Na"}]}], "events"),
+        ('{"version": 1, "da\'ta": [{"text": "a"}, {"text": "b"}]}', """has its rows in the list "da'ta\""""),
+        ('{"train": [{"text": "a"}], "test": [{"text": "b"}]}', "has a list for each of train, test"),
+        ('{"question": ["a", "b"], "answer": ["c", "d"]}', "has a list for each of question, answer"),
+        ('{"1": {"text": "a"}, "2": {"text": "b"}}', "has an object for each id or column"),
+        ('{"messages": [{"role": "user", "content": "a"}]}', "is one object"),
+        ('{"questions": [{"question": "a"}]}', "annotations: FILE.json"),
+        ('{"text": "a"}\n{"text": "b"}', "one object per line? set format: jsonl"),
     ],
-)  # fmt: skip
-def test_a_file_of_another_form_leads_to_the_command_that_makes_it_readable(unpad, tmp_path, name, rows, kind):
-    path = tmp_path / name
-    if name == "a.parquet":
-        put(path, pa.Table.from_pylist(rows))
-    elif name == "it's.tsv":
-        put_text(path, "\n".join("\t".join(str(cell or "") for cell in line) for line in (rows[0], rows[0].values())))
-    else:
-        put_text(path, json.dumps(rows) if name == "a.json" else "".join(json.dumps(row) + "\n" for row in rows))
-    said = unpad("data", "check", path, code=3)
-    told = said.out + said.err
-    command = shlex.split(told[told.index("python -c") :])
-    written = subprocess.run([sys.executable, *command[1:3]], check=True, capture_output=True, text=True).stdout
-    out = put_text(tmp_path / command[4], written)
-    assert f"{kind}, 2 of 2 rows usable" in unpad("data", "check", out).out.replace("\n  ", " ")
+)
+def test_a_file_of_one_object_says_where_its_rows_are_and_what_to_write(unpad, tmp_path, rows, told):
+    refused = unpad("data", "check", put_text(tmp_path / "it's.json", rows), code=3).out
+    assert told in refused.replace("\n", " ")
+    assert ("write one row a line, as JSON lines" in refused) == told.startswith(("has", "is one"))
+    if "python -c" in refused:
+        command = shlex.split(refused[refused.index("python -c") :].partition("\n")[0])
+        written = subprocess.run([sys.executable, *command[1:3]], check=True, capture_output=True, text=True).stdout
+        assert "text, 2 of 2 rows usable" in unpad("data", "check", put_text(tmp_path / "a.ndjson", written)).out
 
 
 @pytest.mark.promise("patients.long-table")

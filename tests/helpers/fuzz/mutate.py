@@ -4,9 +4,10 @@ import json
 import random
 import re
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+Draw = Callable[[random.Random], bytes]  # the bytes of a case
 CHANGES = (1, 1, 1, 2, 2, 3, 5, 9)  # how many changes one case gets
 _LENGTHS = (1, 2, 4, 16, 64, 256)
 _NUMBERS = (0, 1, 2, 0x7F, 0x80, 0xFF, 0x7FFF, 0x8000, 0xFFFF, 1 << 20, 1 << 28, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
@@ -31,6 +32,25 @@ _ODD: tuple[Any, ...] = (
 )
 _KEYS = ("x", "", " ", "\0", "__class__", "kind", "step", "text", "path", "type", "\u3000", "a" * 300, "0")
 _KEY = re.compile(rb'"(?:[^"\\]|\\.){0,40}": ?')
+
+
+def damaged(seeds: Sequence[bytes], pieces: Sequence[bytes] | None = None) -> Draw:
+    """Cases that are one of the seeds with parts of `pieces`, or of the seeds, spliced in, and other damage."""
+    return lambda rng: damage_bytes(_one_of(seeds, rng), pieces or seeds, rng)
+
+
+def damaged_json(values: Sequence[Any], share: float) -> Draw:
+    """Cases that are the JSON of one of the values, of whose parts a share is damaged."""
+    return lambda rng: damage_json(_one_of(values, rng), rng, share)
+
+
+def _one_of(items: Sequence[Any], rng: random.Random) -> Any:
+    return rng.choice(items) if len(items) > 1 else items[0]
+
+
+def either(share: float, one: Draw, other: Draw) -> Draw:
+    """A share of cases from `one`, the rest from `other`."""
+    return lambda rng: one(rng) if rng.random() < share else other(rng)
 
 
 def damage_bytes(data: bytes, others: Sequence[bytes], rng: random.Random) -> bytes:

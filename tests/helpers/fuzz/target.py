@@ -51,6 +51,16 @@ class Verdict:
     detail: str = ""
 
 
+def read_at(path: Path, read: Callable[[Path], object]) -> Callable[[bytes], object]:
+    """Puts the bytes of a case at `path` and reads it."""
+
+    def run(data: bytes) -> None:
+        path.write_bytes(data)
+        read(path)
+
+    return run
+
+
 def has_control(text: str) -> bool:
     """True for a text that could move a terminal's cursor or change its colours."""
     return any(unicodedata.category(one) == "Cc" for one in text)

@@ -73,7 +73,10 @@ def layouts_of(texts: Collection[str]) -> list[str]:
         return []
     best = [layout for layout, number in counts.items() if number == most]
     with_century = [layout for layout in best if "%Y" in layout]
-    return _different(tried, with_century or best)
+    readings: dict[tuple[datetime | None, ...], str] = {}  # of all texts, and the first layout that reads them so
+    for layout in with_century or best:
+        readings.setdefault(tuple(parse(text, layout) for text in tried), layout)
+    return list(readings.values())
 
 
 @cache
@@ -84,14 +87,6 @@ def _patterns() -> list[tuple[str, re.Pattern[str]]]:
         (layout, re.compile(re.sub(r"\\?%[A-Za-z]", lambda match: _WIDTHS[match[0][-1]], re.escape(layout))))
         for layout in layouts
     ]
-
-
-def _different(texts: Sequence[str], layouts: Sequence[str]) -> list[str]:
-    """One of the layouts that read all texts alike, the first."""
-    readings: dict[tuple[datetime | None, ...], str] = {}
-    for layout in layouts:
-        readings.setdefault(tuple(parse(text, layout) for text in texts), layout)
-    return list(readings.values())
 
 
 def layout_advice(texts: Collection[str]) -> str:
@@ -122,51 +117,23 @@ _OTHERS = "text chosen rejected image id label review comment content body title
 COLUMNS = frozenset((*MESSAGES, *REQUESTS, *REPLIES, *_OTHERS.split()))
 
 # Names that tables of hospitals give to their columns, as `folded` spells them.
-_ID_LIKES = (
-    "id subjectid mrn patient patientid patid patientno patientnr patientnumber patientkey pid pat person personid "
-    "subject case caseid caseno hadmid stayid icustayid encounter encounterid admissionid visitid studyid fallnr "
-    "patientennr 患者id 病人id 病历号 住院号"
-)
-ID_LIKE = frozenset(_ID_LIKES.split())
-_TIME_LIKES = (
-    "time date datetime timestamp charttime storetime takenat collectedat collected starttime eventtime resulttime "
-    "when minute minutes hour hours day days datum zeit zeitpunkt stunde stunden tag tage 时间 日期"
-)
-_UNITS = {"minute": "minutes", "minutes": "minutes", "day": "days", "days": "days", "tag": "days", "tage": "days"}
-_CODE_LIKES = (
-    "code test testname variable item itemid lab labtest analyte parameter measurement concept conceptid component "
-    "vital icd atc 项目 检验项目"
-)
-_VALUE_LIKES = "value result valuenum numericvalue resultvalue reading valueasnumber ergebnis wert 结果 数值"
-EVENT_LIKE = {
-    "id": ID_LIKE,
-    "time": frozenset(_TIME_LIKES.split()),
-    "code": frozenset(_CODE_LIKES.split()),
-    "value": frozenset(_VALUE_LIKES.split()),
+_EVENT_LIKES = {
+    "id": "id subjectid mrn patient patientid patid patientno patientnr patientnumber patientkey pid pat person "
+    "personid subject case caseid caseno hadmid stayid icustayid encounter encounterid admissionid visitid studyid "
+    "fallnr patientennr 患者id 病人id 病历号 住院号",
+    "time": "time date datetime timestamp charttime storetime takenat collectedat collected starttime eventtime "
+    "resulttime when minute minutes hour hours day days datum zeit zeitpunkt stunde stunden tag tage 时间 日期",
+    "code": "code test testname variable item itemid lab labtest analyte parameter measurement measurementconceptid "
+    "concept conceptid component vital icd atc 项目 检验项目",
+    "value": "value result valuenum numericvalue resultvalue reading valueasnumber ergebnis wert 结果 数值",
 }
+EVENT_LIKE = {field: frozenset(names.split()) for field, names in _EVENT_LIKES.items()}
+ID_LIKE = EVENT_LIKE["id"]
+_UNITS = {"minute": "minutes", "minutes": "minutes", "day": "days", "days": "days", "tag": "days", "tage": "days"}
 _NUMBER = re.compile(r"\s*[<>]?\s*[+-]?(\d+(?:[.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")
 _SENTENCE = re.compile(r"\S+(\s+\S+){2,}[.!]|\w+[。！]")  # a question may be the name of a column
 _FILLERS = re.compile(r"[\s_\u200b-\u200d\u2060\ufeff]+")
 MOST_CODE, LEAST_WIDE = 60, 3  # characters of a code or an id; columns of measurements that have one each
-_OMOP = re.compile(
-    r"(?:measurement|condition|procedure|observation|device|drugexposure|visit)(?:(conceptid)|(?:start)?date(?:time)?)"
-)
-# Public sets of other forms: the fields that tell them, what they are, their rows in Python as `rewrite` has it, and
-# where these go.
-_SETS = (
-    ({"resourceType", "subject"}, "resources of FHIR? the results as a table (docs/patients.md)",
-     '[{"id": r["subject"]["reference"], "time": r["effectiveDateTime"], "code": r["code"]["coding"][0]["code"], '
-     '"value": r.get("valueQuantity", {}).get("value")} for r in x if "effectiveDateTime" in r]', "events.csv"),
-    ({"query", "tools", "answers"}, "requests with calls of tools? as conversations, the tools in the system text",
-     '[{"messages": [{"role": k, "content": r[n]} for k, n in '
-     '(("system", "tools"), ("user", "query"), ("assistant", "answers"))]} for r in x]', "rows.jsonl"),
-    ({"winner", "conversation_a", "conversation_b"}, "two models' replies? as pairs, ties left out",
-     '[{"chosen": r["conversation_" + w], "rejected": r["conversation_" + o]} '
-     'for r in x for w, o in ("ab", "ba") if r["winner"] == "model_" + w]', "pairs.jsonl"),
-    ({"winner_model_a", "response_a", "response_b"}, "two models' replies? as pairs, ties left out",
-     '[{"prompt": r["prompt"], "chosen": r["response_" + w], "rejected": r["response_" + o]} '
-     'for r in x for w, o in ("ab", "ba") if int(r["winner_model_" + w])]', "pairs.jsonl"),
-)  # fmt: skip
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")  # endings of files that are read
 MOST_READ = 200  # characters of a name or a cell that show what it is
 
@@ -216,31 +183,6 @@ def in_yaml(text: str) -> str:
     return text if plain and text.lower() not in words else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def rewrite(path: Path, rows: str, out: Path | str) -> str:
-    """Command that writes other rows of a file into a new one, CSV or JSON lines by its name, and checks them.
-
-    Args:
-        rows: expression of Python for a list of them as objects, where `x` is what the file holds; those of CSV have
-            equal keys.
-    """
-    form, name, file = path.suffix.lower(), json.dumps(str(path), ensure_ascii=False), shlex.quote(str(out))
-    modules, x = {"json"}, f'list(map(json.loads, open({name}, "rb")))'
-    if form == ".json":
-        x = f'json.load(open({name}, "rb"))'
-    elif form == ".parquet":
-        modules, x = {"json", "pyarrow.parquet"}, f"pyarrow.parquet.read_table({name}).to_pylist()"
-    elif form in (".csv", ".tsv"):
-        modules.add("csv")
-        x = f'open({name}, encoding="utf-8-sig"); d = max(",;\\t", key=x.readline().count); x.seek(0)'
-        x += "; x = list(csv.DictReader(x, delimiter=d))"
-    write = 'print(*map(json.dumps, y), sep="\\n")'
-    if file.endswith(".csv"):
-        modules |= {"csv", "sys"}
-        write = "csv.writer(sys.stdout).writerows([y[0], *map(dict.values, y)])"
-    code = shlex.quote(f"import {', '.join(sorted(modules))}; x = {x}; y = {rows}; {write}")
-    return f"python -c {code} > {file} && unpad data check {file}"
-
-
 def looks_like_data(names: Sequence[str]) -> bool:
     """True if the first row of a table seems to be one of its rows rather than the names of its columns."""
     begun = [name[:MOST_READ].strip() for name in names]
@@ -266,22 +208,14 @@ def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: dict[str, str
         return f'did you mean "{", ".join(close.values())}"? {setting(kind or "text", path, **(asked or {}) | close)}'
     if looks_like_data(present):
         return "begin the file with a line of names for its columns, such as text,label"
-    if known := next((known for known in _SETS if known[0] <= set(present)), None):
-        return f"{known[1]}: {rewrite(path, *known[2:])}"
-    if (field := _field_of(rows, is_picture) if kind in ("images", "text", "") else None) is not None:
-        return _labelled(path, rows, field)
-    if (field := _field_of(rows, _is_conversation) if kind in ("chat", "text", "") else None) is not None:
-        return f'if "{field}" holds the conversations: {setting("chat", path, field=field)}'
-    return _as_text(kind, path, rows)
-
-
-def _as_text(kind: str, path: Path, rows: Sequence[Cells]) -> str:
-    """Advice on rows of texts, or of tables of patients; arguments as of `advice`."""
-    if kind == "pairs":
-        return f"name the field of the prompt: {setting(kind, path, field=COLUMN)}"
+    if kind in ("images", "text", "") and (pictures := _fields_of(rows, is_picture)):
+        return _as_pictures(kind, path, rows, pictures[0])
+    if kind in ("chat", "text", "") and (talks := _fields_of(rows, _is_conversation)):
+        way = f'if "{talks[0]}" holds the conversations: {setting("chat", path, field=talks[0])}'
+        return way if len(talks) == 1 else "two replies to one request? name the better chosen, the other rejected"
     if kind not in ("text", "chat", ""):
-        return ""
-    names = {folded(name) for row in rows for name in row}
+        return f"name the field of the prompt: {setting(kind, path, field=COLUMN)}" if kind == "pairs" else ""
+    names = set(map(folded, present))
     if kind != "chat":
         if names & {*REQUESTS, "input"} and names & set(REPLIES):
             return f"the rows are requests with replies: {shlex.quote(f'data.chat={path}')}"
@@ -345,37 +279,18 @@ def is_picture(value: object) -> bool:
     return isinstance(value, str) and value.lower().endswith(PICTURES)
 
 
-def _field_of(rows: Sequence[Cells], is_it: Any) -> str | None:
-    return next((name for row in rows for name, value in row.items() if is_it(value)), None)
+def _fields_of(rows: Sequence[Cells], is_it: Callable[[object], bool]) -> list[str]:
+    return list(dict.fromkeys(name for row in rows for name, value in row.items() if is_it(value)))
 
 
-def _labelled(path: Path, rows: Sequence[Cells], field: str) -> str:
-    """Advice on a table of pictures, by what its columns or the names of the pictures hold."""
+def _as_pictures(kind: str, path: Path, rows: Sequence[Cells], field: str) -> str:
+    """Advice on a table of pictures, of which `field` has the files."""
     cells = _cells(rows)
-    if "label" in cells:
-        return f'if "{field}" holds the pictures: {setting("images", path, field=field)}'
-    names = [name.rpartition("/")[2] for name in cells.pop(field)]
-    marks = [name for name, values in cells.items() if {*values} <= {"0", "1", "0.0", "1.0"}]
-    joined = next((name for name, values in cells.items() if any("|" in value for value in values)), None)
-    few = next((name for name, values in cells.items() if _are_few(values) and not name.lower().endswith("id")), None)
-    mark = next((mark for mark in "_- " if _are_few([name.partition(mark)[0] for name in names])), None)
-    name = json.dumps(joined or few or next(iter(cells), ""), ensure_ascii=False)
-    if joined:
-        what, label = f"{name} joins classes by |, of which the first counts", f'r[{name}].split("|")[0]'
-    elif len(marks) > 1:
-        what, label = "each class has a column", f"max({json.dumps(marks)}, key=lambda c: float(r[c]))"
-    elif few:
-        what, label = f"{name} is the class", f"r[{name}]"
-    elif mark:
-        what, label = "its name begins with the class", f'r[{json.dumps(field)}].split("/")[-1].split("{mark}")[0]'
-    elif len(cells) == 1:
-        what = f"LABELS.csv has the class beside {name}"
-        label = f'{{s[{name}]: s["COLUMN"] for s in csv.DictReader(open("LABELS.csv"))}}[r[{name}]]'
-    else:
-        fix = "rename the column of the classes to label, and "
-        return f'if "{field}" holds the pictures: {fix}{setting("images", path, field=field)}'
-    taken = f'[{{**r, "image": r[{json.dumps(field, ensure_ascii=False)}], "label": {label}}} for r in x]'
-    return f'if "{field}" holds the pictures and {what}: {rewrite(path, taken, path.with_name("rows.jsonl"))}'
+    few = next((name for name, values in cells.items() if _are_few(values) and not folded(name).endswith("id")), None)
+    classes = f'"{few}", if it has the classes,' if few else "the column of the classes"
+    rename = "" if "label" in cells else f"rename {classes} to label (one class a picture), and "
+    train = "unpad train images " * (not kind) + setting("images", path, field=field)
+    return f'if "{field}" holds the pictures: {rename}{train}'
 
 
 def _cells(rows: Sequence[Cells]) -> dict[str, list[str]]:
@@ -393,66 +308,53 @@ def _are_few(cells: Sequence[str]) -> bool:
 
 
 def _as_events(path: Path, rows: Sequence[Cells]) -> str:
-    """Advice on a table of events of patients, or of facts or outcomes of theirs; "" for another table."""
-    nested = _field_of(rows, lambda value: isinstance(value, list) and value and isinstance(value[0], dict)) or ""
-    events = [{**row, **event, nested: ""} for row in rows for event in (row.get(nested) or () if nested else [{}])]
-    columns = _event_columns(events)
-    if not all(columns.values()) and not _OMOP.fullmatch(folded(columns["code"])):
-        kept = [columns["id"], columns["time"]]
-        return _as_wide(path, rows, kept) or _as_outcomes(path, rows, kept) or _as_facts(path, rows, columns["id"])
+    """Advice on a table of events of patients, or of outcomes of theirs; "" for another table."""
+    columns, cells = _event_columns(rows), _cells(rows)
+    kept = [columns["id"], columns["time"]]
+    what = "a table of patients' events (docs/patients.md)?"
+    if not all(columns.values()):
+        if all(kept) and len(measured := _measured(cells, kept)) >= LEAST_WIDE:
+            long = f'table.melt({json.dumps(kept, ensure_ascii=False)}, var_name="code").dropna()'
+            return f"{what} write a row for each of {', '.join(measured[:3])}; in pandas: {long}"
+        return _as_outcomes(path, cells, kept)
     if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
-        of = [f"{json.dumps(field)}: {'r' if name in rows[0] else 'e'}.get({json.dumps(name, ensure_ascii=False)})"
-              for field, name in columns.items() if name]  # fmt: skip
-        within = f" for e in r[{json.dumps(nested)}]" if nested else ""
-        taken = f"[{{{', '.join(of)}}} for r in x{within}]"
-        return "patients' events (docs/patients.md)? as a table: " + rewrite(path, taken, "events.csv")
-    return _with_events(_item(path, rows, columns), columns["id"])
+        return f"{what} write it as CSV, with columns {', '.join(columns.values())}"
+    train = f"unpad train events_labels {_events_setting(path, rows, columns)} events.labels=null"
+    labels = f"events.labels={{path: LABELS.csv, id: {in_yaml(columns['id'])}, label: COLUMN}}"
+    return f"{what} {train}; to predict outcomes, in place of null: {shlex.quote(labels)}"
 
 
-def _with_events(item: str, id: str) -> str:
-    """Advice to train on a table of patients by its item of `data.events`."""
-    labels = f"events.labels={{path: LABELS.csv, id: {in_yaml(id)}, label: COLUMN}}"
-    train = f"unpad train events_labels {shlex.quote(f'data.events={item}')} events.labels=null"
-    outcomes = f"to predict outcomes, in place of null: {shlex.quote(labels)}"
-    return f"a table of patients' events (docs/patients.md)? {train}; {outcomes}"
-
-
-def _item(path: Path, rows: Sequence[Cells], columns: Mapping[str, str]) -> str:
-    """Item of `data.events` that reads a table by its columns."""
+def _events_setting(path: Path, rows: Sequence[Cells], columns: dict[str, str]) -> str:
+    """Override that reads a table of events by its columns."""
     times = {str(row.get(columns["time"], "")) for row in rows} - {""}
-    unit = layout_advice(times)
+    form = {"unit": "timestamp"}
     if all(map(_NUMBER.fullmatch, times)):
-        unit = f"unit: {_UNITS.get(folded(columns['time']), 'hours')}"
-    elif not unit or " or " in unit:
-        unit = "unit: timestamp"
+        form = {"unit": _UNITS.get(folded(columns["time"]), "hours")}
+    elif len(layouts := layouts_of(times)) == 1:
+        form["format"] = layouts[0]
     if any(re.fullmatch(r"-?\d+,(\d{1,2}|\d{4,})", str(row.get(columns["value"]))) for row in rows):
-        unit += ', decimal: ","'
-    named = ", ".join(f"{field}: {in_yaml(name) if name else 'null'}" for field, name in columns.items())
-    return f"{{path: {in_yaml(str(path))}, {named}, {unit}}}"
+        form["decimal"] = ","
+    return setting("events", path, **columns, **form)
 
 
 def _event_columns(rows: Sequence[Cells]) -> dict[str, str]:
     """Columns of id, time, code and value by their names, or else by what they hold; "" for each that is not found."""
     cells = _cells(rows)
     found = {field: next((name for name in cells if folded(name) in known), "") for field, known in EVENT_LIKE.items()}
-    for name in reversed(cells):  # the first of each kind counts
-        if omop := _OMOP.fullmatch(folded(name)):
-            found["time" if omop[1] is None else "code"] = name
-    if found["code"] in cells and _OMOP.fullmatch(folded(found["code"])):
-        return found  # its names are all known
     if any(len(cell) > MOST_CODE for values in cells.values() for cell in values):
         return found  # texts, not codes
 
-    def find(field: str, fits: Callable[[list[str]], bool]) -> None:
+    kinds: dict[str, Callable[[list[str]], bool]] = {
+        "time": lambda values: all(map(is_date_like, values)),
+        "id": lambda values: 2 * len({*values}) <= len(values) and not any(" " in value for value in values),
+        "value": _are_numbers,
+        "code": lambda values: _are_few(values) and not _are_numbers(values),
+    }
+    for field, fits in kinds.items():
+        if field == "code" and len(_measured(cells, found.values())) >= LEAST_WIDE:
+            break
         free = (name for name, values in cells.items() if name not in found.values() and values and fits(values))
         found[field] = found[field] or next(free, "")
-
-    find("time", lambda values: all(map(is_date_like, values)))
-    find("value", lambda values: _are_numbers(values) and any(re.search("[.,]", value) for value in values))
-    find("id", lambda values: 2 * len({*values}) <= len(values) and not any(" " in value for value in values))
-    find("value", _are_numbers)
-    if sum(_are_numbers(values) for name, values in cells.items() if name != found["id"]) < LEAST_WIDE:
-        find("code", lambda values: _are_few(values) and not _are_numbers(values))
     return found
 
 
@@ -460,43 +362,26 @@ def _are_numbers(cells: Sequence[str]) -> bool:
     return all(map(_NUMBER.fullmatch, cells))
 
 
-def _as_wide(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
-    """Advice on a table with a column for each of three measurements or more; "" for another table.
+def _measured(cells: Mapping[str, list[str]], kept: Collection[str]) -> list[str]:
+    """Columns of numbers, but for those of the id and the time."""
+    return [name for name, values in cells.items() if name not in kept and _are_numbers(values)]
+
+
+def _as_outcomes(path: Path, cells: Mapping[str, list[str]], kept: list[str]) -> str:
+    """Advice on a table with a row for each id of patients, and with a column of 0 and 1, or dates and a column of few
+    words; "" for another table.
 
     Args:
         kept: columns of the id and of the time, "" where there is none.
     """
-    cells = _cells(rows)
-    measured = [name for name in cells if name not in kept and _are_numbers(cells[name])]
-    if not all(kept) or len(measured) < LEAST_WIDE:
-        return ""
-    id, time = (json.dumps(name, ensure_ascii=False) for name in kept)
-    taken = f'[{{"id": r[{id}], "time": r[{time}], "code": k, "value": v}} '
-    taken += f'for r in x for k, v in r.items() if k not in ({id}, {time}) and v not in ("", None)]'
-    what = f"a column for each measurement ({', '.join(measured[:3])})? events have a row for each"
-    return f"{what}: {rewrite(path, taken, 'events.csv')}"
-
-
-def _as_outcomes(path: Path, rows: Sequence[Cells], kept: list[str]) -> str:
-    """Advice on a table with a row for each id of patients, and with a column of 0 and 1, or dates and a column of few
-    words; arguments as of `_as_wide`."""
-    cells = {name: [str(row[name]) for row in rows if row.get(name) not in (None, "")] for name in rows[0]}
     ids = cells.get(kept[0], [])
-    if folded(kept[0]) in ("", "id") or len(set(ids)) < len(ids):
+    if folded(kept[0]) in ("", "id") or len({*ids}) < len(ids):
         return ""
-    few = [name for name, values in cells.items() if name not in kept and 2 <= len(set(values)) <= len(values) / 3]
-    marks = [name for name in few if set(cells[name]) <= {"0", "1"}]
-    dated = any(values and all(map(is_date_like, values)) for values in cells.values())
-    labels = marks or [name for name in few if dated and folded(name) not in ("sex", "gender")]
+    few = [name for name, values in cells.items() if name not in kept and 2 <= len({*values}) <= len(values) / 3]
+    labels = [name for name in few if {*cells[name]} <= {"0", "1"}]
+    if any(values and all(map(is_date_like, values)) for values in cells.values()):
+        labels = labels or [name for name in few if folded(name) not in ("sex", "gender")]
     if not labels:
         return ""
     item = f"{{path: {in_yaml(str(path))}, id: {in_yaml(kept[0])}, label: {in_yaml(labels[-1])}}}"
     return f"outcomes of patients (docs/patients.md)? beside a table of their events, with events.labels: {item}"
-
-
-def _as_facts(path: Path, rows: Sequence[Cells], id: str) -> str:
-    """Advice on OMOP's table of persons, with a row for each; "" for another table."""
-    if folded(id) != "personid":
-        return ""
-    facts = [name for name in rows[0] if name != id and len({row.get(name) for row in rows} - {"", None}) > 1]
-    return _with_events(f"{{path: {in_yaml(str(path))}, id: {id}, static: [{', '.join(map(in_yaml, facts))}]}}", id)

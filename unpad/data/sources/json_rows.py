@@ -6,13 +6,14 @@ row, found by cheap hooks, or by a check of only the rows that contain suspiciou
 
 import json
 import re
+import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from unpad.data.sources.example import SPLIT_NAMES, BadRow
+from unpad.data.sources.example import BadRow
 from unpad.data.sources.faults import MAX_DEPTH, MAX_EXCERPT, RowFault, bad_utf8, excerpt, type_name
-from unpad.data.sources.fields import MESSAGES, rewrite
+from unpad.data.sources.fields import MESSAGES
 from unpad.data.sources.row import Row
 from unpad.data.sources.sniff import BOM, HEAD_BYTES, mistaken
 
@@ -306,43 +307,22 @@ def _whole(path: Path, cursor: _Cursor) -> Iterator[Row | BadRow]:
         raise RowFault("E_TYPE", "the file is not a JSON array", "write an array in brackets")
 
 
-_SQUAD = (
-    '[{"instruction": q["question"], "input": p["context"], "output": q["answers"][0]["text"]} '
-    'for d in x["data"] for p in d["paragraphs"] for q in p["qas"] if q["answers"]]'
-)
-_VQA = "read it with its answers: 'data.vqa={path: QUESTIONS.json, annotations: FILE.json, images: FOLDER}'"
-
-
 def _within(path: Path, value: dict[str, Any]) -> tuple[str, str]:
-    """Where the rows are in a file that is one object, and the command that writes them out."""
-    lists = {name: part for name, part in value.items() if type(part) is list and part}
-    rows = {name: part for name, part in lists.items() if type(part[0]) is dict and name not in MESSAGES}
-    key, sizes = json.dumps(next(iter(rows or lists), ""), ensure_ascii=False), set(map(len, lists.values()))
-    are_objects = len(value) > 1 and all(type(part) is dict for part in value.values())
-    if "questions" in rows:
-        return "is one object", _VQA
-    if rows and "paragraphs" in rows.get("data", [{}])[0]:
-        what, taken = 'has its questions in "data", "paragraphs", "qas"', _SQUAD
-    elif len(rows) == 1:
-        what, taken = f"has its rows in the list {key}", f"x[{key}]"
-    elif rows and all(name.lower() in SPLIT_NAMES for name in rows):
-        what, taken = (
-            "has a list for each part of a split",
-            f'[{{**r, "split": k}} for k in {json.dumps(list(rows))} for r in x[k]]',
-        )
-    elif rows:
-        what, taken = f"has the lists {', '.join(rows)} (which of them?)", f"x[{key}]"
-    elif are_objects and all(name.isdecimal() for part in value.values() for name in part):
-        what, taken = "has a list for each column", "[dict(zip(x, r)) for r in zip(*(c.values() for c in x.values()))]"
-    elif are_objects:
-        what, taken = "has an object for each id", '[{"id": k, **r} for k, r in x.items()]'
-    elif len(lists) == len(value) > len(sizes) == 1:
-        what, taken = "has a list for each column", "[dict(zip(x, r)) for r in zip(*x.values())]"
-    elif len(lists) == 1 and not set(lists) & set(MESSAGES):
-        what, taken = f"has its texts in the list {key}", f'[{{"text": r}} for r in x[{key}]]'
-    else:
-        what, taken = "is one object", "[x]"
-    return what, rewrite(path, taken, "rows.jsonl")
+    """Where the rows are in a file that is one object, and what to do."""
+    lists = [name for name, part in value.items() if type(part) is list and part]
+    tables = [name for name in lists if type(value[name][0]) is dict and name not in MESSAGES]
+    fix = "write one row a line, as JSON lines"
+    if "questions" in tables:
+        fix = "read it with its answers: 'data.vqa={path: QUESTIONS.json, annotations: FILE.json, images: FOLDER}'"
+    elif len(tables) == 1:
+        file, key = (json.dumps(text, ensure_ascii=False) for text in (str(path), tables[0]))
+        code = f'import json; [print(json.dumps(row)) for row in json.load(open({file}, "rb"))[{key}]]'
+        return f"has its rows in the list {key}", f"{fix}: python -c {shlex.quote(code)} > rows.jsonl"
+    elif len(lists) > 1:
+        return f"has a list for each of {', '.join(lists[:3])}", fix
+    elif len(value) > 1 and all(type(part) is dict for part in value.values()):
+        return "has an object for each id or column", fix
+    return "is one object", fix
 
 
 def _elements(path: Path, cursor: _Cursor) -> Iterator[Row | BadRow]:

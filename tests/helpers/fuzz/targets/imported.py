@@ -13,8 +13,8 @@ import torch
 
 from tests.conftest import tiny_model
 from tests.helpers.chat_folder import CHATML, byte_level
-from tests.helpers.fuzz.mutate import damage_bytes, damage_json
-from tests.helpers.fuzz.target import Target, WrongError
+from tests.helpers.fuzz.mutate import damage_bytes, damage_json, damaged, damaged_json, either
+from tests.helpers.fuzz.target import Target, WrongError, read_at
 from unpad.data.tokens.folder_tokenizer import CHAT_TEMPLATE, TOKENIZER, TOKENIZER_CONFIG
 from unpad.errors import CheckpointError, OutOfMemoryError, RecipeError, SourceError
 from unpad.interchange import folder as folders
@@ -101,17 +101,9 @@ def _load(folder: Path) -> None:
 def hf_index(folder: Path) -> Target:
     """The index of weights in several files."""
     files = _written(folder / "model", 4000)
-    index = json.loads(files[INDEX])
-
-    def run(data: bytes) -> None:
-        (folder / "model" / INDEX).write_bytes(data)
-        _load(folder / "model")
-
-    def make(rng: random.Random) -> bytes:
-        pieces = [b"../", b"/dev/zero", b"model-00001-of-00002.safetensors"]
-        return damage_json(index, rng, 0.05) if rng.random() < 0.6 else damage_bytes(files[INDEX], pieces, rng)
-
-    return Target(make, run, ERRORS)
+    pieces = [b"../", b"/dev/zero", b"model-00001-of-00002.safetensors"]
+    make = either(0.6, damaged_json([json.loads(files[INDEX])], 0.05), damaged([files[INDEX]], pieces))
+    return Target(make, read_at(folder / "model" / INDEX, lambda path: _load(path.parent)), ERRORS)
 
 
 def hf_weights(folder: Path) -> Target:

@@ -4,6 +4,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from tests.helpers.fuzz.mutate import damage_bytes
-from tests.helpers.fuzz.target import Builder, Target, WrongError
+from tests.helpers.fuzz.target import Target, WrongError
 from tests.helpers.fuzz.targets.rows import picture
 from unpad.data.pixels.decode import decode, probe
 from unpad.data.pixels.formats import ImageError
@@ -70,17 +71,14 @@ def _with_checksums(data: bytes) -> bytes:
     return bytes(out) + data[at:]
 
 
-def _format(name: str) -> Builder:
-    def build(folder: Path) -> Target:
-        seeds = seeds_of(name)
+def _format(name: str, folder: Path) -> Target:
+    seeds = seeds_of(name)
 
-        def make(rng: random.Random) -> bytes:
-            data = damage_bytes(rng.choice(seeds), seeds, rng)
-            return _with_checksums(data) if name == "PNG" and rng.random() < 0.7 else data
+    def make(rng: random.Random) -> bytes:
+        data = damage_bytes(rng.choice(seeds), seeds, rng)
+        return _with_checksums(data) if name == "PNG" and rng.random() < 0.7 else data
 
-        return Target(make, check_picture, (ImageError,))
-
-    return build
+    return Target(make, check_picture, (ImageError,))
 
 
 def check_picture(data: bytes) -> None:
@@ -106,6 +104,6 @@ def any_format(folder: Path) -> Target:
 
 FORMATS = ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF")
 BUILDERS: dict[str, Callable[[Path], Target]] = {
-    **{name.lower(): _format(name) for name in FORMATS},
+    **{name.lower(): partial(_format, name) for name in FORMATS},
     "mixed_pictures": any_format,
 }

@@ -15,8 +15,8 @@ from typing import Any
 import pyarrow.parquet as pq
 import yaml
 
-from tests.helpers.fuzz.mutate import damage_bytes, damage_json, damage_value
-from tests.helpers.fuzz.target import Target, WrongError
+from tests.helpers.fuzz.mutate import damage_bytes, damage_value, damaged, damaged_json, either
+from tests.helpers.fuzz.target import Target, WrongError, read_at
 from tests.helpers.fuzz.targets.rows import CHATS, TEXTS, png_bytes
 from tests.helpers.fuzz.targets.tables import EVENTS
 from tests.helpers.toy import write_toy
@@ -45,22 +45,16 @@ def recipe_yaml(folder: Path) -> Target:
     """A recipe file; what loads comes back from its own YAML."""
     toy = write_toy(folder / "toy")
     seeds = [toy.read_bytes(), *(path.read_bytes() for path in sorted(RECIPES.glob("*.yaml")))]
-    values = [yaml.safe_load(seed) for seed in seeds]
+    values = [yaml.safe_load(seed) for seed in seeds]  # whose JSON is YAML
 
-    def make(rng: random.Random) -> bytes:
-        if rng.random() < 0.5:
-            return damage_json(rng.choice(values), rng, 0.04)  # JSON is YAML
-        return damage_bytes(rng.choice(seeds[:3]), seeds, rng)
-
-    def run(data: bytes) -> None:
-        path = folder / "recipe.yaml"
-        path.write_bytes(data)
+    def read(path: Path) -> None:
         loaded = resolved(load_recipe(str(path)))
         path.write_text(loaded.to_yaml(), encoding="utf-8")
         if resolved(load_recipe(str(path))) != loaded:
             raise WrongError("a recipe does not come back from its own YAML")
 
-    return Target(make, run, (RecipeError, CheckpointError, SourceError))
+    make = either(0.5, damaged_json(values, 0.04), damaged(seeds[:3], seeds))
+    return Target(make, read_at(folder / "recipe.yaml", read), (RecipeError, CheckpointError, SourceError))
 
 
 def recipe_fields(folder: Path) -> Target:

@@ -5,6 +5,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable, Sequence
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from tests.helpers.fuzz.mutate import damage_bytes, damage_rows
-from tests.helpers.fuzz.target import Builder, Target, WrongError, has_control
+from tests.helpers.fuzz.mutate import damage_bytes, damage_rows, damaged, either
+from tests.helpers.fuzz.target import Target, WrongError, has_control
 from unpad.data.sources import images, vqa
 from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.files import FORMATS, SourceFile
@@ -95,52 +96,38 @@ def _num_lines(data: bytes) -> int | None:
     return sum(bool(line.decode("utf-8", "replace").strip()) for line in lines)
 
 
-def _lines(kind: str, rows: list[dict[str, Any]], share: float = 0.15) -> Builder:
+def _lines(kind: str, rows: list[dict[str, Any]], folder: Path) -> Target:
     """JSON lines; what is used equals what JSON says of its line."""
+    _draw_pictures(folder)
+    seeds = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows]
+    seeds += [b"".join(seeds), json.dumps(rows[0]).encode() + b"\r\n\r\n" + seeds[-1], b"\xef\xbb\xbf" + seeds[0]]
 
-    def build(folder: Path) -> Target:
-        _draw_pictures(folder)
-        seeds = [json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in rows]
-        seeds += [b"".join(seeds), json.dumps(rows[0]).encode() + b"\r\n\r\n" + seeds[-1], b"\xef\xbb\xbf" + seeds[0]]
+    def run(data: bytes) -> None:
+        used, bad = _read(kind, _file(folder, ".jsonl", data))
+        _check_counts(used, bad, _num_lines(data))
+        lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
+        for one in used:
+            if kind == "text" and isinstance(one, Example) and len(lines) > 1:
+                line = lines[int(one.where.rpartition(":")[2]) - 1].decode().strip().strip("\ufeff")
+                said = ["".join(str(text).split()) for text in json.JSONDecoder().raw_decode(line)[0].values()]
+                if "".join(one.turns[0].content.split()) not in said:
+                    raise WrongError("a text is not that of its line", one.where)
 
-        def make(rng: random.Random) -> bytes:
-            if rng.random() < 0.4:
-                return damage_rows(rows, rng, share)
-            return damage_bytes(rng.choice(seeds), seeds, rng)
-
-        def run(data: bytes) -> None:
-            used, bad = _read(kind, _file(folder, ".jsonl", data))
-            _check_counts(used, bad, _num_lines(data))
-            lines = data.removeprefix(b"\xef\xbb\xbf").split(b"\n")
-            for one in used:
-                if kind == "text" and isinstance(one, Example) and len(lines) > 1:
-                    line = lines[int(one.where.rpartition(":")[2]) - 1].decode().strip().strip("\ufeff")
-                    said = ["".join(str(text).split()) for text in json.JSONDecoder().raw_decode(line)[0].values()]
-                    if "".join(one.turns[0].content.split()) not in said:
-                        raise WrongError("a text is not that of its line", one.where)
-
-        return Target(make, run, (SourceError,))
-
-    return build
+    return Target(either(0.4, lambda rng: damage_rows(rows, rng), damaged(seeds)), run, (SourceError,))
 
 
-def _array(kind: str, rows: list[dict[str, Any]]) -> Builder:
-    def build(folder: Path) -> Target:
-        whole: list[Any] = [*rows, "User: hi Assistant: hello" if kind == "chat" else "一段文字。"]
-        seeds = [json.dumps(whole, ensure_ascii=False).encode(), json.dumps(whole, indent=1).encode(), b'["a", "b"]']
+def _array(kind: str, rows: list[dict[str, Any]], folder: Path) -> Target:
+    whole: list[Any] = [*rows, "User: hi Assistant: hello" if kind == "chat" else "一段文字。"]
+    seeds = [json.dumps(whole, ensure_ascii=False).encode(), json.dumps(whole, indent=1).encode(), b'["a", "b"]']
 
-        def make(rng: random.Random) -> bytes:
-            if rng.random() < 0.4:
-                return b"[" + b",\n".join([damage_rows([row], rng).strip() for row in whole]) + b"]"
-            return damage_bytes(rng.choice(seeds), seeds, rng)
+    def in_elements(rng: random.Random) -> bytes:
+        return b"[" + b",\n".join([damage_rows([row], rng).strip() for row in whole]) + b"]"
 
-        def run(data: bytes) -> None:
-            used, bad = _read(kind, _file(folder, ".json", data))
-            _check_counts(used, bad, _num_elements(data))
+    def run(data: bytes) -> None:
+        used, bad = _read(kind, _file(folder, ".json", data))
+        _check_counts(used, bad, _num_elements(data))
 
-        return Target(make, run, (SourceError,))
-
-    return build
+    return Target(either(0.4, in_elements, damaged(seeds)), run, (SourceError,))
 
 
 def _num_elements(data: bytes) -> int | None:
@@ -152,31 +139,25 @@ def _num_elements(data: bytes) -> int | None:
     return len(found) if isinstance(found, list) else None
 
 
-def _table(kind: str, rows: list[dict[str, Any]], suffix: str, delimiter: str) -> Builder:
-    def build(folder: Path) -> Target:
-        _draw_pictures(folder)
-        names = list(dict.fromkeys(name for row in rows for name in row))
-        lines = [delimiter.join(names)]
-        lines += [delimiter.join(_cell(row.get(name, ""), delimiter) for name in names) for row in rows]
-        plain = "\n".join(lines).encode() + b"\n"
-        seeds = [plain, plain.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + plain, plain.replace(b'"', b"")]
+def _table(kind: str, rows: list[dict[str, Any]], suffix: str, delimiter: str, folder: Path) -> Target:
+    _draw_pictures(folder)
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    lines = [delimiter.join(names)]
+    lines += [delimiter.join(_cell(row.get(name, ""), delimiter) for name in names) for row in rows]
+    plain = "\n".join(lines).encode() + b"\n"
+    seeds = [plain, plain.replace(b"\n", b"\r\n"), b"\xef\xbb\xbf" + plain, plain.replace(b'"', b"")]
 
-        def make(rng: random.Random) -> bytes:
-            return damage_bytes(rng.choice(seeds), [*seeds, b'"a\nb"', b'""', b'"', delimiter.encode() * 3], rng)
+    def run(data: bytes) -> None:
+        used, bad = _read(kind, _file(folder, suffix, data))
+        body = data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        head, _, rest = body.partition(b"\n")
+        rows = sum(bool(line) for line in rest.split(b"\n"))
+        # Quotes join lines, and a file without rows or without a header is one fault.
+        is_known = b'"' not in data and rows and head.decode("utf-8", "replace").strip()
+        _check_counts(used, bad, rows if is_known else None)
 
-        def run(data: bytes) -> None:
-            used, bad = _read(kind, _file(folder, suffix, data))
-            body = data.removeprefix(b"\xef\xbb\xbf").replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            head, _, rest = body.partition(b"\n")
-            rows = sum(bool(line) for line in rest.split(b"\n"))
-            # Quotes join lines, and a file without rows or without a header is one fault.
-            _check_counts(
-                used, bad, rows if b'"' not in data and rows and head.decode("utf-8", "replace").strip() else None
-            )
-
-        return Target(make, run, (SourceError,))
-
-    return build
+    pieces = [*seeds, b'"a\nb"', b'""', b'"', delimiter.encode() * 3]
+    return Target(damaged(seeds, pieces), run, (SourceError,))
 
 
 def _cell(value: object, delimiter: str) -> str:
@@ -193,9 +174,6 @@ def plain_text(folder: Path) -> Target:
         b"word\n" * 9,
     ]
 
-    def make(rng: random.Random) -> bytes:
-        return damage_bytes(rng.choice(seeds), seeds, rng)
-
     def run(data: bytes) -> None:
         used, bad = read_file("text", _file(folder, ".txt", data), DataSettings())
         _check_counts(used, bad, None)
@@ -206,13 +184,13 @@ def plain_text(folder: Path) -> Target:
         if sorted(whole.split()) and "".join(kept.split()) != "".join(whole.split()):
             raise WrongError("words of a text are lost")
 
-    return Target(make, run, (SourceError,))
+    return Target(damaged(seeds), run, (SourceError,))
 
 
 def gzip_rows(folder: Path) -> Target:
     """Compressed files under the names of plain ones: never a row, never a traceback."""
     text = b"".join(json.dumps(row).encode() + b"\n" for row in TEXTS)
-    seeds = [gzip.compress(text, mtime=0), gzip.compress(_parquet(pa.table({"text": ["a"]})), mtime=0)]
+    seeds = [gzip.compress(text, mtime=0), gzip.compress(parquet(pa.table({"text": ["a"]})), mtime=0)]
 
     def make(rng: random.Random) -> bytes:
         suffix = rng.choice((".jsonl", ".json", ".csv", ".txt", ".parquet"))
@@ -233,7 +211,8 @@ def gzip_rows(folder: Path) -> Target:
 # --------------------------------------------------------------------------- parquet
 
 
-def _parquet(table: pa.Table, **options: Any) -> bytes:
+def parquet(table: pa.Table, **options: Any) -> bytes:
+    """The table as a file of parquet."""
     out = BytesIO()
     pq.write_table(table, out, **options)
     return out.getvalue()
@@ -286,26 +265,21 @@ def other_schema(table: pa.Table, rng: random.Random) -> pa.Table:
     return pa.table(columns, names=names)
 
 
-def _parquet_target(kind: str, table: pa.Table) -> Builder:
-    def build(folder: Path) -> Target:
-        seeds = [
-            _parquet(table, row_group_size=3),
-            _parquet(table, compression="none", use_dictionary=False, write_page_checksum=True),
-            _parquet(table, compression="zstd", data_page_version="2.0"),
-        ]
+def _parquet_target(kind: str, table: pa.Table, folder: Path) -> Target:
+    seeds = [
+        parquet(table, row_group_size=3),
+        parquet(table, compression="none", use_dictionary=False, write_page_checksum=True),
+        parquet(table, compression="zstd", data_page_version="2.0"),
+    ]
 
-        def make(rng: random.Random) -> bytes:
-            if rng.random() < 0.35:
-                return _parquet(other_schema(table, rng), compression="none", row_group_size=rng.choice((2, 100)))
-            return damage_bytes(rng.choice(seeds), seeds, rng)
+    def of_other_schema(rng: random.Random) -> bytes:
+        return parquet(other_schema(table, rng), compression="none", row_group_size=rng.choice((2, 100)))
 
-        def run(data: bytes) -> None:
-            used, bad = _read(kind, _file(folder, ".parquet", data))
-            _check_counts(used, bad, _num_parquet_rows(data))
+    def run(data: bytes) -> None:
+        used, bad = _read(kind, _file(folder, ".parquet", data))
+        _check_counts(used, bad, _num_parquet_rows(data))
 
-        return Target(make, run, (SourceError,))
-
-    return build
+    return Target(either(0.35, of_other_schema, damaged(seeds)), run, (SourceError,))
 
 
 def _num_parquet_rows(data: bytes) -> int | None:
@@ -385,21 +359,23 @@ _IMAGE_TABLE = pa.table(
 )
 
 BUILDERS: dict[str, Callable[[Path], Target]] = {
-    "text_jsonl": _lines("text", TEXTS),
-    "chat_jsonl": _lines("chat", CHATS),
-    "pairs_jsonl": _lines("pairs", PAIRS),
-    "vqa_jsonl": _lines("vqa", QUESTIONS),
-    "images_jsonl": _lines("images", PICTURES),
-    "text_array": _array("text", TEXTS),
-    "chat_array": _array("chat", CHATS),
-    "text_csv": _table("text", [{"text": "春天", "split": "train"}, {"text": 'a "b", c', "group": 3}], ".csv", ","),
-    "text_tsv": _table("text", [{"text": "春天", "split": "train"}, {"text": "a", "group": 3}], ".tsv", "\t"),
-    "images_csv": _table("images", PICTURES, ".csv", ";"),
+    "text_jsonl": partial(_lines, "text", TEXTS),
+    "chat_jsonl": partial(_lines, "chat", CHATS),
+    "pairs_jsonl": partial(_lines, "pairs", PAIRS),
+    "vqa_jsonl": partial(_lines, "vqa", QUESTIONS),
+    "images_jsonl": partial(_lines, "images", PICTURES),
+    "text_array": partial(_array, "text", TEXTS),
+    "chat_array": partial(_array, "chat", CHATS),
+    "text_csv": partial(
+        _table, "text", [{"text": "春天", "split": "train"}, {"text": 'a "b", c', "group": 3}], ".csv", ","
+    ),
+    "text_tsv": partial(_table, "text", [{"text": "春天", "split": "train"}, {"text": "a", "group": 3}], ".tsv", "\t"),
+    "images_csv": partial(_table, "images", PICTURES, ".csv", ";"),
     "plain_text": plain_text,
     "gzip_rows": gzip_rows,
-    "text_parquet": _parquet_target("text", _TEXT_TABLE),
-    "chat_parquet": _parquet_target("chat", _CHAT_TABLE),
-    "pairs_parquet": _parquet_target("pairs", _PAIR_TABLE),
-    "images_parquet": _parquet_target("images", _IMAGE_TABLE),
+    "text_parquet": partial(_parquet_target, "text", _TEXT_TABLE),
+    "chat_parquet": partial(_parquet_target, "chat", _CHAT_TABLE),
+    "pairs_parquet": partial(_parquet_target, "pairs", _PAIR_TABLE),
+    "images_parquet": partial(_parquet_target, "images", _IMAGE_TABLE),
     "image_folder": image_folder,
 }  # fmt: skip

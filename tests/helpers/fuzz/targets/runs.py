@@ -2,17 +2,17 @@
 
 import base64
 import json
-import random
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
 
-from tests.helpers.fuzz.mutate import damage_bytes, damage_json, damage_rows
-from tests.helpers.fuzz.target import Builder, Target, WrongError
+from tests.helpers.fuzz.mutate import damage_rows, damaged, damaged_json, either
+from tests.helpers.fuzz.target import Builder, Target, WrongError, read_at
 from tests.helpers.fuzz.targets.rows import png_bytes
 from tests.helpers.fuzz.targets.stored import manifest_of
 from tests.helpers.toy import write_toy
@@ -133,54 +133,30 @@ def _truncate(run: Path, name: str) -> None:
         log.close()
 
 
-def _log_target(name: str, resumed: bool, quick: bool = False) -> Builder:
+def _log_target(name: str, use: Callable[[Path], object], folder: Path) -> Target:
     """A file of JSON lines in a run directory."""
-
-    def build(folder: Path) -> Target:
-        run = make_run(folder)
-        whole = (run / name).read_bytes()
-        rows = [json.loads(line) for line in whole.splitlines()]
-
-        def make(rng: random.Random) -> bytes:
-            if rng.random() < 0.6:
-                return damage_rows(rows, rng, 0.2)
-            return damage_bytes(whole, [whole, b"\n", b"{}\n", b"[]\n", b"null\n"], rng)
-
-        def use(data: bytes) -> None:
-            (run / name).write_bytes(data)
-            if quick:
-                page_of(run)
-                return
-            try:
-                read_everything(run)
-            finally:
-                if resumed:
-                    _truncate(run, name)
-
-        return Target(make, use, ERRORS)
-
-    return build
+    path = make_run(folder) / name
+    whole = path.read_bytes()
+    rows = [json.loads(line) for line in whole.splitlines()]
+    others = damaged([whole], [whole, b"\n", b"{}\n", b"[]\n", b"null\n"])
+    make = either(0.6, lambda rng: damage_rows(rows, rng, 0.2), others)
+    return Target(make, read_at(path, lambda path: use(path.parent)), ERRORS)
 
 
-def _json_target(name: str, values: Sequence[Any], use: Callable[[Path], object], share: float = 0.08) -> Builder:
+def _read_and_resume(run: Path) -> None:
+    """What is read before a resume, and then what it does to the log of metrics."""
+    try:
+        read_everything(run)
+    finally:
+        _truncate(run, "metrics.jsonl")
+
+
+def _json_target(name: str, values: Sequence[Any], use: Callable[[Path], object], share: float, folder: Path) -> Target:
     """A file of one JSON value in a run directory."""
-
-    def build(folder: Path) -> Target:
-        run = make_run(folder)
-        whole = [json.dumps(value, ensure_ascii=False, indent=1).encode() for value in values]
-
-        def make(rng: random.Random) -> bytes:
-            if rng.random() < 0.7:
-                return damage_json(rng.choice(values), rng, share)
-            return damage_bytes(rng.choice(whole), whole, rng)
-
-        def read(data: bytes) -> None:
-            (run / name).write_bytes(data)
-            use(run)
-
-        return Target(make, read, ERRORS)
-
-    return build
+    path = make_run(folder) / name
+    whole = [json.dumps(value, ensure_ascii=False, indent=1).encode() for value in values]
+    make = either(0.7, damaged_json(values, share), damaged(whole))
+    return Target(make, read_at(path, lambda path: use(path.parent)), ERRORS)
 
 
 def _resume(run: Path) -> None:
@@ -194,32 +170,20 @@ def _resume(run: Path) -> None:
 def run_recipe_yaml(folder: Path) -> Target:
     """The recipe that a run keeps, damaged: the page shows it as it is, everything else names it."""
     run = make_run(folder)
-    whole = (run / "recipe.yaml").read_bytes()
 
-    def use(data: bytes) -> None:
-        (run / "recipe.yaml").write_bytes(data)
+    def use(path: Path) -> None:
         page_of(run)
         summarize(run).lines()
         run_recipe(run)
 
-    return Target(lambda rng: damage_bytes(whole, [whole], rng), use, ERRORS)
+    path = run / "recipe.yaml"
+    return Target(damaged([path.read_bytes()]), read_at(path, use), ERRORS)
 
 
-def _kept_file(name: str, kind: str, value: Any, use: Callable[[dict[str, bytes]], object]) -> Builder:
+def _kept_file(name: str, value: Any, use: Callable[[dict[str, bytes]], object], folder: Path) -> Target:
     """A file of its data that a run keeps."""
-
-    def build(folder: Path) -> Target:
-        whole = json.dumps(value, ensure_ascii=False).encode()
-
-        def make(rng: random.Random) -> bytes:
-            return damage_json(value, rng, 0.12) if rng.random() < 0.7 else damage_bytes(whole, [whole], rng)
-
-        def read(data: bytes) -> None:
-            use({name: data})
-
-        return Target(make, read, ERRORS)
-
-    return build
+    make = either(0.7, damaged_json([value], 0.12), damaged([json.dumps(value, ensure_ascii=False).encode()]))
+    return Target(make, lambda data: use({name: data}), ERRORS)
 
 
 def resume_state(folder: Path) -> Target:
@@ -240,26 +204,30 @@ def resume_state(folder: Path) -> Target:
         (path / "MANIFEST.json").write_bytes(manifest_of({**files, "state.json": data}))
         restore(setup)
 
-    return Target(lambda rng: damage_json(state, rng, 0.06), use, ERRORS)
+    return Target(damaged_json([state], 0.06), use, ERRORS)
 
 
 _SIZES = [("RGB", (7, 9)), ("P", (900, 3))]
 
 BUILDERS: dict[str, Builder] = {
-    "run_metrics": _log_target("metrics.jsonl", resumed=True),
-    "run_timing": _log_target("timing.jsonl", resumed=True, quick=True),
-    "run_log": _log_target("log.jsonl", resumed=False),
-    "run_evaluations": _log_target("evaluations.jsonl", resumed=False, quick=True),
-    "run_samples": _log_target("samples.jsonl", resumed=False, quick=True),
-    "run_json": _json_target(
-        "run.json", [{"recipe": "toy", "overrides": ["optim.lr=0.01"], "precision": "fp32"}], _resume, 0.25
+    "run_metrics": partial(_log_target, "metrics.jsonl", _read_and_resume),
+    "run_timing": partial(_log_target, "timing.jsonl", page_of),
+    "run_log": partial(_log_target, "log.jsonl", read_everything),
+    "run_evaluations": partial(_log_target, "evaluations.jsonl", page_of),
+    "run_samples": partial(_log_target, "samples.jsonl", page_of),
+    "run_json": partial(
+        _json_target,
+        "run.json",
+        [{"recipe": "toy", "overrides": ["optim.lr=0.01"], "precision": "fp32"}],
+        _resume,
+        0.25,
     ),
-    "run_evaluation": _json_target("evaluation.json", [PATIENTS, IMAGES, VQA], lambda run: page_of(run)),
+    "run_evaluation": partial(_json_target, "evaluation.json", [PATIENTS, IMAGES, VQA], page_of, 0.08),
     "run_recipe": run_recipe_yaml,
-    "run_classes": _kept_file("classes.json", "images", CLASSES, read_classes),
-    "run_codes": _kept_file("events.json", "patients", CODES, lambda files: load_codes(files["events.json"])),
-    "run_pictures": _kept_file(
-        "pictures.json", "images", SEEN, lambda files: compare_pictures(seen_pictures(files), _SIZES)
+    "run_classes": partial(_kept_file, "classes.json", CLASSES, read_classes),
+    "run_codes": partial(_kept_file, "events.json", CODES, lambda files: load_codes(files["events.json"])),
+    "run_pictures": partial(
+        _kept_file, "pictures.json", SEEN, lambda files: compare_pictures(seen_pictures(files), _SIZES)
     ),
     "resume_state": resume_state,
 }

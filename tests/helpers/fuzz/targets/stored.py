@@ -6,14 +6,15 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from tests.conftest import tiny_model
-from tests.helpers.fuzz.mutate import damage_bytes, damage_json
-from tests.helpers.fuzz.target import Target, WrongError
+from tests.helpers.fuzz.mutate import damage_bytes, damage_json, damaged, damaged_json, either
+from tests.helpers.fuzz.target import Target, WrongError, read_at
 from unpad import storage
 from unpad.data.sources.example import BadRow, Unread
 from unpad.data.tokens import cache
@@ -96,35 +97,30 @@ def _header(data: bytes, rng: random.Random) -> bytes:
     return told.to_bytes(8, "little") + head + data[8 + size :]
 
 
-def _sealed_checkpoint(lora: bool) -> Callable[[Path], Target]:
+def _sealed_checkpoint(lora: bool, folder: Path) -> Target:
     """A checkpoint whose manifest agrees with its files, whatever they hold."""
+    model = _model()
+    if lora:
+        adapt(model, LoraSettings(r=2, alpha=4))
+    files = saved_checkpoint(folder, model)
+    del files[MANIFEST]
+    state, path = json.loads(files["state.json"]), folder / "best"
 
-    def build(folder: Path) -> Target:
-        model = _model()
-        if lora:
-            adapt(model, LoraSettings(r=2, alpha=4))
-        files = saved_checkpoint(folder, model)
-        del files[MANIFEST]
-        state, path = json.loads(files["state.json"]), folder / "best"
+    def make(rng: random.Random) -> bytes:
+        name = rng.choice(sorted(files))
+        if rng.random() < 0.3:
+            body = damage_bytes(files[name], list(files.values()), rng)
+        else:
+            body = damage_json(state, rng, 0.08) if name == "state.json" else _header(files[name], rng)
+        return name.encode() + b"\0" + body
 
-        def make(rng: random.Random) -> bytes:
-            name = rng.choice(sorted(files))
-            drawn = rng.random()
-            if drawn < 0.3:
-                body = damage_bytes(files[name], list(files.values()), rng)
-            else:
-                body = damage_json(state, rng, 0.08) if name == "state.json" else _header(files[name], rng)
-            return name.encode() + b"\0" + body
+    def run(data: bytes) -> None:
+        name, body = _split(data, files)
+        changed = {**files, name: body}
+        _put(path, {**changed, MANIFEST: manifest_of(changed)})
+        put_weights(model, model_weights(checkpoint.load(path).tensors), str(path))
 
-        def run(data: bytes) -> None:
-            name, body = _split(data, files)
-            changed = {**files, name: body}
-            _put(path, {**changed, MANIFEST: manifest_of(changed)})
-            put_weights(model, model_weights(checkpoint.load(path).tensors), str(path))
-
-        return Target(make, run, (CheckpointError,))
-
-    return build
+    return Target(make, run, (CheckpointError,))
 
 
 def adapter_run(folder: Path) -> Target:
@@ -143,24 +139,21 @@ def adapter_run(folder: Path) -> Target:
         _put(path, {**changed, MANIFEST: manifest_of(changed)})
         run_weights(folder / "run")
 
-    return Target(lambda rng: damage_json(state, rng, 0.08), run, (CheckpointError, RecipeError))
+    return Target(damaged_json([state], 0.08), run, (CheckpointError, RecipeError))
 
 
 def manifest(folder: Path) -> Target:
     """The manifest of a folder."""
     files, path = saved_checkpoint(folder, _model()), folder / "best"
     value = json.loads(files[MANIFEST])
-
-    def make(rng: random.Random) -> bytes:
-        if rng.random() < 0.7:
-            return damage_json(value, rng, 0.1)
-        return damage_bytes(files[MANIFEST], [b"../x", b"/dev/zero", b"MANIFEST.json"], rng)
+    pieces = [b"../x", b"/dev/zero", b"MANIFEST.json"]
 
     def run(data: bytes) -> None:
         _put(path, {**files, MANIFEST: data})
         storage.read_folder(path)
         checkpoint.load(path)
 
+    make = either(0.7, damaged_json([value], 0.1), damaged([files[MANIFEST]], pieces))
     return Target(make, run, (CheckpointError,))
 
 
@@ -209,7 +202,7 @@ def token_cache(folder: Path) -> Target:
         if shard is not None:
             _use(shard)
 
-    return Target(lambda rng: damage_bytes(whole, [whole], rng), run, ())
+    return Target(damaged([whole]), run, ())
 
 
 def token_cache_header(folder: Path) -> Target:
@@ -220,9 +213,7 @@ def token_cache_header(folder: Path) -> Target:
     size = int.from_bytes(payload[:8], "little")
     head = json.loads(payload[8 : 8 + size])
 
-    def make(rng: random.Random) -> bytes:
-        if rng.random() < 0.3:
-            return damage_bytes(payload, [payload], rng)
+    def with_other_head(rng: random.Random) -> bytes:
         changed = damage_json(head, rng, 0.08)
         return len(changed).to_bytes(8, "little") + changed + payload[8 + size :]
 
@@ -232,7 +223,7 @@ def token_cache_header(folder: Path) -> Target:
         if shard is not None:
             _use(shard)
 
-    return Target(make, run, (SourceError,))
+    return Target(either(0.3, damaged([payload]), with_other_head), run, (SourceError,))
 
 
 def reference_file(folder: Path) -> Target:
@@ -268,25 +259,13 @@ def speeds_file(folder: Path) -> Target:
     value = {"entries": [{"machine": machine, "speeds": {"training": speed, "decoding": speed}}]}
     path = product_speed.cache_file()
     path.parent.mkdir(parents=True, exist_ok=True)
-    whole = json.dumps(value).encode()
-
-    def make(rng: random.Random) -> bytes:
-        return damage_json(value, rng, 0.1) if rng.random() < 0.6 else damage_bytes(whole, [whole], rng)
-
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
-        product_speed._read()
-
-    return Target(make, run, ())
+    make = either(0.6, damaged_json([value], 0.1), damaged([json.dumps(value).encode()]))
+    return Target(make, read_at(path, lambda _: product_speed._read()), ())
 
 
 def lock_file(folder: Path) -> Target:
     """What the holder of a run's lock has written into it."""
     value = {"pid": 1, "host": "a", "boot_id": "b", "started": "2026-01-01T00:00:00+00:00", "command": "unpad train"}
-    whole = json.dumps(value).encode()
-
-    def make(rng: random.Random) -> bytes:
-        return damage_json(value, rng, 0.2) if rng.random() < 0.6 else damage_bytes(whole, [whole], rng)
 
     def run(data: bytes) -> None:
         with storage.RunLock(folder):
@@ -295,6 +274,7 @@ def lock_file(folder: Path) -> Target:
         if error is not None:
             raise error
 
+    make = either(0.6, damaged_json([value], 0.2), damaged([json.dumps(value).encode()]))
     return Target(make, run, (RunInUseError,))
 
 
@@ -309,8 +289,8 @@ def storage_holder(data: bytes) -> bool:
 
 BUILDERS: dict[str, Callable[[Path], Target]] = {
     "checkpoint_damage": checkpoint_damage,
-    "checkpoint_sealed": _sealed_checkpoint(lora=False),
-    "adapter_sealed": _sealed_checkpoint(lora=True),
+    "checkpoint_sealed": partial(_sealed_checkpoint, False),
+    "adapter_sealed": partial(_sealed_checkpoint, True),
     "adapter_run": adapter_run,
     "manifest": manifest,
     "token_cache": token_cache,

@@ -2,18 +2,18 @@
 
 import random
 from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from tests.helpers.event_tables import draw_rows, put_meds, recipe_of, table
-from tests.helpers.fuzz.mutate import damage_bytes
-from tests.helpers.fuzz.target import Target, WrongError, has_control
-from tests.helpers.fuzz.targets.rows import other_schema
+from tests.helpers.fuzz.mutate import damage_bytes, damaged, either
+from tests.helpers.fuzz.target import Target, WrongError, has_control, read_at
+from tests.helpers.fuzz.targets.rows import other_schema, parquet
 from unpad.data.histories.assemble import read_vectors
 from unpad.data.histories.cohort import PatientTables, read_cohort
 from unpad.data.histories.event_files import Sides
@@ -32,12 +32,6 @@ PIECES = [b'"a\nb"', b'""', b"1e999", b"2024-01-01T00:00:00Z", b"0001-01-01", b"
 def _csv(content: pa.Table) -> bytes:
     out = BytesIO()
     pa_csv.write_csv(content, out)
-    return out.getvalue()
-
-
-def _parquet(content: pa.Table, **options: Any) -> bytes:
-    out = BytesIO()
-    pq.write_table(content, out, **options)
     return out.getvalue()
 
 
@@ -62,53 +56,41 @@ def events_csv(folder: Path) -> Target:
         if b'"' not in data and found.num_rows != lines:
             raise WrongError("rows of a table are lost", found.num_rows, lines)
 
-    return Target(lambda rng: damage_bytes(rng.choice(seeds), [*seeds, *PIECES], rng), run, ERRORS)
+    return Target(damaged(seeds, [*seeds, *PIECES]), run, ERRORS)
 
 
-def _labels(suffix: str) -> Callable[[Path], Target]:
-    def build(folder: Path) -> Target:
-        (folder / "events.parquet").write_bytes(_parquet(EVENTS))
-        path = folder / f"labels{suffix}"
-        sources = [{"path": str(folder / "events.parquet"), "unit": "minutes"}]
-        missing = {"path": str(path), "missing": "keep"}
-        recipes = [
-            recipe_of(sources, events={"labels": {**missing, "label": "label", "time": "known"}}),
-            recipe_of(
-                sources, events={"labels": {**missing, "event": "event", "duration": "duration"}, "landmark": 60.0}
-            ),
-        ]
-        seeds = [_csv(LABELS), _csv(LABELS).replace(b'"', b"")] if suffix == ".csv" else [_parquet(LABELS)]
+def _labels(suffix: str, folder: Path) -> Target:
+    (folder / "events.parquet").write_bytes(parquet(EVENTS))
+    path = folder / f"labels{suffix}"
+    sources = [{"path": str(folder / "events.parquet"), "unit": "minutes"}]
+    missing = {"path": str(path), "missing": "keep"}
+    timed = {**missing, "event": "event", "duration": "duration"}
+    recipes = [
+        recipe_of(sources, events={"labels": {**missing, "label": "label", "time": "known"}}),
+        recipe_of(sources, events={"labels": timed, "landmark": 60.0}),
+    ]
+    seeds = [_csv(LABELS), _csv(LABELS).replace(b'"', b"")] if suffix == ".csv" else [parquet(LABELS)]
 
-        def make(rng: random.Random) -> bytes:
-            chosen = rng.choice((b"0", b"1"))
-            if suffix == ".parquet" and rng.random() < 0.5:
-                return chosen + _parquet(other_schema(LABELS, rng))
-            return chosen + damage_bytes(rng.choice(seeds), [*seeds, *PIECES], rng)
+    def make(rng: random.Random) -> bytes:
+        chosen = rng.choice((b"0", b"1"))
+        if suffix == ".parquet" and rng.random() < 0.5:
+            return chosen + parquet(other_schema(LABELS, rng))
+        return chosen + damage_bytes(rng.choice(seeds), [*seeds, *PIECES], rng)
 
-        def run(data: bytes) -> None:
-            path.write_bytes(data[1:])
-            _check(read_cohort(recipes[data[:1] == b"1"]))
+    def run(data: bytes) -> None:
+        path.write_bytes(data[1:])
+        _check(read_cohort(recipes[data[:1] == b"1"]))
 
-        return Target(make, run, ERRORS)
-
-    return build
+    return Target(make, run, ERRORS)
 
 
 def events_parquet(folder: Path) -> Target:
     """Events in parquet, with damaged bytes or another schema."""
-    seeds = [_parquet(EVENTS), _parquet(EVENTS, compression="none", use_dictionary=False, write_page_checksum=True)]
-    recipe = recipe_of([{"path": str(folder / "events.parquet"), "unit": "minutes"}])
-
-    def make(rng: random.Random) -> bytes:
-        if rng.random() < 0.5:
-            return _parquet(other_schema(EVENTS, rng), compression="none")
-        return damage_bytes(rng.choice(seeds), seeds, rng)
-
-    def run(data: bytes) -> None:
-        (folder / "events.parquet").write_bytes(data)
-        _check(read_cohort(recipe))
-
-    return Target(make, run, ERRORS)
+    seeds = [parquet(EVENTS), parquet(EVENTS, compression="none", use_dictionary=False, write_page_checksum=True)]
+    path = folder / "events.parquet"
+    recipe = recipe_of([{"path": str(path), "unit": "minutes"}])
+    others = either(0.5, lambda rng: parquet(other_schema(EVENTS, rng), compression="none"), damaged(seeds))
+    return Target(others, read_at(path, lambda _: _check(read_cohort(recipe))), ERRORS)
 
 
 def events_meds(folder: Path) -> Target:
@@ -122,7 +104,7 @@ def events_meds(folder: Path) -> Target:
         name = rng.choice(sorted(files))
         changed = rng.random() < 0.5
         body = (
-            _parquet(other_schema(tables[name], rng)) if changed else damage_bytes(files[name], [*files.values()], rng)
+            parquet(other_schema(tables[name], rng)) if changed else damage_bytes(files[name], [*files.values()], rng)
         )
         return name.encode() + b"\0" + body
 
@@ -153,26 +135,17 @@ def code_vectors(folder: Path) -> Target:
 
 def _small_table(path: Path, content: pa.Table, read: Callable[[Path], object]) -> Target:
     """A file of CSV or parquet that `read` reads."""
-    seeds = [_csv(content), _parquet(content)]
-
-    def make(rng: random.Random) -> bytes:
-        if rng.random() < 0.3:
-            return _parquet(other_schema(content, rng))
-        return damage_bytes(rng.choice(seeds), [*seeds, *PIECES], rng)
-
-    def run(data: bytes) -> None:
-        path.write_bytes(data)
-        read(path)
-
-    return Target(make, run, ERRORS)
+    seeds = [_csv(content), parquet(content)]
+    others = either(0.3, lambda rng: parquet(other_schema(content, rng)), damaged(seeds, [*seeds, *PIECES]))
+    return Target(others, read_at(path, read), ERRORS)
 
 
 BUILDERS: dict[str, Callable[[Path], Target]] = {
     "events_csv": events_csv,
     "events_parquet": events_parquet,
     "events_meds": events_meds,
-    "labels_csv": _labels(".csv"),
-    "labels_parquet": _labels(".parquet"),
+    "labels_csv": partial(_labels, ".csv"),
+    "labels_parquet": partial(_labels, ".parquet"),
     "splits_table": splits_table,
     "code_vectors": code_vectors,
 }

@@ -4,6 +4,7 @@ import json
 import random
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from tests.helpers.chat_folder import CHATML, MARKED, NO_SYSTEM, THINKING, byte_level
-from tests.helpers.fuzz.mutate import TOKENS, damage_bytes, damage_json
-from tests.helpers.fuzz.target import Target, WrongError
+from tests.helpers.fuzz.mutate import TOKENS, damage_bytes, damage_json, damaged, damaged_json, either
+from tests.helpers.fuzz.target import Target, WrongError, read_at
 from tests.helpers.thinking import FAMILIES
 from unpad.data.sources.example import Turn
 from unpad.data.tokens import jinja_process
@@ -84,19 +85,10 @@ def _check(tokenizer: Tokenizer) -> None:
         raise WrongError("a tokenizer does not come back from its own bytes")
 
 
-def _tokenizer(seeds: Callable[[], list[bytes]], share: float) -> Callable[[Path], Target]:
-    def build(folder: Path) -> Target:
-        files = seeds()
-        values = [json.loads(one) for one in files]
-
-        def make(rng: random.Random) -> bytes:
-            if rng.random() < 0.6:
-                return damage_json(rng.choice(values), rng, share)
-            return damage_bytes(rng.choice(files), files, rng)
-
-        return Target(make, lambda data: _check(load_tokenizer(data)), (SourceError,))
-
-    return build
+def _tokenizer(seeds: Callable[[], list[bytes]], share: float, folder: Path) -> Target:
+    files = seeds()
+    make = either(0.6, damaged_json([json.loads(one) for one in files], share), damaged(files))
+    return Target(make, lambda data: _check(load_tokenizer(data)), (SourceError,))
 
 
 def _own(kind: str) -> Callable[[], list[bytes]]:
@@ -127,9 +119,6 @@ def chat_template(folder: Path) -> Target:
         [Turn("system", "s"), Turn("user", "你好"), Turn("assistant", "b\n"), Turn("user", "c"), Turn("assistant", "")],
     ]
 
-    def make(rng: random.Random) -> bytes:
-        return damage_bytes(rng.choice(seeds), [*seeds, *pieces, *pieces], rng)
-
     def run(data: bytes) -> None:
         template = ChatTemplate(
             data.decode("utf-8", "replace"), {"bos_token": "<s>", "eos_token": "<|im_end|>"}, ["<|im_end|>"]
@@ -149,7 +138,7 @@ def chat_template(folder: Path) -> Target:
         if len(refusals) == len(turns):
             raise refusals[0]
 
-    return Target(make, run, (SourceError,))
+    return Target(damaged(seeds, [*seeds, *pieces, *pieces]), run, (SourceError,))
 
 
 _START = ("'a'", "[1]", "(1,)", "{}", "7", "1.5", "messages", "messages[0].content", "''", "none", "namespace(x=1)")
@@ -266,12 +255,7 @@ def tokenizer_folder(folder: Path) -> Target:
 def synonyms(folder: Path) -> Target:
     """A dictionary of synonyms."""
     seeds = ["高兴 快乐\n# note\n\n大 巨大 庞大\n".encode(), b"\xef\xbb\xbfa b\r\nc d\r\n"]
-
-    def run(data: bytes) -> None:
-        (folder / "synonyms.txt").write_bytes(data)
-        load_synonyms(folder / "synonyms.txt")
-
-    return Target(lambda rng: damage_bytes(rng.choice(seeds), seeds, rng), run, (SourceError,))
+    return Target(damaged(seeds), read_at(folder / "synonyms.txt", load_synonyms), (SourceError,))
 
 
 def prompts(folder: Path) -> Target:
@@ -297,9 +281,9 @@ def prompts(folder: Path) -> Target:
 
 
 BUILDERS: dict[str, Callable[[Path], Target]] = {
-    "tokenizer_words": _tokenizer(_own("words"), 0.02),
-    "tokenizer_bpe": _tokenizer(_own("bpe"), 0.01),
-    "tokenizer_foreign": _tokenizer(foreign_tokenizers, 0.02),
+    "tokenizer_words": partial(_tokenizer, _own("words"), 0.02),
+    "tokenizer_bpe": partial(_tokenizer, _own("bpe"), 0.01),
+    "tokenizer_foreign": partial(_tokenizer, foreign_tokenizers, 0.02),
     "tokenizer_folder": tokenizer_folder,
     "chat_template": chat_template,
     "chat_budget": chat_budget,
