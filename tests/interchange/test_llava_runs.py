@@ -96,7 +96,11 @@ def test_the_packaged_recipe_prunes_an_imported_run_and_names_it_where_it_is_mis
     questions = f"data.vqa={tmp_path}/pictures/questions.jsonl"
     assert "train.init_from=RUN" in unpad("train", "llava_prune", questions, code=2).err
     small = ["model.prune.layers=[0]", "model.prune.inner=8", "model.prune.heads=2", "precision=fp32"]
-    unpad("train", "llava_prune", "train.init_from=llava", questions, *small, "--out", "runs/pruned", code=0)
+    short = ["stages.heads.train.max_epochs=1", "stages.hard.train.max_epochs=1"]
+    start = ["train", "llava_prune", "train.init_from=llava", questions, *small]
+    few = unpad(*start, "train.max_steps=1", "--out", "runs/few").out
+    assert "fewer than train.min_steps=300" in " ".join(few.split())
+    unpad(*start, *short, "--out", "runs/pruned", code=0)
     before, after = load("llava").model.state_dict(), load("pruned").model.state_dict()
     kept = [name for name in before if name.startswith(("tower.", "decoder."))]
     assert kept

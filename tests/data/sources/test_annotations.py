@@ -44,7 +44,7 @@ def test_questions_have_their_ten_answers_and_their_image(tmp_path: Path) -> Non
     questions = [question(90, 9), question(70, 7), question(30, 3), question(91, 9)]
     file = write(tmp_path, questions, [annotation(n, n // 10) for n in (30, 91, 90, 70)], "valid")
     used, images, bad = read_all(file, DataSettings())
-    assert bad == []
+    assert (bad, file.unread.shares) == ([], {"answers[].answer_confidence": 1.0})
     assert used == [
         VqaExample(f"{tmp_path}/questions.json[{n}]", (image,), f"what is {number}?", tuple(TEN), "holdout", False)
         for n, (number, image) in enumerate([(90, 0), (70, 1), (30, 2), (91, 0)])

@@ -65,10 +65,13 @@ def test_metadata_are_quiet(tmp_path: Path, name: str, value: Any) -> None:
     [
         ("persona", "A cook."), ("source_text", "x"), ("hint", {"a": "b"}), ("id_of_what", "a b"),
         ("withdrawn_on", "2024-01-02"), ("valid_until", "31.12.2019"), ("retraction_date", "2024-01-02 10:00"),
+        ("source", "rejected"), ("tags", ["math", "do-not-train"]), ("version", "draft"), ("category", '["bad"]'),
+        ("discard_id", 0), ("wrong_count", 2), ("how_much_to_count", 0.3), ("fold", "ignore"), ("usable_tag", "False"),
     ],
 )  # fmt: skip
 def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, name: str, value: Any) -> None:
     assert verdict(tmp_path, {**ASKED, name: value}, {**ASKED, name: None}) == {name: 0.5}
+    assert name.endswith(("on", "until", "date")) or verdict(tmp_path, {**ASKED, name: value}) == {name: 1.0}
 
 
 REFUSED = [
@@ -105,11 +108,20 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
         assert verdict(tmp_path, {**ASKED, name: value}) == {name: 1.0}
     for value in ({"usable": False, "annotator": 3}, '{"usable": false}'):
         assert verdict(tmp_path, {**ASKED, "metadata": value}) == {"metadata.usable": 1.0}
-    for part in ({"meta": {"status": "draft"}}, {"void_id": 7}):
+    for part in ({"meta": {"status": "draft"}}, {"author": {"role": "critic"}}, {"void_id": 7}):
         assert list(verdict(tmp_path, {**ASKED, **part}, ASKED).values()) == [0.5]
     assert verdict(tmp_path, {**ASKED, "metadata": {"a": [{"b": {"c": True}}]}}) == {"metadata.a.b.c": 1.0}
     short = {"prompt": "Is 7 or 9 prime?", "completion": "9", "right_answer": "7"}
     assert verdict(tmp_path, short) == {"right_answer": 1.0}, "a short part of a message is no copy of it"
+
+
+@pytest.mark.promise("data.fields")
+def test_an_id_that_is_0_in_some_rows_and_1_in_others_is_a_mark(tmp_path: Path) -> None:
+    for name, no, yes in (("id", 0, 1), ("kept_version", "0", "1.0")):
+        rows = [{**ASKED, name: value} for value in (no, yes, no, no)]
+        assert verdict(tmp_path, *rows) == {name: 1.0}
+        assert verdict(tmp_path, *rows, {**ASKED, name: "2"}) == verdict(tmp_path, *rows[2:]) == {}
+    assert verdict(tmp_path, {"prompt": "问", "chosen": "答", "rejected": "另", "rejected_model": "b"}) == {}
 
 
 # --------------------------------------------------------------------------- fields of messages
@@ -119,7 +131,7 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"weight": 1, "train": True, "masked": False, "id": 1, "turn": 0, "name": "", "tool_calls": []}, {}),
+        ({"weight": 1, "train": True, "masked": False, "id": 1, "turn_identifier": 1, "tool_calls": []}, {}),
         ({"weight": 0.5}, ("E_FIELD", {"messages", "weight"})),
         ({"weight": 2}, ("E_FIELD", {"messages", "weight"})),
         ({"redacted": False}, ("E_FIELD", {"messages", "redacted"})),
@@ -132,6 +144,8 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
         ({"redacted": False, "toxic": True, "a": {"b": 1}}, ("E_FIELD", {"messages", "redacted", "toxic", "a"})),
         ({"remark": "Short.", "votes": 5}, {"messages[].remark": 1.0, "messages[].votes": 1.0}),
         ({"retracted_at": "2024-01-02", "sent_date": "2024-01-02"}, {"messages[].retracted_at": 1.0}),
+        ({"end_turn": False}, ("E_FIELD", {"messages", "end_turn"})),
+        ({"tag": "spam", "author": {"role": "critic"}}, {"messages[].tag": 1.0, "messages[].author.role": 1.0}),
     ],
 )
 def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any], expected: Any) -> None:
@@ -139,20 +153,13 @@ def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any],
     row = reply()
     row["messages"][0] |= {name: value for name, value in fields.items() if name in ("weight", "train", "mask")}
     assert verdict(tmp_path, row) == {}
+    row["messages"] += [row["messages"][0], {"role": A, "content": "又", "sent_date": "2024-01-02", "id": 3}]
+    assert verdict(tmp_path, row) == {"messages[].sent_date": 1.0}, "only some replies have one"
 
 
 @pytest.mark.promise("data.fields")
 @pytest.mark.parametrize(
-    "mark",
-    [
-        {"weight": 0},
-        {"train": False},
-        {"train_on_turn": False},
-        {"trainable": 0},
-        {"masked": True},
-        {"skip": True},
-        {"learn": "false"},
-    ],
+    "mark", [{"weight": 0}, {"train": False}, {"train_on_turn": False}, {"trainable": 0}, {"masked": True}]
 )
 def test_a_reply_that_is_marked_is_context_alone(tmp_path, monkeypatch, mark):
     monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
@@ -254,6 +261,13 @@ def test_fields_of_questions_about_pictures_are_looked_at_too(tmp_path: Path) ->
     row = {"image": "a.png", "question": "Which?", "answer": "B"}
     assert verdict(tmp_path, {**row, "id": 3, "hint": "Look left."}) == {"hint": 1.0}
     assert verdict(tmp_path, {**row, "choices": ["A", "B"]}) == ("E_FIELD", {"choices"})
+    del row["answer"]
+    said = ({"taken_back": True}, {"confidence": 0.2}, {"status": "draft"})
+    assert verdict(tmp_path, {**row, "answers": ["B", *({"answer": "B", **more} for more in said)]}) == {
+        f"answers[].{name}": 1.0 for name in ("taken_back", "confidence", "status")
+    }
+    for more in ({"weight": 0.3}, {"rejected": True}):
+        assert verdict(tmp_path, {**row, "answers": [{"answer": "B", **more}]}) == ("E_FIELD", {*more})
 
 
 @pytest.mark.promise("data.fields")

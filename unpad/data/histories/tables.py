@@ -229,7 +229,7 @@ def _count(unread: Unread, columns: Mapping[str, Mapping[Any, int]]) -> None:
     """Count the values of columns that nobody asks for."""
     for name, values in columns.items():
         for value, num_rows in values.items():
-            count_field(unread, name, value, num_rows)
+            count_field(unread, name, value, num_rows=num_rows)
 
 
 def _choose(

@@ -3,29 +3,25 @@
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from sys import intern
 
-from unpad.data.sources.example import BadRow, place_of
-from unpad.data.sources.faults import RowFault, excerpt, type_name
+from unpad.data.sources.example import BadRow, Turn, place_of
+from unpad.data.sources.faults import FieldFault, RowFault, excerpt, type_name
 from unpad.data.sources.files import Annotations, SourceFile
 from unpad.data.sources.images import SUFFIXES
 from unpad.data.sources.json_rows import read_array
 from unpad.data.sources.reader import converted, reading
 from unpad.data.sources.row import Row, require_text
+from unpad.data.sources.unread import count_unread, doubt_answers, doubt_unread
 from unpad.terminal.progress import counted
 
 _NAME = re.compile(r"(?:.*_)?(\d{12})|(\d+)", re.DOTALL)  # COCO_train2014_000000000009, 000000000009, 9
-PAIR = "E_PAIR"
+PAIR, KNOWN = "E_PAIR", ("question_type", "answer_type")  # fields that say nothing of what is to be learned
 
 
-@dataclass(frozen=True, slots=True)
-class _Annotation:
-    where: str
-    image_id: int
-    answers: tuple[str, ...]
+_Annotation = tuple[str, int, tuple[str, ...]]  # place, image_id and answers
 
 
 def joined(file: SourceFile, annotations: Annotations) -> Iterator[Row | BadRow]:
@@ -38,7 +34,8 @@ def joined(file: SourceFile, annotations: Annotations) -> Iterator[Row | BadRow]
     with reading(annotations.images):
         pictures = _pictures(annotations.images)
     with reading(annotations.path):
-        answers, bad = _annotations(annotations.path)
+        answers, bad = _annotations(annotations.path, file)
+    file.unread.num_rows = 0  # annotations are counted with their questions
     yield from bad
     if any(row.num_rows is None for row in bad):
         return  # most questions would lack what is in the rest of the file
@@ -54,7 +51,7 @@ def joined(file: SourceFile, annotations: Annotations) -> Iterator[Row | BadRow]
         else:
             what = f"no question of {file.path.name} has question_id {number}"
             fix = "name the questions of these annotations, or remove the annotation"
-            yield BadRow(left.where, PAIR, what, fix, excerpt(repr(left.answers)))
+            yield BadRow(left[0], PAIR, what, fix, excerpt(repr(left[2])))
 
 
 def _joined(
@@ -84,13 +81,12 @@ def _joined(
         raise RowFault(PAIR, what, "name the annotations of these questions, or remove the question")
     if isinstance(found, BadRow):
         return found
-    image = _id(row, "image_id")
-    if image != found.image_id:
-        what = f"image_id is {image}, and {found.image_id} in the annotation {found.where}"
+    image, (where, wanted, texts) = _id(row, "image_id"), found
+    if image != wanted:
+        what = f"image_id is {image}, and {wanted} in the annotation {where}"
         raise RowFault(PAIR, what, "name the annotations of these questions, or correct one of the two")
-    name, texts = _picture(pictures, image, annotations.images), list(found.answers)
-    given = {"image": name, "question": row.get("question"), "answers": texts, "split": annotations.part}
-    return Row(row.where, given)
+    name = _picture(pictures, image, annotations.images)
+    return Row(row.where, row.value | {"image": name, "answers": list(texts), "split": annotations.part})
 
 
 def answer_texts(answers: object) -> tuple[str, ...]:
@@ -105,8 +101,12 @@ def answer_texts(answers: object) -> tuple[str, ...]:
     return tuple(intern(require_text(text, '"answers"')) for text in texts)  # ten times millions, mostly the same
 
 
-def _annotations(path: Path) -> tuple[dict[int, _Annotation | BadRow], list[BadRow]]:
-    """Annotations by question_id, or why they cannot be used; and the bad ones of which it is not known."""
+def _annotations(path: Path, file: SourceFile) -> tuple[dict[int, _Annotation | BadRow], list[BadRow]]:
+    """Annotations by question_id, or why they cannot be used; and the bad ones of which it is not known.
+
+    Args:
+        file: of the questions, which counts the fields that nobody reads.
+    """
     found: dict[int, _Annotation | BadRow] = {}
     bad: list[BadRow] = []
     for row in counted(read_array(path, "annotations"), f"reading {path.name}", unit="annotations"):
@@ -122,7 +122,14 @@ def _annotations(path: Path) -> tuple[dict[int, _Annotation | BadRow], list[BadR
             continue
         try:
             texts = answer_texts(row.require("answers")["answers"])
-            found[number] = _Annotation(row.where, _id(row, "image_id"), texts)
+            found[number] = row.where, _id(row, "image_id"), texts
+            for name in KNOWN:
+                row.get(name)
+            doubt_answers(row, row["answers"])
+            doubt_unread(row, [Turn("assistant", text) for text in texts])
+            if row.doubts:
+                raise FieldFault(row.doubts)
+            count_unread(file.unread, row)
         except RowFault as fault:
             found[number] = fault.at(row.where, row.value)
     return found, bad
@@ -148,13 +155,11 @@ def _pictures(folder: Path) -> dict[int, list[str]]:
 
 
 def _picture(pictures: dict[int, list[str]], image: int, folder: Path) -> str:
-    match pictures.get(image, []):
-        case [name]:
-            return name
-        case []:
-            what = f"there is no image of image_id {image} in {folder}"
-            raise RowFault("E_MISSING", what, "put it there, named as COCO_train2014_000000000009.jpg or 9.jpg are")
-        case [one, other, *_]:
-            what = f"{one} and {other} in {folder} are both the image of image_id {image}"
-            raise RowFault(PAIR, what, "keep one of the two")
-    raise AssertionError("a list")
+    names = pictures.get(image, [])
+    if not names:
+        what = f"there is no image of image_id {image} in {folder}"
+        raise RowFault("E_MISSING", what, "put it there, named as COCO_train2014_000000000009.jpg or 9.jpg are")
+    if len(names) > 1:
+        what = f"{names[0]} and {names[1]} in {folder} are both the image of image_id {image}"
+        raise RowFault(PAIR, what, "keep one of the two")
+    return names[0]

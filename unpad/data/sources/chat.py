@@ -13,7 +13,7 @@ from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS
 from unpad.data.sources.files import SourceFile
 from unpad.data.sources.reader import examples
 from unpad.data.sources.row import Row, are_messages, is_blank, listed, require_text
-from unpad.data.sources.unread import doubt_unread, read_marks
+from unpad.data.sources.unread import doubt_unread, pass_over, read_marks
 from unpad.recipes.data import DataSettings
 
 Role = Literal["system", "user", "assistant"]
@@ -166,7 +166,10 @@ def messages_of(row: Row, value: object, name: str) -> list[Turn]:
     """
     value = listed(value)
     if type(value) is list:
-        return [_message(row, message, f"{name}[{index}]") for index, message in enumerate(value)]
+        turns = [_message(row, message, f"{name}[{index}]") for index, message in enumerate(value)]
+        if not all(message.keys() <= _READ for message in value):
+            pass_over(row, value, _READ, f"{name}[]".replace('"', ""))
+        return turns
     if not (parts := _parts(require_text(value, name))):
         raise RowFault("E_ROLE", "the text does not begin with 用户： or User:", "begin with the speaker")
     return _said(parts)

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 from unpad.terminal.printing import escaped
 
+LOUD, USUAL = "loud", "usual"
 MOST_NAMED, NOT_READ = 16, "not read: "  # fields that a line names, and its begin
 SplitName = Literal["train", "holdout", "test"]
 # Names that a row, a table or a folder may give a part; `held_out` is MEDS's name of the test part.
@@ -88,36 +89,59 @@ class BadRow:
 
 @dataclass
 class Unread:
-    """Fields that rows fill and nobody reads, without metadata.
+    """Fields that rows fill and nobody reads.
 
     Attributes:
-        counts: field -> rows that fill it; marks: those of them with truth values and numbers from 0 to 1 alone.
-        usual: those of metadata, such as dates and ids, which say nothing where every row has one.
+        counts: field -> rows that fill it.
+        says: field -> what its values are: 0, 1, 0.5 for numbers between and for verdicts, None for all that is no
+            mark, "" for metadata in words; LOUD of what is no metadata; USUAL of dates and names such as
+            replaced_by_id, which are metadata where every row has one.
     """
 
     num_rows: int = 0
     counts: Counter[str] = field(default_factory=Counter)
-    marks: set[str] = field(default_factory=set)
-    usual: set[str] = field(default_factory=set)
+    says: dict[str, set[float | str | None]] = field(default_factory=dict)
+
+    def add(self, name: str, num_rows: int, says: Collection[float | str | None]) -> None:
+        """Count a field in rows."""
+        self.counts[name] += num_rows
+        self.says.setdefault(name, set()).update(says)
 
     @classmethod
     def of(cls, parts: "Sequence[Unread]", files: bool = True) -> "Unread":
         """Those of several files, or else of several parts of a table."""
-        counts = sum((part.named if files else part.counts for part in parts), Counter[str]())
-        marks = {name for name in counts if all(name in part.marks for part in parts if name in part.counts)}
-        usual = set() if files else set[str]().union(*(part.usual for part in parts))
-        return cls(sum(part.num_rows for part in parts), counts, marks, usual)
+        made = cls(sum(part.num_rows for part in parts))
+        for part in parts:
+            marks = part.marks
+            for name, num_rows in (part.named if files else part.counts).items():
+                made.add(name, num_rows, {LOUD, 0.5 if name in marks else None} if files else part.says[name])
+        return made
 
     def clear(self) -> None:
         """Forget all rows."""
         self.num_rows = 0
-        for names in (self.counts, self.marks, self.usual):
-            names.clear()
+        self.counts.clear()
+        self.says.clear()
+
+    @property
+    def _loud(self) -> set[str]:
+        """What is no metadata, and what is 0 in some rows and 1 in the others, whatever its name says."""
+        return {
+            name
+            for name, says in self.says.items()
+            if LOUD in says or (says - {USUAL} == {0, 1} and self.counts[name] > 2)
+        }
 
     @property
     def named(self) -> Counter[str]:
-        """The counts without usual fields that every row has."""
-        return Counter({name: n for name, n in self.counts.items() if n < self.num_rows or name not in self.usual})
+        """The counts without metadata."""
+        some = {name for name, num in self.counts.items() if USUAL in self.says[name] and num < self.num_rows}
+        return Counter({name: self.counts[name] for name in self.counts if name in self._loud | some})
+
+    @property
+    def marks(self) -> set[str]:
+        """Named fields with truth values, numbers from 0 to 1 and verdicts alone."""
+        return {name for name in self._loud if None not in self.says[name] and self.says[name] & {0, 0.5, 1}}
 
     @property
     def shares(self) -> dict[str, float]:

@@ -22,9 +22,10 @@ class Row:
         where: "file:line", or "file[element]" for an element of a JSON array; 1-based lines, 0-based elements.
         value: its JSON value: an object with fields, a string of an array, a document of plain text, or anything else.
         doubts: what is wrong with each field that changes what the row means and that is not read.
+        within: those of its messages that nobody reads, as `pass_over` has them.
     """
 
-    __slots__ = ("_others", "_read", "doubts", "place", "value", "where")
+    __slots__ = ("_others", "_read", "doubts", "place", "value", "where", "within")
 
     def __init__(
         self, where: str, value: Any, others: Sequence[str] = (), place: tuple[int, int] | None = None
@@ -36,9 +37,10 @@ class Row:
         self.place = place
         self.where = where
         self.value = value
-        self._others = list(others)
+        self._others = others
         self._read: list[str] = []
         self.doubts: dict[str, str] = {}
+        self.within: dict[str, tuple[list[Any], bool]] = {}
 
     def __contains__(self, name: object) -> bool:
         return type(self.value) is dict and name in self.value
@@ -79,9 +81,9 @@ class Row:
         fields = value | {name: UNSEEN for name in self._others if name not in value}
         return {name: value for name, value in fields.items() if name not in self._read}
 
-    def pass_over(self, *names: str) -> None:
-        """Note fields within the row, or of its messages, that nobody reads."""
-        self._others += names
+    def pass_over(self, path: str, values: list[Any], some: bool) -> None:
+        """Note a field of messages that nobody reads; `some`: of a speaker, only some messages have it."""
+        self.within[path] = values, some
 
     def doubt(self, field: str, what: str) -> None:
         """Note a field that changes what the row means, and that is not read."""

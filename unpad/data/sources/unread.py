@@ -6,13 +6,19 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
-from unpad.data.sources.example import Turn, Unread
+from unpad.data.sources.example import LOUD, USUAL, Turn, Unread
 from unpad.data.sources.faults import type_name
 from unpad.data.sources.row import UNSEEN, Row, is_blank, listed
 
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
+
+
+def _forms(stems: str) -> frozenset[str]:
+    """Words of stems: ignore, ignored and ignorable of ignor."""
+    ends = ("", "e", "d", "ed", "ped", "ged", "ted", "able", "ied", "ion")
+    return frozenset(stem + end for stem in stems.split() for end in ends)
 
 
 # Words of names, without the s of a plural. A field is metadata by the last word that is no filler.
@@ -23,14 +29,20 @@ _METADATA = _words(
 )
 _DATES = _words("date time timestamp created updated modified")
 _SCORES = _words("score rating reward margin")  # are named, and refuse no row
-_FILLERS = _words("at by code no name number value")
+_FILLERS = _words("at by code identifier no name number value")
 _COUNTS = _words("num n number count")  # first words that make a count of what follows
 _PLACES = _words("id idx index turn number position order time timestamp")  # numbers of a message
 _TRAINED = _words("train trainable training learn learned loss supervise weight")
-_MASKED = _words("mask masked ignore ignored skip skipped exclude excluded")
+_MASKED = _forms("mask ignor skip exclud")
 _WANTED = _words("label desirable desired accepted accept chosen preferred wanted correct approved good")
-_UNWANTED = _words("rejected undesirable undesired unwanted bad wrong incorrect")
+_UNWANTED = _forms("reject undesir unwant bad wrong incorrect")
 _GOOD, _BAD = _TRAINED | _WANTED, _MASKED | _UNWANTED
+# What has one of these in its name, or as its value, is no metadata: they judge the row, or turn a value around.
+_VERDICTS = _BAD | _forms(
+    "discard drop omit remov delet retract revok withdrawn draft spam junk trash invalid obsolet deprecat outdat flag "
+    "fail duplicat unus unverif unreview unsaf operator comparator qualifier modifier negat"
+)
+_JUDGING = _GOOD | _VERDICTS
 _NOT = _words("no not non never dont")
 _COMPLETING = _words(
     "context passage document article background paragraph image picture photo audio video choice option attachment "
@@ -39,6 +51,7 @@ _COMPLETING = _words(
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+")
 _IDENTIFYING = re.compile(r"[0-9a-fA-F-]{16,}|\w+://\S+|www\.\S+")
 LONGEST_METADATA, LONGEST_NUMBER, LONG_PART = 200, 40, 40  # characters of a text
+LONGEST_VERDICT = 3  # words
 
 
 @lru_cache(maxsize=1024)
@@ -55,32 +68,45 @@ def _last(name: str) -> str:
 
 
 def is_metadata(name: str, value: Any) -> bool:
-    """True for an id, a source, a url, a licence, a date, a hash or a category, by its name, or by its value if it
-    is an id; not for what has a truth value, nor for a number under a plural, which says how often."""
-    value = listed(value)
-    if _truth_values(name, value):
+    """True for an id, a source, a url, a licence, a date, a hash or a category, by its name, or by its value if it is
+    an id; not for what has a truth value, a share or a verdict, nor for a number under a plural, which says how often.
+    """
+    return all(_is_quiet(part, leaf) for _, part, leaf in _leaves(name, name, value))
+
+
+def _is_quiet(name: str, value: Any) -> bool:
+    number, text = number_of(value), value.strip() if type(value) is str else ""
+    if type(value) is bool or text.lower() in ("true", "false") or not _JUDGING.isdisjoint(words_of(name)):
         return False
-    if number_of(value) is not None and name.lower().endswith("s"):
+    if number is not None and number % 1 > 0 and _last(name) not in (*_DATES, "version"):
+        return False
+    if number is not None and name.lower().endswith("s"):
         return _is_count(name)
-    if type(value) is list and all(is_metadata("", item) for item in value):
-        return True
-    if type(value) is str:
-        text = value.strip()
-        if _IDENTIFYING.fullmatch(text):
-            return True
-        if len(text) > LONGEST_METADATA:
-            return False
+    is_long = len(text) > LONGEST_METADATA or _is_verdict(text)
+    return _IDENTIFYING.fullmatch(text) is not None or (_is_bookkeeping(name) and not is_long)
+
+
+def _leaves(path: str, name: str, value: Any) -> list[tuple[str, str, Any]]:
+    """Path, name and value of the fields within metadata, and of truth values within anything else."""
+    items, is_within = listed(value), _is_bookkeeping(name)
+    parts = [(f"{path}.{key}", key, part) for key, part in items.items()] if type(items) is dict else []
+    if type(items) is list:
+        parts = [(path, name.rstrip("s"), part) for part in items]
+    leaves = [leaf for part in parts for leaf in _leaves(*part) if is_within or type(leaf[2]) is bool]
+    return leaves or [(path, name, value)]
+
+
+@lru_cache(maxsize=1024)
+def _is_bookkeeping(name: str) -> bool:
     return _last(name) in _METADATA or _is_count(name)
 
 
-def _truth_values(name: str, value: Any) -> list[str]:
-    """Paths of the truth values in a value, such as metadata.usable."""
-    if type(value) is bool:
-        return [name]
-    parts = [(name, part) for part in value] if type(value) is list else []
-    if type(value) is dict:
-        parts = [(f"{name}.{key}", part) for key, part in value.items()]
-    return list(dict.fromkeys(path for within, part in parts for path in _truth_values(within, part)))
+@lru_cache(maxsize=1024)
+def _is_verdict(text: str) -> bool:
+    """True for a short text that judges: rejected, do-not-train."""
+    words = frozenset(words_of(text)) if len(text) <= LONGEST_NUMBER else frozenset()
+    negated = not (_NOT.isdisjoint(words) or _GOOD.isdisjoint(words))
+    return negated or (len(words) <= LONGEST_VERDICT and not _VERDICTS.isdisjoint(words))
 
 
 @lru_cache(maxsize=1024)
@@ -121,17 +147,50 @@ def read_marks(row: Row, message: dict[str, Any], known: Collection[str], place:
     learned = True
     for name, value in message.items():
         number, wanted = number_of(value), _says_wanted(name, _TRAINED, _MASKED)
-        if name in known or is_blank(value) or (_last(name) in _PLACES if wanted is None else not is_reply):
+        is_place = _last(name) in _PLACES and type(value) is not bool
+        if name in known or is_blank(value) or (is_place if wanted is None else not is_reply):
             continue
         if wanted is not None and number in (0, 1) and (wanted or type(value) is bool):
             learned = learned and wanted == bool(number)
         elif wanted is not None or (number is not None and 0 <= number <= 1):
             row.doubt(name, f'{place}."{name}" is {shown(value)}, which may weigh or mask it, and is not read')
-        elif _completes(name) or (type(value) in (list, dict) and not is_metadata(name, value)):
+        elif _completes(name) or (type(value) in (list, dict) and not _is_bookkeeping(name)):
             row.doubt(name, f'{place}."{name}" is {shown(value)}, which is not read')
-        elif not is_metadata(name, value):
-            row.pass_over(re.sub(r'"|\d+', "", f"{place}.{name}"))
     return learned
+
+
+def pass_over(row: Row, objects: Sequence[dict[str, Any]], known: Collection[str], path: str) -> None:
+    """Note fields of the messages or answers of a row that nobody reads.
+
+    Args:
+        known: fields that are read, or looked at by `read_marks`; path: of the objects, such as "messages[]".
+    """
+    for name in dict.fromkeys(name for one in objects for name in one if name not in known):
+        said = [(one.get("role", one.get("from")), one.get(name)) for one in objects]
+        speakers = [speaker for speaker, value in said if not is_blank(value)]
+        some = any(is_blank(value) and speaker in speakers for speaker, value in said[1:])  # the first has no parent
+        if _says_wanted(name, _TRAINED, _MASKED) is None and (some or _last(name) not in _PLACES):
+            row.pass_over(f"{path}.{name}", list({repr(value): value for _, value in said}.values()), some)
+
+
+def doubt_answers(row: Row, answers: Sequence[Any]) -> None:
+    """Doubt a row with answers, texts or objects, that say they are unwanted or weigh; note their other fields."""
+    objects = [answer for answer in answers if type(answer) is dict]
+    for name, value in ((name, value) for answer in objects for name, value in answer.items()):
+        if _agrees(name, value) is False:
+            row.doubt(name, f'"{name}" of an answer is {shown(value)}, so it is not one to learn as it is')
+    pass_over(row, objects, ("answer",), "answers[]")
+
+
+def _agrees(name: str, value: Any) -> bool | None:
+    """Whether a value under a name such as chosen, masked or weight says what is to be learned; None for others."""
+    wanted = _says_wanted(name, _GOOD, _BAD)
+    if wanted is None or not _SCORES.isdisjoint(words_of(name)):
+        return None
+    number = 0 if type(value) is str and value.strip().lower() in _UNWANTED else number_of(value)
+    if number is None:
+        return None
+    return bool(number) == wanted and (number == 1 or "weight" not in words_of(name))
 
 
 def doubt_unread(row: Row, turns: Sequence[Turn]) -> None:
@@ -146,12 +205,12 @@ def doubt_unread(row: Row, turns: Sequence[Turn]) -> None:
     asked = [turn.content.strip() for turn in turns if turn.role != "assistant"]
     lengths = len(turns), len(turns) - len(asked)
     for name, value in row.unread().items():
-        items, number, wanted = listed(value), number_of(value), _says_wanted(name, _GOOD, _BAD)
-        if is_blank(value) or (type(items) is not list and is_metadata(name, value) and not _completes(name)):
+        items, agrees = listed(value), _agrees(name, value)
+        is_known = is_metadata(name, value) or (_is_bookkeeping(name) and type(value) is not bool)
+        if is_blank(value) or (type(items) is not list and is_known and not _completes(name)):
             continue
-        if type(value) is str and value.strip().lower() in _UNWANTED:
-            number = 0
-        if type(value) is str and number is None and _repeats(value.strip(), asked if _completes(name) else texts):
+        is_text = type(value) is str and agrees is number_of(value) is None
+        if is_text and _repeats(value.strip(), asked if _completes(name) else texts):
             row.get(name)
         elif type(items) is list and (
             _says_wanted(name, _TRAINED, _MASKED) is not None
@@ -160,11 +219,9 @@ def doubt_unread(row: Row, turns: Sequence[Turn]) -> None:
             row.doubt(name, f'"{name}" is a list that may weigh or mask messages, and is not read')
         elif _completes(name):
             row.doubt(name, f'"{name}" is {shown(value)} that completes the request, and is not read here')
-        elif None in (wanted, number) or not _SCORES.isdisjoint(words_of(name)):
-            continue
-        elif bool(number) != wanted or (number != 1 and "weight" in words_of(name)):
+        elif agrees is False:
             row.doubt(name, f'"{name}" is {shown(value)}, so the row is not one to learn as it is')
-        else:
+        elif agrees:
             row.get(name)
 
 
@@ -194,28 +251,37 @@ def shown(value: Any) -> str:
 def count_unread(unread: Unread, row: Row) -> None:
     """Count the fields of a row that was read."""
     unread.num_rows += 1
-    for name, value in row.unread().items():
-        count_field(unread, name, value)
+    fields = row.unread()
+    read = {words_of(name) for name in row.names if name not in fields}
+    for name, value in fields.items():
+        if words_of(name)[:-1] not in read or not is_metadata(_last(name), value):  # prompt_id and rejected_model
+            count_field(unread, name, value)
+    for path, (values, some) in row.within.items():
+        count_field(unread, path, *values, some=some)
 
 
-def count_field(unread: Unread, name: str, value: Any, num_rows: int = 1) -> None:
-    """Count a field that nobody read in rows with one value; of metadata, each of its fields.
+def count_field(unread: Unread, path: str, *values: Any, num_rows: int = 1, some: bool = False) -> None:
+    """Count a field that nobody read in rows with the same values; of metadata, each of its fields.
 
-    Dates and names such as replaced_by_id are metadata where every row has one.
+    Args:
+        path: name of a field, or "metadata.name"; some: only some messages of a row have the field.
     """
-    quiet, number, items = is_metadata(name, value), number_of(value), listed(value)
-    if type(items) is dict and _last(name) in ("meta", "metadata"):
-        for key, part in items.items():
-            count_field(unread, f"{name}.{key}", part, num_rows)
-        return
-    if is_blank(value) or is_blank(name) or (quiet and _last(name) not in _DATES and len(words_of(name)) == 1):
-        return
-    if quiet:
-        unread.usual.add(name)
-    within = _truth_values(name, items) if type(items) in (dict, list) else []
-    for path in within or [name]:
-        if not within and (quiet or number is None or not 0 <= number <= 1):
-            unread.marks.discard(path)
-        elif path not in unread.counts:
-            unread.marks.add(path)
-        unread.counts[path] += num_rows
+    says = dict[str, set[float | str | None]]()
+    leaves = [leaf for value in values for leaf in _leaves(path, path.rpartition(".")[2], value)]
+    for field, name, value in leaves:
+        if not (is_blank(name) or is_blank(value)):
+            says.setdefault(field, set()).update(_said(name, value, some))
+    for field, said in says.items():
+        unread.add(field, num_rows, said)
+
+
+def _said(name: str, value: Any, some: bool) -> set[float | str | None]:
+    """What a value is, as `Unread` has it."""
+    quiet, number = _is_quiet(name, value), number_of(value)
+    is_usual = len(words_of(name)) > 1 or _last(name) in _DATES
+    said: set[float | str | None] = {USUAL} if is_usual else set()
+    if number is None:
+        said.add("" if quiet else 0.5 if _is_bookkeeping(name) else None)
+    else:
+        said.add(number if number in (0, 1) else 0.5 if 0 < number < 1 else None)
+    return said if quiet and not (some and is_usual) else said | {LOUD}

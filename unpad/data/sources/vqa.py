@@ -14,7 +14,7 @@ from unpad.data.sources.files import SourceFile
 from unpad.data.sources.images import ImageExample, ImageRow, checked_path, examine
 from unpad.data.sources.reader import OPTIONAL, converted, examples, reading
 from unpad.data.sources.row import Row, require_text
-from unpad.data.sources.unread import doubt_unread
+from unpad.data.sources.unread import doubt_answers, doubt_unread
 from unpad.recipes.data import DataSettings
 from unpad.terminal.progress import counted
 
@@ -90,7 +90,8 @@ def _rows(file: SourceFile, data: DataSettings, convert: Callable[[Row], _Questi
         wanted = ("image",) if file.format == "csv" else FIELDS  # other empty cells of CSV are no fields
         yield from examples(file, data, wanted, convert, "vqa", (*FIELDS, *OPTIONAL))
     else:
-        yield from converted(joined(file, file.annotations), convert)
+        file.unread.clear()
+        yield from converted(joined(file, file.annotations), convert, unread=file.unread)
 
 
 def _row(folder: Path, row: Row) -> _Question:
@@ -126,4 +127,6 @@ def _answers(row: Row, caption: bool) -> tuple[str, ...]:
         return (row.text("caption"),)
     if "answers" not in row:
         return (require_text(row.get("answer"), '"answer"'),)
-    return answer_texts(row["answers"])
+    texts = answer_texts(row["answers"])
+    doubt_answers(row, row["answers"])
+    return texts

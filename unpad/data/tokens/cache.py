@@ -27,7 +27,7 @@ from typing import Any, NoReturn, TypeVar
 import numpy as np
 from pydantic import TypeAdapter
 
-from unpad.data.sources.example import BadRow, Unread
+from unpad.data.sources.example import LOUD, BadRow, Unread
 from unpad.data.tokens.lost import commonest
 from unpad.errors import DiskError, SourceError
 from unpad.storage import cache_folder, clean_leftovers, make_folder, sha256, sha256_file, write_atomic
@@ -203,7 +203,10 @@ class Shard:
     def unread_fields(self) -> Unread:
         """Fields of the rows that nobody read."""
         faults = _stored(_FAULTS, self.faults)
-        return Unread(self.num_rows, Counter(faults.unread), set(faults.marks))
+        unread = Unread(self.num_rows)
+        for name, num_rows in faults.unread.items():
+            unread.add(name, num_rows, {LOUD, 0.5 if name in faults.marks else None})
+        return unread
 
 
 @dataclass(frozen=True)
