@@ -186,26 +186,20 @@ def _faulty(monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     monkeypatch.setattr(VqaData, "load", broken)
 
 
-@pytest.mark.promise("vqa.visual-tokens")
-@pytest.mark.slow
-def test_the_place_of_the_first_row_used_for_all_is_caught(tmp_path, monkeypatch):
-    def first_place(batch: RaggedBatch) -> RaggedBatch:
-        """Patches of all rows one place later than where they belong, as rows of another prompt would have them."""
-        return replace(batch, media_index=batch.media_index + 1)
+def first_place(batch: RaggedBatch) -> RaggedBatch:
+    """Patches of all rows one place later than where they belong, as rows of another prompt would have them."""
+    return replace(batch, media_index=batch.media_index + 1)
 
-    _faulty(monkeypatch, first_place)
-    name = write_recipe(tmp_path / "r.yaml", recipe_of(write_questions(tmp_path / "pictures")))
-    failed = [line.name for line in prove_recipe(name, []).lines if line.passed is False]
-    assert "plan pack = alone" in failed
+
+def swapped(batch: RaggedBatch) -> RaggedBatch:
+    return replace(batch, media=replace(batch.media, inputs_embeds=batch.media.inputs_embeds.roll(3, 0)))
 
 
 @pytest.mark.promise("vqa.visual-tokens")
 @pytest.mark.slow
-def test_pictures_given_to_other_rows_are_caught(tmp_path, monkeypatch):
-    def swapped(batch: RaggedBatch) -> RaggedBatch:
-        return replace(batch, media=replace(batch.media, inputs_embeds=batch.media.inputs_embeds.roll(3, 0)))
-
-    _faulty(monkeypatch, swapped)
+@pytest.mark.parametrize("fault", [swapped, first_place])
+def test_pictures_in_other_rows_or_at_the_place_of_the_first_row_are_caught(tmp_path, monkeypatch, fault):
+    _faulty(monkeypatch, fault)
     name = write_recipe(tmp_path / "r.yaml", recipe_of(write_questions(tmp_path / "pictures")))
     failed = [line.name for line in prove_recipe(name, []).lines if line.passed is False]
     assert "plan pack = alone" in failed

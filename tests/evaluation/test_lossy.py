@@ -107,17 +107,18 @@ def test_new_text_is_refused_when_next_to_nothing_survives(unpad, tmp_path):
 
 
 @pytest.mark.promise("llm.unknown")
-def test_a_prompt_that_is_mostly_unknown_is_warned_of_and_marked(unpad, tmp_path):
+def test_a_prompt_with_unknown_characters_is_warned_of_and_marked(unpad, tmp_path):
     recipe = lossy(tmp_path / "toy", without(UNKNOWN))
     train(str(recipe), tmp_path / "run", STEPS, console=Console(file=StringIO()))
     told = unpad("generate", tmp_path / "run", "--prompt", "小猫老师", "--prompt", "喜欢小")
     assert told.err.count("warning: the prompt is mostly unknown: 4 of 4 characters") == 1
+    assert told.err.count("warning: a part of the prompt is unknown: 1 of 3 characters") == 1
     found = json.loads(unpad("generate", tmp_path / "run", "--prompt", "小猫老师", "--prompt", "喜欢小", "--json").out)
     assert [row["unknown_characters"] for row in found] == [4, 1]
     assert [row["mostly_unknown"] for row in found] == [True, False]
-    asked = unpad("chat", tmp_path / "run", stdin="小猫\n喜欢\n")
-    assert len(asked.out.splitlines()) == 2
-    assert asked.err.count("warning: ") == 1
+    asked = unpad("chat", tmp_path / "run", stdin="小猫\n喜欢小\n喜欢\n")
+    assert len(asked.out.splitlines()) == 3
+    assert asked.err.count("mostly unknown") == asked.err.count("a part of the prompt is unknown") == 1
 
 
 def test_old_runs_of_lossy_tokenizers_open(tmp_path):

@@ -43,26 +43,20 @@ def crossed(part: Pairs) -> Pairs:
     return replace(part, pair=pair)
 
 
-@pytest.mark.promise("pairs.certificate")
-def test_replies_crossed_between_neighbouring_pairs_fail(tmp_path, monkeypatch):
-    def with_crossed_pairs(self: Replies, batch: RaggedBatch) -> RaggedBatch:
-        made = original(self, batch)
-        return made.with_part(crossed(made.require(Pairs))) if made.num_seqs > 2 else made
-
-    original = Replies.with_pairs
-    monkeypatch.setattr(Replies, "with_pairs", with_crossed_pairs)
-    assert "plan pack = alone" in failed(prove_recipe(str(write_pairs(tmp_path)), SMALL))
+def with_moved_references(part: Pairs) -> Pairs:
+    """Every reply has the reference of the one before."""
+    return replace(part, reference=part.reference.roll(1))
 
 
 @pytest.mark.promise("pairs.certificate")
-def test_references_of_other_replies_fail(tmp_path, monkeypatch):
-    def with_moved_references(self: Replies, batch: RaggedBatch) -> RaggedBatch:
+@pytest.mark.parametrize("fault", [crossed, with_moved_references])
+def test_replies_or_references_crossed_between_neighbouring_pairs_fail(tmp_path, monkeypatch, fault):
+    def with_faulty_pairs(self: Replies, batch: RaggedBatch) -> RaggedBatch:
         made = original(self, batch)
-        part = made.require(Pairs)
-        return made.with_part(replace(part, reference=part.reference.roll(1)))
+        return made.with_part(fault(made.require(Pairs))) if made.num_seqs > 2 else made
 
     original = Replies.with_pairs
-    monkeypatch.setattr(Replies, "with_pairs", with_moved_references)
+    monkeypatch.setattr(Replies, "with_pairs", with_faulty_pairs)
     assert "plan pack = alone" in failed(prove_recipe(str(write_pairs(tmp_path)), SMALL))
 
 

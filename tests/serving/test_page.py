@@ -115,21 +115,31 @@ def chat() -> Iterator[Standin]:
         yield server
 
 
+@pytest.fixture
+def shown(chat: Standin, visit: Visit) -> Any:
+    """The page of the stand-in of a chat."""
+    return visit(chat)
+
+
 def ready(shown: Any) -> None:
     shown.locator("main:not([aria-busy=true])").wait_for()
 
 
+def send(shown: Any, text: str, key: str = "Enter") -> None:
+    """Type a message, or a text, and press the key that sends it."""
+    shown.locator("#text").fill(text)
+    shown.locator("#text").press(key)
+
+
 def ask(shown: Any, text: str) -> None:
     """Type a message and press Enter; wait for the reply."""
-    shown.locator("#text").fill(text)
-    shown.locator("#text").press("Enter")
+    send(shown, text)
     ready(shown)
 
 
 def begin(shown: Any, text: str, reply: str) -> None:
     """Type a message and press Enter; wait for the beginning of the reply."""
-    shown.locator("#text").fill(text)
-    shown.locator("#text").press("Enter")
+    send(shown, text)
     shown.get_by_text(reply).wait_for()
 
 
@@ -159,8 +169,7 @@ def stored(shown: Any) -> int:
 # --------------------------------------------------------------------------- conversation
 
 
-def test_a_conversation_is_sent_whole_and_its_replies_are_shown_with_their_speed(chat, visit):
-    shown = visit(chat)
+def test_a_conversation_is_sent_whole_and_its_replies_are_shown_with_their_speed(chat, shown):
     assert shown.title() == "demo · unpad"
     ask(shown, "Hello")
     ask(shown, "And now?")
@@ -174,8 +183,7 @@ def test_a_conversation_is_sent_whole_and_its_replies_are_shown_with_their_speed
     assert shown.evaluate("document.activeElement.id") == "text"
 
 
-def test_a_reply_is_announced_once_when_it_is_complete(chat, visit):
-    shown = visit(chat)
+def test_a_reply_is_announced_once_when_it_is_complete(chat, shown):
     shown.evaluate("""() => {
         window.heard = [];
         const live = [...document.querySelectorAll("[role=status], [role=alert], [aria-live]")];
@@ -193,8 +201,7 @@ def test_a_reply_is_announced_once_when_it_is_complete(chat, visit):
 
 
 @pytest.mark.parametrize("way", ["button", "Escape"])
-def test_a_reply_is_stopped_and_stays_as_far_as_it_came(way, chat, visit):
-    shown = visit(chat)
+def test_a_reply_is_stopped_and_stays_as_far_as_it_came(way, chat, shown):
     begin(shown, "slow", "one two")
     if way == "button":
         tap(shown, "Stop")
@@ -221,8 +228,7 @@ def test_texts_are_copied_as_they_are(chat, visit):
     assert shown.evaluate("navigator.clipboard.readText()") == "by another way"
 
 
-def test_retries_and_edits_keep_what_was_there_as_branches(chat, visit):
-    shown = visit(chat)
+def test_retries_and_edits_keep_what_was_there_as_branches(chat, shown):
     ask(shown, "First")
     ask(shown, "Second")
     tap(shown, "Another reply", 0)
@@ -246,16 +252,7 @@ def test_retries_and_edits_keep_what_was_there_as_branches(chat, visit):
     assert len(said(shown)) == 4, "Escape leaves a message as it was"
 
 
-def test_with_temperature_0_an_equal_retry_is_explained(chat, visit):
-    shown = visit(chat)
-    ask(shown, "markup")
-    tap(shown, "Another reply")
-    ready(shown)
-    assert "with temperature 0" in shown.locator(".note").inner_text()
-
-
-def test_conversations_outlive_a_reload_and_are_deleted_on_request(chat, visit):
-    shown = visit(chat)
+def test_conversations_outlive_a_reload_and_are_deleted_on_request(shown):
     ask(shown, "First")
     tap(shown, "Another reply")
     ready(shown)
@@ -282,8 +279,7 @@ def test_conversations_outlive_a_reload_and_are_deleted_on_request(chat, visit):
     assert shown.locator("#list li").count() == 0
 
 
-def test_a_saved_conversation_is_a_line_that_training_reads(chat, visit, tmp_path):
-    shown = visit(chat)
+def test_a_saved_conversation_is_a_line_that_training_reads(chat, shown, tmp_path):
     tap(shown, "Settings")
     shown.get_by_label("System text").fill("You are brief.")
     tap(shown, "Apply")
@@ -304,8 +300,7 @@ def test_a_saved_conversation_is_a_line_that_training_reads(chat, visit, tmp_pat
     assert [(message["role"], message["content"]) for message in asked] == turns[:-1]
 
 
-def test_markup_of_a_model_and_of_people_is_text(chat, visit):
-    shown = visit(chat)
+def test_markup_of_a_model_and_of_people_is_text(shown):
     ask(shown, "markup")
     ask(shown, MARKUP)
     assert said(shown)[1:3] == [MARKUP, MARKUP]
@@ -313,8 +308,7 @@ def test_markup_of_a_model_and_of_people_is_text(chat, visit):
     assert shown.title() == "demo · unpad"
 
 
-def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat, visit):
-    shown = visit(chat)
+def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat, shown):
     for text, came, message in (
         ("refuse", 0, "the message makes a prompt of 2,000 tokens, the model's context is 1,024"),
         ("cut", 1, "The connection broke off, so this is not all of the reply."),
@@ -332,8 +326,7 @@ def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat, visit):
     assert len(chat.bodies("/v1/chat/completions")) == 8
 
 
-def test_a_connection_that_breaks_off_leaves_what_came(chat, visit):
-    shown = visit(chat)
+def test_a_connection_that_breaks_off_leaves_what_came(chat, shown):
     begin(shown, "reset", reply_to("reset"))
     chat.go_on.set()
     ready(shown)
@@ -342,17 +335,19 @@ def test_a_connection_that_breaks_off_leaves_what_came(chat, visit):
     assert shown.locator("#gone").is_hidden(), "the server may well be there"
 
 
-def test_what_is_doubtful_stands_beside_the_answer(chat, visit):
-    shown = visit(chat)
+def test_what_is_doubtful_stands_beside_the_answer(shown):
+    ask(shown, "markup")
+    tap(shown, "Another reply")
+    ready(shown)
+    assert "with temperature 0" in shown.locator(".note").inner_text(), "which is why the reply is the same again"
     ask(shown, "????")
-    assert shown.locator(".note").inner_text() == "3 characters are unknown to the model."
+    assert shown.locator(".note").last.inner_text() == "3 characters are unknown to the model."
     ask(shown, "long")
     assert "The 2 oldest messages no longer fit" in shown.locator(".note").last.inner_text()
     assert shown.locator(".stats").last.inner_text().endswith("ended at the limit of tokens")
 
 
-def test_without_a_server_conversations_stay_readable_and_go_on_when_it_is_back(chat, visit):
-    shown = visit(chat)
+def test_without_a_server_conversations_stay_readable_and_go_on_when_it_is_back(chat, shown):
     ask(shown, "Hello")
     chat.stop()
     ask(shown, "Are you there?")
@@ -421,8 +416,7 @@ def test_a_token_is_asked_for_and_kept_for_the_tab_alone(visit):
         assert shown.evaluate("sessionStorage.getItem('unpad.token')") == "secret"
 
 
-def test_settings_begin_with_the_runs_own_and_only_changes_are_sent(chat, visit):
-    shown = visit(chat)
+def test_settings_begin_with_the_runs_own_and_only_changes_are_sent(chat, shown):
     tap(shown, "Settings")
     assert shown.get_by_label("Most tokens").input_value() == "128"
     shown.get_by_label("Temperature").fill("0.7")
@@ -446,8 +440,7 @@ def test_settings_begin_with_the_runs_own_and_only_changes_are_sent(chat, visit)
     assert "temperature" not in chat.bodies("/v1/chat/completions")[-1]
 
 
-def test_who_reads_the_end_follows_a_reply_and_who_reads_elsewhere_stays(chat, visit):
-    shown = visit(chat)
+def test_who_reads_the_end_follows_a_reply_and_who_reads_elsewhere_stays(chat, shown):
     at_end = "$('main').scrollHeight - $('main').clientHeight - $('main').scrollTop < 2"
     ask(shown, "essay")
     assert shown.evaluate(at_end)
@@ -507,8 +500,7 @@ def test_the_keyboard_alone_does_everything(chat, visit):
     assert shown.evaluate(active) == "New conversation"
 
 
-def test_enter_does_not_send_while_an_input_method_composes(chat, visit):
-    shown = visit(chat)
+def test_enter_does_not_send_while_an_input_method_composes(chat, shown):
     shown.locator("#text").focus()
     session = shown.context.new_cdp_session(shown)
     session.send("Input.imeSetComposition", {"text": "ni hao", "selectionStart": 6, "selectionEnd": 6})
@@ -677,8 +669,7 @@ def test_a_text_is_continued_in_place(visit, tmp_path):
         tap(shown, "Continue differently")
         ready(shown)
         assert shown.locator("#text").input_value() == "Once" + reply_to("Once", 8)
-        shown.locator("#text").fill("Tell\nslow")
-        shown.locator("#text").press("Control+Enter")
+        send(shown, "Tell\nslow", "Control+Enter")
         shown.get_by_text("slowone two").wait_for()
         shown.keyboard.press("Escape")
         ready(shown)
@@ -699,8 +690,7 @@ def test_a_text_is_continued_in_place(visit, tmp_path):
 def test_questions_are_about_an_image_over_which_the_kept_patches_are_drawn(visit, tmp_path):
     with standing_in("vqa") as server:
         shown = visit(server)
-        shown.locator("#text").fill("What?")
-        shown.keyboard.press("Enter")
+        send(shown, "What?")
         remark(shown, "Choose an image first.")
         file = picture(tmp_path)
         give(shown, "main", "drop", file)
@@ -760,17 +750,19 @@ p02;63;f
 '''
 
 
+def predict(shown: Any, table: str) -> None:
+    shown.locator("#table").fill(table)
+    tap(shown, "Predict")
+
+
 def test_patients_of_a_table_get_a_risk_and_a_course(visit):
     with standing_in("patients") as server:
         shown = visit(server)
-        shown.locator("#table").fill("name,time\nx,1")
-        tap(shown, "Predict")
+        predict(shown, "name,time\nx,1")
         shown.get_by_text('The table has no column "id". Its columns are: name, time').wait_for()
-        shown.locator("#table").fill("id,time\n,1")
-        tap(shown, "Predict")
+        predict(shown, "id,time\n,1")
         shown.get_by_text("Line 2 has no id.").wait_for()
-        shown.locator("#table").fill(TABLE)
-        tap(shown, "Predict")
+        predict(shown, TABLE)
         shown.locator("tbody").wait_for()
         assert shown.locator("#fault").is_hidden()
         assert server.bodies("/v1/models/demo:predict") == [{"instances": [
@@ -792,8 +784,7 @@ def test_patients_of_a_table_get_a_risk_and_a_course(visit):
         assert shown.evaluate("document.activeElement.tagName") == "SUMMARY"
         tap(shown, "p02")
         shown.locator(".chart").wait_for(state="detached")
-        shown.locator("#table").fill("id,time,code\np3,-20,ward\np3,0,ward")
-        tap(shown, "Predict")
+        predict(shown, "id,time,code\np3,-20,ward\np3,0,ward")
         shown.get_by_text("Probability of home").wait_for()
         heads = ["Patient", "Prediction", "Probability of home", "Probability of rehab", "Events"]
         assert shown.locator("thead th").all_inner_texts() == heads
@@ -802,8 +793,7 @@ def test_patients_of_a_table_get_a_risk_and_a_course(visit):
         shown.get_by_role("heading", name="Course of p3 Probability of rehab").wait_for()
         shown.locator("summary").click()
         assert shown.locator("details tbody td").all_inner_texts()[2::4] == ["5.0%", "25.0%"], "of the likeliest class"
-        shown.locator("#table").fill("name,time\nx,1")
-        tap(shown, "Predict")
+        predict(shown, "name,time\nx,1")
         shown.get_by_text('The table has no column "id".').wait_for()
         assert shown.locator("tbody").count() == 0, "no probability of another patient beside an error"
         kept = shown.evaluate("indexedDB.databases().then(found => found.length + JSON.stringify(localStorage))")

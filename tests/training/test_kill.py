@@ -4,7 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -220,29 +219,6 @@ def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path):
     undisturbed(recipe, tmp_path / "calm")
     assert in_child(lambda: run(recipe, tmp_path / "run", resume=True)) == 0
     assert_same_run(tmp_path / "run", tmp_path / "calm")
-
-
-@pytest.mark.nightly
-def test_the_command_itself_saves_on_ctrl_c(tmp_path):
-    recipe = two_stages(tmp_path)
-    folder = tmp_path / "run"
-    command = [sys.executable, "-m", "unpad", "train", str(recipe), "--out", str(folder)]
-    stages = [f"stages.{name}.train.max_epochs=1000" for name in ("pretrain", "tune")]
-    with subprocess.Popen([*command, *stages], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            while not ((folder / "metrics.jsonl").is_file() and (folder / "metrics.jsonl").stat().st_size):
-                assert process.poll() is None
-                time.sleep(0.02)
-            process.send_signal(signal.SIGINT)
-            _, error = process.communicate()
-        finally:
-            process.kill()
-    assert process.returncode == 130
-    assert "stopped by Ctrl-C; everything up to here is saved" in error
-    assert "--resume" in error
-    assert "Traceback" not in error
-    state, _ = checkpoint.load_newest(folder / "checkpoints")
-    assert state.step == rows(folder, "train")[-1]["step"]
 
 
 def test_a_second_process_in_the_directory_is_refused_by_name_of_the_first(tmp_path):

@@ -175,7 +175,7 @@ class Terminal:
     Args:
         read_line: shows its argument and returns a line without its end, or raises EOFError: `input`.
         write: shows text at once.
-        warn: shows a line about a message that is mostly unknown to the tokenizer.
+        warn: shows a line about a message with characters that the tokenizer lost.
         check_system: refuses a system text that the model cannot read; otherwise returns a remark on it, or "".
     """
 

@@ -144,8 +144,9 @@ def is_mostly_unknown(lost: LostCharacters) -> bool:
 
 
 def prompt_warning(lost: LostCharacters) -> str:
-    """Warning on a prompt that is mostly unknown; "" for others."""
-    return f"warning: the prompt is mostly unknown: {lost.describe()}" if is_mostly_unknown(lost) else ""
+    """Warning on a prompt of which characters are lost; "" for others."""
+    part = "the prompt is mostly" if is_mostly_unknown(lost) else "a part of the prompt is"
+    return f"warning: {part} unknown: {lost.describe()}" if lost.lost else ""
 
 
 def plain_note(recipe: Recipe) -> str:

@@ -30,6 +30,7 @@ from unpad.inference.loaded import LoadedRun, generation_precision, load
 from unpad.inference.prompts import (
     check_system,
     encode,
+    is_mostly_unknown,
     lost_of,
     plain_note,
     prompt_warning,
@@ -295,7 +296,8 @@ class Served:
 
     def _notes(self, lost: LostCharacters, left_out: int = 0, system: str = "", *remarks: str) -> Notes:
         said = (
-            prompt_warning(lost).removeprefix("warning: "),
+            # The page has words of its own for a few unknown characters, in its reader's language.
+            prompt_warning(lost).removeprefix("warning: ") if is_mostly_unknown(lost) else "",
             system_note(self.num_system) if system else "",
             *remarks,
         )
