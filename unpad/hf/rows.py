@@ -203,11 +203,10 @@ class CollatedRows:
         return CollatedRow(ids[:size].tolist(), labels[:size].tolist(), lengths, self._beside(made, real, lengths))
 
     def _beside(self, made: Mapping[str, Any], real: Tensor, lengths: Sequence[int]) -> dict[str, object]:
-        """Pixels and kinds of tokens in the batch of a row."""
+        """Pixels in the batch of a row, with what else it has then."""
         beside = beside_tokens(made, real)
-        unread = [name for name in beside if not (has_media(made) or name.endswith("token_type_ids"))]
-        if unread or (beside and len(lengths) > 1):
-            name = next(iter(unread or beside))
+        if beside and (not has_media(made) or len(lengths) > 1):
+            name = next(iter(beside))
             what = f"gives `{name}` of shape {_shape(made[name])}"
             raise self.error(f"{what}; only tokens, labels and boundaries are read", f"leave `{name}` out")
         return beside
