@@ -43,6 +43,16 @@ def long(root: Path, rows: list[Row], **source: Any) -> dict[str, Any]:
     return {"path": str(put(root / "long.parquet", table(rows))), "unit": "minutes", **source}
 
 
+def on_the_first_day(root: Path, ids: list[int]) -> dict[str, Any]:
+    """One event of each of these patients."""
+    return long(root, [(patient, 1, "x", 1.0) for patient in ids], unit="days")
+
+
+def whole(sources: Any, **events: Any) -> EventData:
+    """All patients, none of them held out."""
+    return opened(sources, data={"holdout": 0}, events=events)
+
+
 def sides_of(rows: list[Row]) -> dict[int, str]:
     return {patient: ("train", "train", "valid")[n % 3] for n, patient in enumerate(sorted({row[0] for row in rows}))}
 
@@ -153,31 +163,25 @@ def test_facts_come_first_and_diagnoses_have_no_value(tmp_path: Path) -> None:
 
 def test_sets_go_by_time_by_window_or_by_number(tmp_path: Path) -> None:
     rows: list[Row] = [(A, m, c, None) for m, c in ((0, "a"), (50, "b"), (50, "a"), (70, "c"), (130, "a"))]
-    assert [m for m, _ in told(opened(long(tmp_path, rows), data={"holdout": 0}), A)] == [-130, -80, -60, 0]
-    windowed = opened(long(tmp_path, rows), data={"holdout": 0}, events={"window": 60, "landmark": 130})
+    assert [m for m, _ in told(whole(long(tmp_path, rows)), A)] == [-130, -80, -60, 0]
+    windowed = whole(long(tmp_path, rows), window=60, landmark=130)
     # Windows end at the landmark: (-180, -120], (-120, -60], (-60, 0]; a set has the time of its last event.
     assert [(m, len(inside)) for m, inside in told(windowed, A)] == [(-130, 1), (-60, 3), (0, 1)]
     numbered = table(rows, time="minute", code="variable").drop_columns("id")
     numbered = numbered.append_column("set_index", pa.array([0, 0, 0, 1, 2]))
     stays = str(put(tmp_path / "stays" / f"{A}.parquet", numbered).parent)
-    assert [(m, len(inside)) for m, inside in told(opened(stays, data={"holdout": 0}), A)] == [
-        (-80, 3),
-        (-60, 1),
-        (0, 1),
-    ]
-    by_time = opened({"path": stays, "set": None}, data={"holdout": 0})
+    assert [(m, len(inside)) for m, inside in told(whole(stays), A)] == [(-80, 3), (-60, 1), (0, 1)]
+    by_time = whole({"path": stays, "set": None})
     assert [len(inside) for _, inside in told(by_time, A)] == [1, 2, 1, 1]
 
 
 def test_rows_that_go_back_in_time_are_sorted_and_duplicates_dropped_and_counted(tmp_path: Path) -> None:
     rows: list[Row] = [(A, 50, "b", 1.0), (A, 0, "a", None), (A, 50, "b", 1.0), (A, 50, "b", 2.0), (A, 0, "a", None)]
-    data = opened(long(tmp_path, rows), data={"holdout": 0})
+    data = whole(long(tmp_path, rows))
     assert [(m, len(inside)) for m, inside in told(data, A)] == [(-50, 1), (0, 2)]
     assert data.report.counts["exact duplicates"] == 2
     assert any("2 rows went back in time" in line for line in data.lines())
-    assert opened(
-        long(tmp_path, rows), data={"holdout": 0}, events={"duplicates": "keep"}
-    ).table.positions.tolist() == [5]
+    assert whole(long(tmp_path, rows), duplicates="keep").table.positions.tolist() == [5]
 
 
 def test_nothing_after_the_landmark_is_read_and_all_rows_are_accounted_for(tmp_path: Path) -> None:
@@ -201,16 +205,12 @@ def test_max_events_leaves_out_whole_sets_and_counts_them(keep: str, tmp_path: P
     ]
     facts = put(tmp_path / "facts.parquet", pa.table({"id": [A], "age": [70]}))
     sources = [long(tmp_path, rows), {"path": str(facts), "static": ["age"]}]
-    data = opened(
-        sources, data={"events": sources, "holdout": 0}, events={"max_events": 6, "keep": keep, "landmark": 20}
-    )
+    data = whole(sources, max_events=6, keep=keep, landmark=20)
     stay = [-10, 0] if keep == "latest" else [-20, -10]
     assert [m for m, _ in told(data, A)] == [stay[0], *stay], "facts stay, and stand where the first set does"
     assert data.table.positions[of(data, B)] == 9, "a set is never split"
     assert data.report.counts["beyond events.max_events"] == 2
-    fewest = opened(
-        sources, data={"events": sources, "holdout": 0}, events={"max_events": 1, "keep": keep, "landmark": 20}
-    )
+    fewest = whole(sources, max_events=1, keep=keep, landmark=20)
     assert fewest.table.positions[of(fewest, A)] == 3, "facts count, and stay, and so does one set"
     assert any("2 beyond events.max_events" in line for line in data.lines())
     with pytest.raises(RecipeError, match="cut through a set") as caught:
@@ -285,13 +285,12 @@ def test_labels_by_the_horizon_equal_a_walk_over_people(tmp_path: Path) -> None:
 def test_a_landmark_of_their_own_and_labels_that_are_missing(tmp_path: Path) -> None:
     rows: list[Row] = [(p, m, "x", float(m)) for p in (A, B, C) for m in (0, 60, 120)]
     path = label_file(tmp_path / "labels.parquet", id=[A, B], dead=[True, False], at=[60, 120])
-    asked = {"labels": {"path": path, "label": "dead", "missing": "exclude"}, "landmark": "at"}
-    data = opened(long(tmp_path, rows), data={"holdout": 0}, events=asked)
+    made = {"path": path, "label": "dead"}
+    data = whole(long(tmp_path, rows), labels={**made, "missing": "exclude"}, landmark="at")
     assert (data.ids.tolist(), data.labels is not None and data.labels.tolist()) == ([A, B], [1, 0])
     assert [m for m, _ in told(data, A)] == [-60, 0]
     assert data.cohort.left_out == {"without a label": 1}
-    several = {"labels": {"path": path, "label": "dead", "missing": "keep"}, "landmark": 90}
-    data = opened(long(tmp_path, rows), data={"holdout": 0}, events=several)
+    data = whole(long(tmp_path, rows), labels={**made, "missing": "keep"}, landmark=90)
     assert (data.ids.tolist(), data.labels is not None and data.labels.tolist()) == ([A, B, C], [1, 0, -1])
     assert data.table.num_targets.tolist() == [1, 1, 1]
     assert "1 with the outcome, 1 without, 1 without a label" in data.lines()
@@ -336,8 +335,7 @@ def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_ou
     path = label_file(tmp_path / "people.parquet", id=ids, end=[*(end for _, end in outcomes), 60], status=status)
     made = {"path": path, "event": "status", "duration": "end", "horizon": 30, "competing": competing}
     made |= {"map": {"alive": 0}, "missing": "exclude", "censored": "keep"}
-    source = {**long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), "unit": "days"}
-    data = opened(source, data={"holdout": 0}, events={"labels": made, "landmark": 10})
+    data = whole(on_the_first_day(tmp_path, ids), labels=made, landmark=10)
     assert data.ids.tolist() == ids[:-1], "an empty status is a missing label"
     assert data.labels.tolist() == [-1, 0, 0, 1, 1, 0] + [0] * 6
     cause = data.load(micro_of(data, range(len(data.ids)))).require(EventSets).cause
@@ -350,7 +348,7 @@ def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_ou
 @pytest.mark.promise("patients.competing")
 def test_another_status_than_0_and_1_is_refused_with_the_way_to_declare_competing_events(tmp_path: Path) -> None:
     ids = [A, B, C]
-    source = {**long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), "unit": "days"}
+    source = on_the_first_day(tmp_path, ids)
     made = {"event": "status", "duration": "end", "horizon": 30}
 
     def faults(status: list[object], **fields: object) -> list[tuple[str, str, str]]:
@@ -376,10 +374,9 @@ def people_with(tmp_path: Path, columns: dict[str, list[Any]], **fields: object)
     """A recipe with events of patients and the table of labels of these columns; the landmark is day 10."""
     ids = list(range(A, A + len(next(iter(columns.values())))))
     path = label_file(tmp_path / "people.csv", id=ids, **columns)
-    source = {**long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), "unit": "days"}
     made = {"path": path, "event": "status", "duration": "end", "horizon": 30, "missing": "exclude", **fields}
-    recipe = {"data": {"holdout": 0}, "events": {"labels": made, "landmark": 10}, "losses": {"classification": 0}}
-    return recipe_of(source, **recipe)
+    recipe = {"data": {"holdout": 0}, "events": {"labels": made, "landmark": 10}}
+    return recipe_of(on_the_first_day(tmp_path, ids), **recipe)
 
 
 @pytest.mark.promise("patients.competing")
@@ -403,8 +400,7 @@ def classes_of(root: Path, values: list[object], *, quarantine: bool = False, **
     path = label_file(root / "people.parquet", id=ids, where=values)
     made = {"path": path, "label": "where", "missing": "keep", **labels}
     policy: dict[str, Any] = {"on_bad_row": "quarantine", "max_bad": 1} if quarantine else {}
-    source = long(root, [(patient, 1, "x", 1.0) for patient in ids])
-    return opened(source, data={"holdout": 0, **policy}, events={"labels": made})
+    return opened(on_the_first_day(root, ids), data={"holdout": 0, **policy}, events={"labels": made})
 
 
 @pytest.mark.promise("patients.ready-labels")
@@ -457,9 +453,7 @@ def test_every_class_has_its_share_of_the_held_out_part_and_one_that_lacks_is_to
     ids = list(range(FIRST_ID, FIRST_ID + 30))
     path = label_file(tmp_path / "people.parquet", id=ids, label=["a"] * 15 + ["b"] * 10 + ["c"] * 5)
     made = {"path": path, "label": "label", "classes": ["a", "b", "c", "d"]}
-    data = opened(
-        long(tmp_path, [(patient, 1, "x", 1.0) for patient in ids]), data={"holdout": 0.2}, events={"labels": made}
-    )
+    data = opened(on_the_first_day(tmp_path, ids), data={"holdout": 0.2}, events={"labels": made})
     assert np.bincount(data.labels[data.table.split == 1]).tolist() == [3, 2, 1]
     assert {"  to train on: 0 of class d", "  held out: 0 of class d; its AUROC does not exist"} <= set(data.lines())
     learnt = data.recipe.model_copy(update={"losses": {}})
@@ -679,11 +673,11 @@ def test_an_event_at_the_end_of_observation_is_history_and_one_after_it_is_refus
     rows = [(patient, minute, "x", 1.0) for patient in (A, B) for minute in (0, 10, 20)]
     labels = put(tmp_path / "labels.csv", pa.table({"id": [A, B], "dead": [1, 0], "at": [20.0, 20.0]}))
     asked = {"labels": {"path": str(labels), "label": "dead", "time": "at"}}
-    data = opened(long(tmp_path, rows), data={"holdout": 0}, events=asked)
+    data = whole(long(tmp_path, rows), **asked)
     assert data.table.positions.tolist() == [3, 3]
     put(tmp_path / "labels.csv", pa.table({"id": [A, B], "dead": [1, 0], "at": [19.0, 20.0]}))
     with pytest.raises(SourceError, match="E_LEAK"):
-        opened(long(tmp_path, rows), data={"holdout": 0}, events=asked)
+        whole(long(tmp_path, rows), **asked)
 
 
 # --------------------------------------------------------------------------- what is left out is said
@@ -709,11 +703,8 @@ def test_a_code_whose_values_training_lacks_is_named(tmp_path: Path) -> None:
 def test_a_file_without_numbers_of_sets_goes_by_the_time_beside_one_that_has_them(tmp_path: Path) -> None:
     numbered = table([(7, 0.0, code, 1.0) for code in "abc"]).append_column("set_index", pa.array([0, 1, 1]))
     put(tmp_path / "e" / "1.parquet", numbered.set_column(1, "time", pa.array([0.0, 1.0, 1.0])))
-    put(
-        tmp_path / "e" / "2.parquet",
-        table([(8, day, code, 1.0) for day, code in zip((3.0, 0.0, 3.0), "abc", strict=True)]),
-    )
-    data = opened([{"path": str(tmp_path / "e"), "unit": "days"}], data={"holdout": 0})
+    put(tmp_path / "e" / "2.parquet", table([(8, 3.0, "a", 1.0), (8, 0.0, "b", 1.0), (8, 3.0, "c", 1.0)]))
+    data = whole([{"path": str(tmp_path / "e"), "unit": "days"}])
     assert data.report.bad == []
     assert np.diff(data.sets.set_starts).tolist() == [1, 2, 1, 2]
 

@@ -127,10 +127,13 @@ def test_overflow_and_nan_are_written_not_raised(tmp_path):
     assert perplexity(math.log(7)) == pytest.approx(7)
 
 
-def test_times_stay_out_of_the_metrics(tmp_path):
+def test_times_stay_out_of_the_metrics_and_waiting_has_its_share_of_all_seconds(tmp_path):
     run = monitor(tmp_path)
+    assert run.waited_share == 0
     run.step(record(1), seconds=0.5, waited=0.125, processor=0.5, memory_bytes=123)
+    run.step(record(2), seconds=1.5, waited=0.0, processor=1.5, memory_bytes=1)
     run.close()
+    assert run.waited_share == 0.0625
     row = lines(tmp_path, "timing.jsonl")[0]
     assert (row["seconds"], row["waited"], row["memory_bytes"]) == (0.5, 0.125, 123)
     assert row["waited_share"] == 0.25
@@ -159,15 +162,6 @@ def test_plain_line_holds_recomputable_numbers(tmp_path):
         "pad 0.0%  wait 2.0%  mem 0.61 GB, peak 0.61  left 28s",
         "held out at step 120  tune  loss 2.079  perplexity 8  (hard removal; in training soft)  best so far",
     ]
-
-
-def test_the_share_of_waiting_is_that_of_all_seconds_in_steps(tmp_path):
-    run = monitor(tmp_path)
-    assert run.waited_share == 0
-    run.step(record(1), seconds=3.0, waited=0.0, processor=3.0, memory_bytes=1)
-    run.step(record(2), seconds=1.0, waited=1.0, processor=1.0, memory_bytes=1)
-    run.close()
-    assert run.waited_share == 0.25
 
 
 @pytest.mark.promise("memory.peak")

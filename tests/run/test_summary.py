@@ -28,6 +28,10 @@ def test_a_summary_is_counted_from_the_files_of_the_run(tmp_path):
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     expected = RunSummary("run", "finished", log[0]["time"], 60, best, size, "unpad train llm")
     assert summarize(folder) == expected
+    (folder / "checkpoints/best").mkdir(parents=True)
+    for step, shown in ((60, load_metrics(folder)[-1]["loss"]), (20, best)):  # of a stage before the newest
+        (folder / "checkpoints/best/state.json").write_text(f'{{"step": {step}}}')
+        assert summarize(folder).heldout == shown
     metrics = (folder / "metrics.jsonl").read_text()
     (folder / "metrics.jsonl").write_text(metrics + '{"step": 61, "kind": "tra')  # still being written
     assert (summarize(folder).step, summarize(folder).heldout) == (60, best)

@@ -19,7 +19,7 @@ from unpad.errors import RecipeError, RunFileError, SourceError, UnpadError
 from unpad.recipes.recipe import Recipe, differences
 from unpad.run import folder as run_folder
 from unpad.run.report.history import METRICS, RunHistory, metric_fault, parse_row, read_history, read_log, run_state
-from unpad.run.report.samples import newest_evaluation, old_notes, written
+from unpad.run.report.samples import newest_evaluation, old_notes, weights_step, written
 from unpad.run.report.section import PageSection, document, table
 from unpad.run.report.svg import WIDE, Axes, Curve, plot, running_mean
 from unpad.storage import write_atomic
@@ -37,7 +37,8 @@ class RunSummary:
     Args:
         started: ISO time of its first entry in the log; empty without a log.
         step: last step in its metrics; 0 before the first.
-        heldout: best held-out loss of the newest stage, nats per target; None without an evaluation.
+        heldout: held-out loss of the weights in use, or else the best of the newest stage, nats per target; None
+            without an evaluation.
         num_bytes: size of all its files.
     """
 
@@ -88,7 +89,7 @@ def summarize(folder: Path) -> RunSummary:
     try:
         saved = run_folder.read_command(folder)
         log = _made_log(folder, saved)
-        step, heldout = _progress(folder / METRICS)
+        step, heldout = _progress(folder)
     except UnpadError as error:
         place = error.where.removeprefix(f"{folder}/")
         what = f"{place}: {error.what}" if ":" in place else error.what
@@ -124,9 +125,13 @@ def _size(path: Path) -> int:
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
-def _progress(path: Path) -> tuple[int, float | None]:
-    """Last step, and the best held-out loss of the newest stage. Most lines are not parsed: there may be millions."""
-    last, best, stage = b"", None, None
+def _progress(folder: Path) -> tuple[int, float | None]:
+    """Last step, and the held-out loss of the weights in use, or else the best of the newest stage.
+
+    Most lines are not parsed: there may be millions.
+    """
+    path, used = folder / METRICS, weights_step(folder)
+    last, check = b"", dict[str, Any]()
     if not os.path.exists(path):
         return 0, None
     with opened(path, SourceError) as lines:
@@ -134,12 +139,12 @@ def _progress(path: Path) -> tuple[int, float | None]:
             if not line.endswith(b"\n"):
                 break
             last = line
-            if b'"kind": "eval"' in line:
-                row = _row(line)
-                if row and (row["best"] or row["stage"] != stage):
-                    stage, best = row["stage"], row["loss"]
-    row = _row(last)
-    return (row["step"] if row else 0), None if best is None else float(best)
+            if b'"kind": "eval"' in line and (row := _row(line)):
+                is_first = row["stage"] != check.get("stage")
+                if is_first or row["step"] == used or (row["best"] and check["step"] != used):
+                    check = row
+    row, loss = _row(last), check.get("loss")
+    return (row["step"] if row else 0), None if loss is None else float(loss)
 
 
 def _row(line: bytes) -> dict[str, Any] | None:

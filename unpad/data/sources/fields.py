@@ -1,5 +1,4 @@
-"""Names of fields and columns as people write them: near spellings of the known ones, and the setting that names
-another."""
+"""Names of fields and columns as people write them, layouts of dates, and advice on a table of unknown columns."""
 
 from __future__ import annotations
 
@@ -14,92 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from unpad.errors import nearest
-
-_DAYS = (
-    *("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%Y年%m月%d日"),
-    *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
-    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y"),
-    *("%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%d%b%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y"),
-)
-_CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M%p", "%I:%M:%S %p", "%H.%M", "%H:%M:%S.%f", "%H:%M:%S%z", "%H%M")
-_WIDTHS = {
-    "Y": r"\d{4}", "m": r"\d{1,2}", "d": r"\d{1,2}", "y": r"\d{2}", "b": "[A-Za-z]{3}", "B": "[A-Za-z]{3,9}",
-    "H": r"\d{1,2}", "I": r"\d{1,2}", "M": r"\d{2}", "S": r"\d{2}", "p": "[AaPp][Mm]", "f": r"\d{1,6}",
-    "z": r"(?:Z|[+-]\d{2}:?\d{2})",
-}  # fmt: skip
-_JOINTS = (" ", "T", ", ", ":", "  ", "")
-MOST_TRIED = 20_000  # different texts that are held against a layout
-ENOUGH = 0.9  # share of the texts that a layout must fit
-
-# What may be shown of a text that should be a date: digits, signs, names of months and zones; nothing else identifies
-# so little. A bare number may be an id.
-_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
-_DATE_LIKE = re.compile(
-    rf"(?i)\s*(?:\d{{1,4}}\s?[-/.年]\s?\d{{1,2}}\s?[-/.月]\s?\d{{1,4}}日?|\d{{1,2}}[ .-]*{_MONTH}[ ,.-]*\d{{2,4}}"
-    rf"|{_MONTH} ?\d{{1,2}},? ?\d{{2,4}})(?:[ T,:]*\d{{1,2}}[:.]\d{{2}}(?:[:.]\d{{2}}(?:\.\d{{1,9}})?)?)?"
-    r"\s?(?:[ap]\.?m\.?)?\s?(?:Z|UTC|[+-]\d{2}:?\d{2})?\s*"
-)
-
-
-def is_date_like(text: str) -> bool:
-    """True for a text that is written like a date, whether or not there is such a day."""
-    return _DATE_LIKE.fullmatch(text) is not None
-
-
-def parse(text: str, layout: str) -> datetime | None:
-    """A time in a layout of strptime; None if the text is not in it."""
-    try:
-        return datetime.strptime(text.strip(), layout)
-    except ValueError:
-        return None
-
-
-def layouts_of(texts: Collection[str]) -> list[str]:
-    """The common layouts that fit a column, as strptime writes them; several where days and months look alike.
-
-    Args:
-        texts: the different texts of the column.
-    """
-    tried = [text for text in texts if text.strip()][:MOST_TRIED]
-    if not tried:
-        return []
-    first = next((text for text in tried if is_date_like(text)), tried[0]).strip()
-    known = [layout for layout, pattern in _patterns() if pattern.fullmatch(first)]
-    counts = {
-        layout: sum(parse(text, layout) is not None for text in tried) for layout in known if parse(first, layout)
-    }
-    most = max(counts.values(), default=0)
-    if most < ENOUGH * len(tried):
-        return []
-    best = [layout for layout, number in counts.items() if number == most]
-    with_century = [layout for layout in best if "%Y" in layout]
-    readings: dict[tuple[datetime | None, ...], str] = {}  # of all texts, and the first layout that reads them so
-    for layout in with_century or best:
-        readings.setdefault(tuple(parse(text, layout) for text in tried), layout)
-    return list(readings.values())
-
-
-@cache
-def _patterns() -> list[tuple[str, re.Pattern[str]]]:
-    """Every known layout with an expression that its texts match: strptime compiles each layout anew, which is slow."""
-    layouts = [*_DAYS, *(day + joint + clock for day in _DAYS for joint in _JOINTS for clock in _CLOCKS)]
-    return [
-        (layout, re.compile(re.sub(r"\\?%[A-Za-z]", lambda match: _WIDTHS[match[0][-1]], re.escape(layout))))
-        for layout in layouts
-    ]
-
-
-def layout_advice(texts: Collection[str]) -> str:
-    """Setting that reads a column of dates, or what keeps one from being proposed; "" where they are in no common
-    layout."""
-    layouts = layouts_of(texts)
-    if not layouts:
-        return ""
-    if len(layouts) == 1:
-        return f'unit: timestamp, format: "{layouts[0]}"'
-    either = " or ".join(f'"{layout}"' for layout in layouts[:3])
-    return f"unit: timestamp, and format: {either}: no row tells the day from the month, so say which"
-
 
 Cells = Mapping[str, Any]  # of a row, by their names
 Advise = Callable[[Sequence[Cells]], str]  # first rows of a file -> what to do about it
@@ -190,6 +103,95 @@ def looks_like_data(names: Sequence[str]) -> bool:
         _NUMBER.fullmatch(name) or is_date_like(name) or len(name.split()) > 6 or _SENTENCE.fullmatch(name)
         for name in begun
     )
+
+
+# --------------------------------------------------------------------------- dates
+
+
+_DAYS = (
+    *("%Y-%m-%d", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%Y年%m月%d日"),
+    *("%d.%m.%Y", "%d/%m/%Y", "%m/%d/%Y", "%d-%m-%Y", "%m-%d-%Y"),
+    *("%d.%m.%y", "%d/%m/%y", "%m/%d/%y", "%d-%m-%y"),
+    *("%d %b %Y", "%d-%b-%Y", "%d-%b-%y", "%d%b%Y", "%b %d, %Y", "%d %B %Y", "%B %d, %Y"),
+)
+_CLOCKS = ("%H:%M", "%H:%M:%S", "%I:%M %p", "%I:%M%p", "%I:%M:%S %p", "%H.%M", "%H:%M:%S.%f", "%H:%M:%S%z", "%H%M")
+_WIDTHS = {
+    "Y": r"\d{4}", "m": r"\d{1,2}", "d": r"\d{1,2}", "y": r"\d{2}", "b": "[A-Za-z]{3}", "B": "[A-Za-z]{3,9}",
+    "H": r"\d{1,2}", "I": r"\d{1,2}", "M": r"\d{2}", "S": r"\d{2}", "p": "[AaPp][Mm]", "f": r"\d{1,6}",
+    "z": r"(?:Z|[+-]\d{2}:?\d{2})",
+}  # fmt: skip
+_JOINTS = (" ", "T", ", ", ":", "  ", "")
+MOST_TRIED = 20_000  # different texts that are held against a layout
+ENOUGH = 0.9  # share of the texts that a layout must fit
+
+# What may be shown of a text that should be a date: digits, signs, names of months and zones; nothing else identifies
+# so little. A bare number may be an id.
+_MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]{0,6}\.?"
+_DATE_LIKE = re.compile(
+    rf"(?i)\s*(?:\d{{1,4}}\s?[-/.年]\s?\d{{1,2}}\s?[-/.月]\s?\d{{1,4}}日?|\d{{1,2}}[ .-]*{_MONTH}[ ,.-]*\d{{2,4}}"
+    rf"|{_MONTH} ?\d{{1,2}},? ?\d{{2,4}})(?:[ T,:]*\d{{1,2}}[:.]\d{{2}}(?:[:.]\d{{2}}(?:\.\d{{1,9}})?)?)?"
+    r"\s?(?:[ap]\.?m\.?)?\s?(?:Z|UTC|[+-]\d{2}:?\d{2})?\s*"
+)
+
+
+def is_date_like(text: str) -> bool:
+    """True for a text that is written like a date, whether or not there is such a day."""
+    return _DATE_LIKE.fullmatch(text) is not None
+
+
+def parse(text: str, layout: str) -> datetime | None:
+    """A time in a layout of strptime; None if the text is not in it."""
+    try:
+        return datetime.strptime(text.strip(), layout)
+    except ValueError:
+        return None
+
+
+def layouts_of(texts: Collection[str]) -> list[str]:
+    """The common layouts that fit a column, as strptime writes them; several where days and months look alike.
+
+    Args:
+        texts: the different texts of the column.
+    """
+    tried = [text for text in texts if text.strip()][:MOST_TRIED]
+    if not tried:
+        return []
+    first = next((text for text in tried if is_date_like(text)), tried[0]).strip()
+    known = [layout for layout, pattern in _patterns() if pattern.fullmatch(first)]
+    counts = {
+        layout: sum(parse(text, layout) is not None for text in tried) for layout in known if parse(first, layout)
+    }
+    most = max(counts.values(), default=0)
+    if most < ENOUGH * len(tried):
+        return []
+    best = [layout for layout, number in counts.items() if number == most]
+    with_century = [layout for layout in best if "%Y" in layout]
+    readings: dict[tuple[datetime | None, ...], str] = {}  # of all texts, and the first layout that reads them so
+    for layout in with_century or best:
+        readings.setdefault(tuple(parse(text, layout) for text in tried), layout)
+    return list(readings.values())
+
+
+@cache
+def _patterns() -> list[tuple[str, re.Pattern[str]]]:
+    """Every known layout with an expression that its texts match: strptime compiles each layout anew, which is slow."""
+    layouts = [*_DAYS, *(day + joint + clock for day in _DAYS for joint in _JOINTS for clock in _CLOCKS)]
+    return [
+        (layout, re.compile(re.sub(r"\\?%[A-Za-z]", lambda match: _WIDTHS[match[0][-1]], re.escape(layout))))
+        for layout in layouts
+    ]
+
+
+def layout_advice(texts: Collection[str]) -> str:
+    """Setting that reads a column of dates, or what keeps one from being proposed; "" where they are in no common
+    layout."""
+    layouts = layouts_of(texts)
+    if not layouts:
+        return ""
+    if len(layouts) == 1:
+        return f'unit: timestamp, format: "{layouts[0]}"'
+    either = " or ".join(f'"{layout}"' for layout in layouts[:3])
+    return f"unit: timestamp, and format: {either}: no row tells the day from the month, so say which"
 
 
 # --------------------------------------------------------------------------- advice
