@@ -31,16 +31,10 @@ def words(draw: random.Random, most: int) -> str:
     return " ".join(f"t{draw.randrange(3, 99)}" for _ in range(draw.randrange(2, most)))
 
 
-def rows_for(kind: str, seed: int) -> datasets.Dataset:
+def rows_for(seed: int) -> datasets.Dataset:
     draw = random.Random(seed)
-    pairs = [{"prompt": words(draw, 12), "chosen": words(draw, 20), "rejected": words(draw, 20)} for _ in range(8)]
-    if kind == "kto":
-        pairs = [
-            {"prompt": pair["prompt"], "completion": pair[name], "label": name == "chosen"}
-            for pair in pairs
-            for name in ("chosen", "rejected")
-        ]
-    return datasets.Dataset.from_list([{"prompt": pair["prompt"]} for pair in pairs] if kind == "grpo" else pairs)
+    names = {"prompt": 12, "chosen": 20, "rejected": 20}
+    return datasets.Dataset.from_list([{name: words(draw, most) for name, most in names.items()} for _ in range(8)])
 
 
 def reward(completions: list[str], **rest: Any) -> list[float]:
@@ -52,17 +46,17 @@ def make(kind: str, folder: Path, seed: int = 0) -> Trainer:
         make_model("llama").save_pretrained(folder / "model")
     arguments: dict[str, Any] = {"max_steps": 3, "learning_rate": 0.1, "optim": "sgd", "bf16": False, "use_cpu": True}
     arguments |= {"output_dir": str(folder), "report_to": [], "save_strategy": "no", "disable_tqdm": True, "seed": seed}
-    auto, fields, given = AutoModelForCausalLM, {}, {}
+    auto, fields = AutoModelForCausalLM, {}
     if kind == "reward":
         auto, fields = AutoModelForSequenceClassification, {"num_labels": 1}
     if kind == "grpo":
         arguments |= {"per_device_train_batch_size": 8, "num_generations": 4, "max_completion_length": 8, "beta": 0.1}
-        given = {"reward_funcs": reward}
+    given = {"reward_funcs": reward} if kind == "grpo" else {}
     torch.manual_seed(seed)
     model = auto.from_pretrained(folder / "model", pad_token_id=0, **fields)
     trainer, config = KINDS[kind]
-    rows = rows_for(kind, seed)
-    return trainer(model, args=config(**arguments), train_dataset=rows, processing_class=tokenizer(), **given)
+    given |= {"train_dataset": rows_for(seed), "processing_class": tokenizer()}
+    return trainer(model, args=config(**arguments), **given)
 
 
 def learnt(trainer: Trainer) -> dict[str, torch.Tensor]:

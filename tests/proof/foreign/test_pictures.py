@@ -1,7 +1,5 @@
 """Models of pictures of transformers: a sequence alone has its own pixels, and tokens that stand for them stay."""
 
-from itertools import chain
-
 import pytest
 import torch
 import transformers
@@ -10,6 +8,7 @@ from transformers import Trainer, TrainingArguments
 
 import unpad
 import unpad.hf
+from tests.proof.foreign import toy
 from unpad.errors import PlanError, ProofError, RecipeError
 from unpad.proof.foreign.model import untouched_generators
 
@@ -18,30 +17,32 @@ TEXT = dict(
     vocab_size=128, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=8, pad_token_id=0, bos_token_id=1, eos_token_id=2,
 )  # fmt: skip
+LLAMA = dict(model_type="llama", **TEXT)
 SEEN = dict(hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4)
 SIGLIP = dict(model_type="siglip_vision_model", image_size=16, patch_size=8, **SEEN)
 QWEN = dict(
     depth=2, hidden_size=32, intermediate_size=64, num_heads=4, patch_size=4, temporal_patch_size=1,
     out_hidden_size=32, window_size=16, fullatt_block_indexes=[1],
 )  # fmt: skip
+IDEFICS = dict(
+    vision_config=dict(image_size=16, patch_size=8, **SEEN),
+    text_config=dict(model_type="llama", **TEXT),
+    scale_factor=2,
+)
+ROPE = dict(rope_type="default", mrope_section=[1, 1, 2], rope_theta=1e4)
 FIELDS = {
-    "Llava": dict(vision_config=SIGLIP, text_config=dict(model_type="llama", **TEXT), vision_feature_layer=-1,
+    "Llava": dict(vision_config=SIGLIP, text_config=LLAMA, vision_feature_layer=-1,
                   vision_feature_select_strategy="full"),
-    "Idefics3": dict(vision_config=dict(image_size=16, patch_size=8, **SEEN), scale_factor=2,
-                     text_config=dict(model_type="llama", **TEXT)),
-    "SmolVLM": dict(vision_config=dict(image_size=16, patch_size=8, **SEEN), scale_factor=2,
-                    text_config=dict(model_type="llama", **TEXT)),
+    "Idefics3": IDEFICS, "SmolVLM": IDEFICS,
     "Gemma3": dict(vision_config=SIGLIP, text_config=dict(**TEXT, sliding_window=8), mm_tokens_per_image=4,
                    boi_token_id=START, eoi_token_id=END),
     "PaliGemma": dict(vision_config=dict(**SIGLIP, projection_dim=32), projection_dim=32,
                       text_config=dict(model_type="gemma", **TEXT)),
     "Qwen2_5_VL": dict(vision_config=QWEN, vision_start_token_id=START, vision_end_token_id=END, video_token_id=123,
-                       text_config=dict(**TEXT, rope_parameters=dict(rope_type="default", mrope_section=[1, 1, 2],
-                                                                     rope_theta=1e4))),
+                       text_config=dict(**TEXT, rope_parameters=ROPE)),
 }  # fmt: skip
 PLACES = {"Idefics3": 1, "SmolVLM": 1}  # tokens of a picture, of others 4
-FLAT = {"Llava": "sound", "Idefics3": "sound", "SmolVLM": "sound", "Gemma3": "wrong loss", "PaliGemma": "leaking",
-        "Qwen2_5_VL": "leaking"}  # fmt: skip
+FLAT = dict.fromkeys(FIELDS, "sound") | {"Gemma3": "wrong loss", "PaliGemma": "leaking", "Qwen2_5_VL": "leaking"}
 
 
 def small_model(name: str) -> torch.nn.Module:
@@ -74,21 +75,14 @@ class Pictures:
             self.pixels[tuple(ids)] = torch.randn(3, 16, 16, generator=generator)
 
     def __call__(self, sequences: list[list[int]]) -> dict[str, object]:
-        labels = [[-100, *(token if token != PICTURE else -100 for token in ids[1:])] for ids in sequences]
-        if not self.side:
-            places = [place for ids in sequences for place in range(len(ids))]
-            rows = {"input_ids": chain(*sequences), "labels": chain(*labels), "position_ids": places}
-            batch = {name: torch.tensor([list(row)]) for name, row in rows.items()} | {"use_cache": False}
+        if self.side:
+            batch = toy.padded(sequences, self.side)
+            batch["labels"][batch["attention_mask"].cumsum(1) == 1] = -100  # of the first tokens
         else:
-            masks = [[1] * len(ids) for ids in sequences]
-            batch = {"input_ids": self._padded(sequences, 0), "labels": self._padded(labels, -100)}
-            batch["attention_mask"] = self._padded(masks, 0)
+            batch = {**toy.flat(sequences), "use_cache": False}
+            del batch["document_ids"]
+        batch["labels"][batch["input_ids"] == PICTURE] = -100
         return batch | self._beside(sequences, batch["input_ids"])
-
-    def _padded(self, rows: list[list[int]], fill: int) -> Tensor:
-        gaps = [[fill] * (max(map(len, rows)) - len(row)) for row in rows]
-        pairs = zip(rows, gaps, strict=True)
-        return torch.tensor([[*row, *gap] if self.side == "right" else [*gap, *row] for row, gap in pairs])
 
     def _beside(self, sequences: list[list[int]], ids: Tensor) -> dict[str, Tensor]:
         pixels = torch.stack([self.pixels[tuple(one)] for one in sequences])
@@ -137,12 +131,9 @@ def test_a_trainer_of_pictures_is_judged_and_one_of_swapped_pictures_is_not_soun
     assert unpad.prove_trainer(trainer(Pictures(name, swapped=True), tmp_path)).passed is False
 
 
-def test_attach_refuses_pixels_by_name(tmp_path):
+def test_attach_refuses_pixels_and_a_prepared_model_too_until_they_are_asked_for(tmp_path):
     with pytest.raises(RecipeError, match="`pixel_values` of shape"):
         unpad.hf.attach(trainer(Pictures("Llava"), tmp_path))
-
-
-def test_a_prepared_model_refuses_pixels_in_a_flat_batch_until_they_are_asked_for():
     data = Pictures("Llava", "")
     model = unpad.hf.prepare(small_model("Llava")).model
     with pytest.raises(PlanError, match="pixels besides its tokens"):
