@@ -156,6 +156,22 @@ def test_classes_sizes_and_modes_of_pictures_are_counted(unpad: Shell, tmp_path:
 
 
 @pytest.mark.promise("data.check")
+def test_tables_beside_pictures_and_in_folders_of_parts_are_named(unpad: Shell, tmp_path: Path) -> None:
+    for number, name in enumerate(("train/cat/1", "train/dog/1", "test/cat/1", "test/dog/1")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        Image.new("RGB", (9, 7), (number, 9, 9)).save(tmp_path / f"{name}.png")
+    for part in ("train", "test"):
+        (tmp_path / part / "metadata.csv").write_text("file_name,label\ncat/1.png,cat\ndog/1.png,dog\n")
+    (tmp_path / "labels.csv").write_text("image,label\n")
+    (note,) = [line for line in unpad("data", "check", tmp_path, code=0).out.splitlines() if line.startswith("note")]
+    assert note.startswith("note: not read: labels.csv, test/metadata.csv, train/metadata.csv, beside the pictures;")
+    (tmp_path / "test/split.csv").write_text("file_name,label,split\ncat/1.png,cat,test\n")
+    for table, is_told in (("train/metadata.csv", False), ("test/metadata.csv", True), ("test/split.csv", False)):
+        told = unpad("data", "check", tmp_path / table, "--field", "file_name", code=0).out
+        assert ("sets no part of its pictures aside" in told) == is_told
+
+
+@pytest.mark.promise("data.check")
 def test_questions_with_different_answers_are_counted_with_their_places(unpad: Shell, tmp_path: Path) -> None:
     def turn(question: str, answer: str, **more: str) -> dict[str, str]:
         return {"prompt": question, "completion": answer, **more}

@@ -18,7 +18,7 @@ from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
 from unpad.data.sources import chat, images, pairs, vqa
 from unpad.data.sources import files as source_files
 from unpad.data.sources.documents import describe_book, single_document
-from unpad.data.sources.example import BadRow, Example, count_bad
+from unpad.data.sources.example import MOST_NAMED, SPLIT_NAMES, BadRow, Example, count_bad
 from unpad.data.sources.faults import there_is
 from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS, Advise, advice, is_picture
 from unpad.data.sources.files import FORMATS, SourceFile, expand, files_below, skipped_files
@@ -164,7 +164,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
         num_repeated=num_repeated if num_keys else None,
         characters=np.array(characters, np.int64) if characters else None,
         pictures=pictures if pictures.classes else None,
-        note="; ".join(_remarks(kind, file, data, characters, ends)),
+        note="; ".join((*_remarks(kind, file, data, characters, ends), *_table_remarks(file, pictures.examples))),
         unread=file.unread,
     )
     return CheckReport((file_check,), tuple(bad))
@@ -203,6 +203,21 @@ def _remarks(
     if file.by_ending and suffix not in FORMATS:
         tags = ", and its tags would be learnt (try pandoc -t plain)" * suffix.endswith(("html", ".htm", ".xml"))
         yield f"{file.path} is read as plain text{tags}; in a folder it is skipped, as its ending is not a known one"
+
+
+def _table_remarks(file: SourceFile, pictures: Sequence[images.ImageExample]) -> Iterator[str]:
+    """Remarks on tables beside the pictures of a folder, and on a table in the folder of a part that no row names."""
+    if file.path.is_dir():
+        if tables := images.tables_beside(file.path):
+            names = ", ".join(str(path.relative_to(file.path)) for path in tables[:MOST_NAMED])
+            how = "`unpad data check FILE` of a table says how its labels are read"
+            yield f"not read: {names}, beside the pictures; {how}"
+        return
+    part = file.path.parent.name
+    is_split = any(picture.split is not None for picture in pictures)
+    if pictures and not is_split and SPLIT_NAMES.get(part.lower(), "train") != "train":
+        what = f'the name of the folder "{part}" sets no part of its pictures aside, as a column split would'
+        yield f"{what}; leave the table out of data.images, and `unpad eval RUN --data FILE` measures by it"
 
 
 def _check_recipe(overrides: Sequence[str], seen: _CheckMemory, path: Path) -> CheckReport:
