@@ -145,6 +145,14 @@ def test_a_model_is_judged_by_the_difference_on_the_rows_of_both(measure, step, 
     assert found.sentence().endswith(f"): {told}")
 
 
+def test_shares_of_few_rows_and_their_difference_stay_in_bounds():
+    columns = {"right": np.array([1.0, 0.0, 1.0, 1.0]), GROUP: np.arange(4)}
+    guess = Guesses("accuracy", "nearest neighbours", {"right": np.array([0.0, 1.0, 0.0, 0.0])})
+    found = beside(ExampleRows(columns, {"accuracy": Ratio("right", share=True)}), guess)
+    assert 0 <= found.theirs.low < found.theirs.high <= 1
+    assert -1 <= found.gap.low < found.gap.high == 1
+
+
 def test_a_sample_is_bounded_and_fixed():
     rows = np.arange(100, 200)
     assert len(chosen := sampled(rows, np.full(100, 10), 305)) == 30

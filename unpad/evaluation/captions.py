@@ -59,7 +59,7 @@ class CaptionScores:
 
     def measures(self, kind: str) -> Measures:
         """Metrics that can be compared row by row, of rows of this kind."""
-        measures: Measures = {CHOICE: Ratio(CHOICE, None, kind)}
+        measures: Measures = {CHOICE: Ratio(CHOICE, None, kind, share=True)}
         return measures if self.lost.why_no_bits() else measures | {BITS: Ratio("loss", "num_chars", kind, BITS_IN_NAT)}
 
 

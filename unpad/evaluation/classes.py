@@ -75,4 +75,4 @@ def rows(over: Measuring[ClassData[Any]], predictions: ClassPredictions) -> Exam
         "num_targets": np.ones(len(predictions.labels), np.int64),
     }
     columns |= {f"probability_{name}": probabilities[:, index] for index, name in enumerate(classes)}
-    return ExampleRows(columns, {"loss": Ratio("loss", "num_targets"), "accuracy": Ratio("right")})
+    return ExampleRows(columns, {"loss": Ratio("loss", "num_targets"), "accuracy": Ratio("right", share=True)})

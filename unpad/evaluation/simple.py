@@ -76,6 +76,8 @@ def beside(rows: ExampleRows, guesses: Guesses) -> Simple:
     both = measure.has(rows.columns) & measure.has(others.columns)
     ours, theirs = rows.only(both).columns, others.only(both).columns
     gap = measured(lambda weights: measure.of(ours, weights) - measure.of(theirs, weights), both.sum(), ours[GROUP])
+    if measure.share:  # of two shares
+        gap = replace(gap, low=float(np.clip(gap.low, -1, 1)), high=float(np.clip(gap.high, -1, 1)))
     return Simple(guesses.measure, guesses.method, float(measure.of(ours, None)), measure.metric(theirs), gap)
 
 

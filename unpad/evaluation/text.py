@@ -284,11 +284,13 @@ def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict
         only = kind if prefix else None
         found: Measures = {"loss": Ratio("loss", "num_targets", only)}
         if kind == PAIRS:
-            found |= {"accuracy": Ratio("right", None, only), "margin": Ratio("margin", None, only)}
+            found |= {"accuracy": Ratio("right", None, only, share=True), "margin": Ratio("margin", None, only)}
         else:
             found |= {f"bits_per_{unit}": Ratio("loss", f"num_{unit}s", only, BITS) for unit in ("char", "byte")}
         measures |= {prefix + name: one for name, one in found.items() if not math.isnan(metrics[prefix + name].value)}
-    return ExampleRows(columns, measures | {f"keywords_{label}": Ratio(f"keywords_{label}") for label, _, _ in asked})
+    return ExampleRows(
+        columns, measures | {f"keywords_{label}": Ratio(f"keywords_{label}", share=True) for label, _, _ in asked}
+    )
 
 
 def _named(data: TextData, seq_ids: np.ndarray) -> Columns:

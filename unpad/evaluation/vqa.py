@@ -146,10 +146,14 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
             columns |= {"num_patches": data.num_patches[ids], "num_given": num_given}
             columns |= {f"num_kept_block_{block}": column for block, column in enumerate(num_kept.T)}
         measures: Measures = {"loss": Ratio("loss", "num_targets")}
-        measures |= {name: Ratio("right", None, kind) for name, kind in ACCURACIES.items() if name in metrics}
+        measures |= {
+            name: Ratio("right", None, kind, share=True) for name, kind in ACCURACIES.items() if name in metrics
+        }
         measures |= {name: Ratio("loss", "num_targets", name.removesuffix("_loss")) for name in _losses(kinds)}
         measures |= {} if of_captions is None else of_captions.measures(CAPTION)
-        return ExampleRows(columns, measures | {f"accuracy_{mode}": Ratio(f"right_{mode}") for mode in by_mode})
+        return ExampleRows(
+            columns, measures | {f"accuracy_{mode}": Ratio(f"right_{mode}", share=True) for mode in by_mode}
+        )
 
     return Evaluation(metrics, lines, drawn, rows())
 

@@ -180,16 +180,18 @@ def test_a_reply_that_is_marked_is_context_alone(tmp_path, monkeypatch, mark):
 
 @pytest.mark.promise("data.fields")
 def test_check_plan_and_a_second_training_say_what_is_not_read(unpad: Shell, tmp_path: Path) -> None:
-    put(tmp_path / "chat.jsonl", [{**ASKED, "prompt": f"第{i}问", "persona": "A cook."} for i in range(40)])
+    fields = [{"persona": "A cook.", "accepted": 1 if i % 4 else "pending"} for i in range(40)]
+    put(tmp_path / "chat.jsonl", [{**ASKED, "prompt": f"第{i}问", **more} for i, more in enumerate(fields)])
     changes = ("data.chat=chat.jsonl", "train.max_steps=1", "model.context=64")
-    line = "not read: persona in 100 % of rows"
+    line = "not read: persona in 100 % of rows, accepted in 25 % and read in 75 %"
     assert line in unpad("data", "check", "chat", *changes).out
     for command in ("plan", "data show", "train --out run", "train --out again"):  # all but one read the cache
         told = unpad(*command.split(), "chat", *changes)
         assert line in told.out + told.err
-    assert '"not_read": {"persona": 1.0}' in (tmp_path / "again" / "log.jsonl").read_text(encoding="utf-8")
+    shares = {"persona": 1.0, "accepted": 0.25}
+    assert f'"not_read": {json.dumps(shares)}' in (tmp_path / "again" / "log.jsonl").read_text(encoding="utf-8")
     plan = json.loads(unpad("plan", "chat", *changes, "--json").out)
-    assert plan["corpus"]["not_read"] == {"persona": 1.0}
+    assert plan["corpus"]["not_read"] == shares
 
 
 @pytest.mark.promise("data.fields")

@@ -93,6 +93,7 @@ class Unread:
 
     Attributes:
         counts: field -> rows that fill it.
+        read: field -> rows that fill it and where it was read, such as a mark that says what is done anyway.
         says: field -> what its values are: 0, 1, 0.5 for numbers between and for verdicts, None for all that is no
             mark, "" for metadata in words; LOUD of what is no metadata; USUAL of dates and names such as
             replaced_by_id, which are metadata where every row has one.
@@ -101,6 +102,7 @@ class Unread:
     num_rows: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     says: dict[str, set[float | str | None]] = field(default_factory=dict)
+    read: Counter[str] = field(default_factory=Counter)
 
     def add(self, name: str, num_rows: int, says: Collection[float | str | None]) -> None:
         """Count a field in rows."""
@@ -113,6 +115,7 @@ class Unread:
         made = cls(sum(part.num_rows for part in parts))
         for part in parts:
             marks = part.marks
+            made.read.update(part.read)
             for name, num_rows in (part.named if files else part.counts).items():
                 made.add(name, num_rows, {LOUD, 0.5 if name in marks else None} if files else part.says[name])
         return made
@@ -122,6 +125,7 @@ class Unread:
         self.num_rows = 0
         self.counts.clear()
         self.says.clear()
+        self.read.clear()
 
     @property
     def _loud(self) -> set[str]:
@@ -156,7 +160,9 @@ class Unread:
     def lines(self) -> list[str]:
         """A line on the fields; none where there are none."""
         parts = [
-            f"{escaped(name)} in {100 * share:.3g} %" + " (a mark or a weight?)" * (name in self.marks)
+            f"{escaped(name)} in {100 * share:.3g} %"
+            + f" and read in {100 * self.read[name] / max(self.num_rows, 1):.3g} %" * (name in self.read)
+            + " (a mark or a weight?)" * (name in self.marks)
             for name, share in self.shares.items()
         ]
         if not parts:

@@ -252,6 +252,7 @@ def count_unread(unread: Unread, row: Row) -> None:
     """Count the fields of a row that was read."""
     unread.num_rows += 1
     fields = row.unread()
+    unread.read.update(name for name in row.names if name not in fields and not is_blank(row.value[name]))
     read = {words_of(name) for name in row.names if name not in fields}
     for name, value in fields.items():
         if words_of(name)[:-1] not in read or not is_metadata(_last(name), value):  # prompt_id and rejected_model

@@ -17,7 +17,7 @@ import mmap
 import os
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from importlib.metadata import version
 from math import inf
@@ -203,7 +203,7 @@ class Shard:
     def unread_fields(self) -> Unread:
         """Fields of the rows that nobody read."""
         faults = _stored(_FAULTS, self.faults)
-        unread = Unread(self.num_rows)
+        unread = Unread(self.num_rows, read=Counter(faults.read))
         for name, num_rows in faults.unread.items():
             unread.add(name, num_rows, {LOUD, 0.5 if name in faults.marks else None})
         return unread
@@ -226,6 +226,7 @@ class RowFaults:
     bad: list[BadRow]
     unread: dict[str, int]
     marks: list[str]
+    read: dict[str, int] = field(default_factory=dict)
 
 
 _DETAILS, _FAULTS = TypeAdapter(RowDetails), TypeAdapter(RowFaults)
@@ -247,7 +248,9 @@ def pack_details(
 def pack_faults(bad: Iterable[BadRow], unread: Unread, path: str) -> np.ndarray:
     """Pack a file's bad rows and the fields that nobody read as JSON, (bytes,) uint8."""
     rows = [replace(row, where=row.where.removeprefix(path)) for row in bad]
-    return _json_bytes(asdict(RowFaults(rows, dict(unread.named), sorted(unread.marks))))
+    named = unread.named
+    read = {name: unread.read[name] for name in named if name in unread.read}
+    return _json_bytes(asdict(RowFaults(rows, dict(named), sorted(unread.marks), read)))
 
 
 def _json_bytes(value: Any) -> np.ndarray:
