@@ -56,6 +56,8 @@ def test_a_figure_that_is_too_good_is_said_where_its_interval_and_guessing_allow
     metrics = {name: Metric(other, other, other, num) for name, other in others.items()}
     said = too_good({"loss": Metric(1, 1, 1, num), "accuracy": Metric(value, low, 1, num), **metrics})
     assert bool(said) == says
+    limits = (0.79, 0.81)  # a perfect AUROC of 16 and of 18 rows with the outcome
+    assert [bool(too_good({"auroc": Metric(1, low, 1, 60)})) for low in limits] == [False, True]
 
 
 def test_the_lower_limit_of_a_likely_share_is_that_of_wilson():

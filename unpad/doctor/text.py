@@ -62,6 +62,12 @@ def reworded(talks: Sequence[Labelled]) -> bool:
     return bool(shared[True]) and float(np.mean(shared[True])) > 1.5 * float(np.mean(shared[False] or [1.0]))
 
 
+HTML: Words = ("HTML tags or entities, markup that would be learnt", "会被学到的 HTML 标签或实体")
+STRIP: Words = ("strip the tags and decode the entities: pandoc -t plain, or Python's html.unescape once tags are gone",
+                "去掉标签并还原实体：pandoc -t plain，或去掉标签后用 Python 的 html.unescape")  # fmt: skip
+GARBLED: Words = ("garbled", "是乱码")
+DECODE: Words = ("write the file again from its source, decoded, as plain text in UTF-8; find its encoding first",
+                 "查明编码，以 UTF-8 纯文本重新写出")  # fmt: skip
 # Traces of programs in text, in both languages: a pattern, and the least share of the characters.
 TRACES: list[tuple[Words, re.Pattern[str], float]] = [
     (("bytes of another encoding, read as Latin-1 letters", "被当成 Latin-1 字母的其他编码的字节"),
@@ -70,7 +76,7 @@ TRACES: list[tuple[Words, re.Pattern[str], float]] = [
      re.compile("\ufffd"), 0.002),
     (("control characters or marks without width", "控制字符或零宽字符"),
      re.compile("[\u0000-\u0008\u000b\u000e-\u001f\u007f-\u009f\u200b\u2060\ufeff]"), 0.005),
-    (("HTML tags or entities, markup in place of text", "HTML 标签或实体"), re.compile(
+    (HTML, re.compile(
         r"</?(?:p|br|div|span|a|td|tr|th|table|li|ul|ol|b|i|em|strong|h[1-6]|img|html|body|script|font|su[bp])"
         r"(?:\s[^<>]*)?/?>|&(?:[a-z]{2,8}|#x?[0-9a-f]{2,6});", re.IGNORECASE), 0.08),
     (("base64 that was not decoded", "没有解码的 base64"), re.compile(
@@ -86,10 +92,9 @@ LOST_LETTER = re.compile(r"(?<![^\s\"'(])[^\W\d_]+\?[^\W\d_?/=]+(?![/=&])|(?<!\S
 
 
 @finding("garbled", "fault", explains={"cut_alike", "tokenizer", "held_out_unlike"},
-    en=("The text is garbled: in {number:.0%} of the {unit} there are {what}, such as {shown!r} at {where}.",
-        "write the file again from its source, decoded, as plain text in UTF-8; find its encoding first"),
-    zh=("文本是乱码：{number:.0%} 的{unit}是{what}，例如 {where} 的 {shown!r}。",
-        "查明编码，以 UTF-8 纯文本重新写出"))  # fmt: skip
+    en=("The text is {state}: in {number:.0%} of the {unit} there are {what}, such as {shown!r} at {where}.",
+        "{remedy}"),
+    zh=("文本{state}：{number:.0%} 的{unit}是{what}，例如 {where} 的 {shown!r}。", "{remedy}"))  # fmt: skip
 def garbled(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found | None:
     """Text in a wrong encoding, escaped, or full of what programs write."""
     whole = "\n".join(text for text, _ in texts)[:400_000]
@@ -100,7 +105,8 @@ def garbled(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found 
     if len(wrong) >= max(0.2 * len(judged), 5):
         name, text, where = wrong[0]
         what = (f"characters of UTF-8 that was read (decoded) in the encoding {name}", f"被当作 {name} 读取的 UTF-8")
-        return Found(len(wrong) / len(judged), *fields, unit=("rows", "行"), what=what, shown=text[:30], where=where)
+        return Found(len(wrong) / len(judged), *fields, unit=("rows", "行"), what=what, shown=text[:30], where=where,
+                     state=GARBLED, remedy=DECODE)  # fmt: skip
     letters, lost = sum(map(str.isalpha, whole)), len(LOST_LETTER.findall(whole))
     others = sum(c.isalpha() and c > "\x7f" for c in whole)
     rows = sum(bool(LOST_LETTER.search(text)) for text, _ in texts)
@@ -116,7 +122,9 @@ def garbled(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found 
             match, where = matches[len(matches) // 2]
             shown = match.string[max(match.start() - 5, 0) : match.start() + 25]
             severity, unit = level(pattern in (LOST_LETTER, TRACES[0][1])), ("characters", "字符")
-            return Found(share, *fields, severity=severity, unit=unit, what=what, shown=shown, where=where)
+            state, remedy = (("not plain", "不是纯文本"), STRIP) if what == HTML else (GARBLED, DECODE)
+            return Found(share, *fields, severity=severity, unit=unit, what=what, shown=shown, where=where,
+                         state=state, remedy=remedy)  # fmt: skip
     return None
 
 

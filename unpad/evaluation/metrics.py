@@ -17,7 +17,9 @@ BLOCK_CELLS = 1 << 21  # resamples times rows that are looked at together: 16 Mi
 ALIKE = 1e-12  # bounds that differ by less, relatively, differ by rounding
 MAX_NAME = 40  # cells of a terminal; a letter of Chinese takes two
 
-TOO_GOOD, TOO_GOOD_LOW, FEWEST_JUDGED = 0.99, 0.95, 30  # value, lower limit and number of rows
+TOO_GOOD, FEWEST_JUDGED = 0.99, 30  # value and number of rows
+# Lower limits; that of a perfect AUROC of 17 rows with the outcome is 0.805.
+TOO_GOOD_LOW = {"auroc": 0.8, "accuracy": 0.95}
 
 EXTREMES = "least and most"
 ONE_GROUP, EQUAL_GROUPS = "no interval: one group", "no interval: the same in every group"
@@ -95,9 +97,9 @@ def too_good(metrics: Mapping[str, Metric]) -> str:
     guess = metrics.get("commonest_class")
     for name in ("auroc", "accuracy") if "margin" not in metrics else ():
         metric = metrics.get(name)
-        if metric is None or (name == "accuracy" and guess is not None and guess.value >= TOO_GOOD_LOW):
+        if metric is None or (name == "accuracy" and guess is not None and guess.value >= TOO_GOOD_LOW[name]):
             continue
-        if metric.num >= FEWEST_JUDGED and metric.value >= TOO_GOOD and metric.low > TOO_GOOD_LOW:
+        if metric.num >= FEWEST_JUDGED and metric.value >= TOO_GOOD and metric.low > TOO_GOOD_LOW[name]:
             return f"{name} {written(metric.value)} is too good to be trusted: look for a leak"
     return ""
 

@@ -41,6 +41,12 @@ CASES: list[tuple[Any, Any]] = [
     ),
     ({"text": "系统：规。用户：问助手：答"}, [(S, "规。"), (U, "问"), (A, "答")]),
     ({"text": "User: hi\nAssistant: ho"}, [(U, "hi"), (A, "ho")]),
+    (
+        {"instruction": "Human:a\nAssistant:b\nHuman:c\nAssistant:", "output": "d"},
+        [(U, "a"), (A, "b"), (U, "c"), (A, "d")],
+    ),
+    ({"prompt": "Human: a\nHuman: b\n\nAssistant:", "completion": "c"}, [(U, "a\nHuman: b"), (A, "c")]),
+    ({"prompt": "Human: a\nHuman: b\nAssistant:", "completion": "c"}, "E_ROLE"),
     ({"text": "User：hi Assistant：ho"}, [(U, "hi"), (A, "ho")]),
     ({"text": "用户：写英文助手：User: x"}, [(U, "写英文"), (A, "User: x")]),
     ({"text": "User: a SuperUser: b Assistant: c"}, [(U, "a SuperUser: b"), (A, "c")]),

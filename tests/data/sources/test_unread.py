@@ -67,6 +67,7 @@ def test_metadata_are_quiet(tmp_path: Path, name: str, value: Any) -> None:
         ("withdrawn_on", "2024-01-02"), ("valid_until", "31.12.2019"), ("retraction_date", "2024-01-02 10:00"),
         ("source", "rejected"), ("tags", ["math", "do-not-train"]), ("version", "draft"), ("category", '["bad"]'),
         ("discard_id", 0), ("wrong_count", 2), ("how_much_to_count", 0.3), ("fold", "ignore"), ("usable_tag", "False"),
+        ("fold", "dev"), ("data_split", "Test"), ("imageId", "n16"), ("video_id", 7),
     ],
 )  # fmt: skip
 def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, name: str, value: Any) -> None:
@@ -102,6 +103,11 @@ def test_truth_values_and_shares_are_marked(tmp_path: Path) -> None:
     lines = " ".join(" ".join(check(put(tmp_path / "rows.jsonl", rows)).lines()).split())
     assert "not read: toxic in 100 % of rows (a mark or a weight?), level_of_doubt in 100 % (a" in lines
     assert "persona in 100 %" in lines
+    many = {f"remark{n}": "A cook." for n in range(20)}
+    rows = [{**ASKED, **many, "split_name": "val", "flag": n % 2 == 0} | ({"void": "x"} if n else {}) for n in range(9)]
+    lines = " ".join(" ".join(check(put(tmp_path / "rows.jsonl", rows)).lines()).split())
+    assert "not read: flag in 100 % of rows (a mark or a weight?), void in 88.9 %, remark0 in 100 %, re" in lines
+    assert lines.count("a mark or a weight?") == 1
     assert verdict(tmp_path, {**ASKED, "doubt": 0.5}, {**ASKED, "doubt": 4}) == {"doubt": 1.0}
     kinds = {"helpfulness": 4, "reward": -17.2, "margin": -1.0, "kto_tag": False, "repeat": 120, "times": "120"}
     for name, value in {**kinds, "type": "counterexample", "order": "newest first"}.items():
@@ -215,7 +221,9 @@ def test_columns_of_tables_are_fields(tmp_path: Path) -> None:
 def test_columns_of_tables_of_patients_are_fields(unpad: Shell, tmp_path: Path, ending: str) -> None:
     events = [
         {"id": n // 3, "time": f"2024-01-0{n % 3 + 1}", "code": "K", "value": 9, "given": f"{n % 3 > 0}",
-         "order_id": "a", "seen_at": "2024-01-09", "stop_date": "2024-01-09" if n % 4 == 0 else None, "dose": 20 + n}
+         "order_id": "a", "source": "EHR", "category": "lab" if n % 2 else "family-history",
+         "value_as_concept_id": 45884084 * (n % 4 == 0), "value_source_id": 0,
+         "seen_at": "2024-01-09", "stop_date": "2024-01-09" if n % 4 == 0 else None, "dose": 20 + n}
         for n in range(60)
     ]  # fmt: skip
     people = [{"id": n, "sex": "fm"[n % 2], "died": n % 3 // 2, "lost": n % 2, "ward": "A"} for n in range(20)]
@@ -227,7 +235,8 @@ def test_columns_of_tables_of_patients_are_fields(unpad: Shell, tmp_path: Path, 
     facts = f"data.events=[{{path: events.{ending}}}, {{path: people.{ending}, static: [sex]}}]"
     asked = ("events_labels", facts, f"events.labels={{path: people.{ending}, label: died}}", "train.max_steps=1")
     raw = {"raw": 1.0} if ending == "parquet" else {}
-    timed = {"given": 1.0, "seen_at": 1.0, "dose": 1.0, "stop_date": 0.25, **raw}
+    told = {"category": 1.0, "value_as_concept_id": 1.0}
+    timed = {"given": 1.0, **told, "seen_at": 1.0, "dose": 1.0, "stop_date": 0.25, **raw}
     read = json.loads(unpad("data", "check", *asked[:3], "--json").out)["files"]
     assert [file["not_read"] for file in read] == [timed, {"lost": 1.0, "ward": 1.0, **raw}]
     assert "not read: given in 100 % of rows (a mark" in unpad("data", "check", f"events.{ending}").out
@@ -261,7 +270,7 @@ def test_what_is_for_a_template_is_refused_without_one(tmp_path, monkeypatch, na
 def test_fields_of_questions_about_pictures_are_looked_at_too(tmp_path: Path) -> None:
     Image.new("RGB", (4, 4), (9, 99, 199)).save(tmp_path / "a.png")
     row = {"image": "a.png", "question": "Which?", "answer": "B"}
-    assert verdict(tmp_path, {**row, "id": 3, "hint": "Look left."}) == {"hint": 1.0}
+    assert verdict(tmp_path, {**row, "id": 3, "image_id": 3, "hint": "Look left."}) == {"hint": 1.0}
     assert verdict(tmp_path, {**row, "choices": ["A", "B"]}) == ("E_FIELD", {"choices"})
     del row["answer"]
     said = ({"taken_back": True}, {"confidence": 0.2}, {"status": "draft"})

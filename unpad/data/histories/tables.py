@@ -22,14 +22,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from unpad.data.sources.delimited import NOT_UTF8, csv_records
-from unpad.data.sources.example import BadRow, Unread
+from unpad.data.sources.example import LOUD, BadRow, Unread
 from unpad.data.sources.faults import RowFault, there_is, twice
 from unpad.data.sources.fields import EVENT_LIKE, SpellingError, folded, looks_like_data, spelling
 from unpad.data.sources.files import refuse_special, unreadable
 from unpad.data.sources.parquet import GrowthError, ParquetRows, open_parquet
 from unpad.data.sources.row import UNSEEN
 from unpad.data.sources.split import Split
-from unpad.data.sources.unread import count_field
+from unpad.data.sources.unread import count_field, tells_of_events
 from unpad.errors import SourceError, nearest
 from unpad.terminal.progress import counted
 
@@ -196,7 +196,7 @@ def _read(
         batches = []
         for batch in (batch for group in groups for batch in bounded.batches(group, threads=alone)):
             named = zip(batch.schema.names, batch.columns, strict=True)
-            _count(unread, {name: _values(column) for name, column in named if name in others})
+            _count(unread, {name: _values(column) for name, column in named if name in others}, "time" in names)
             batches.append(batch.select(columns))
         unread.num_rows = table.metadata.num_rows
         unseen = {*table.schema_arrow.names} - {*columns, *others}
@@ -225,11 +225,13 @@ def _values(column: pa.Array) -> Mapping[Any, int]:
     return Counter(text.decode(errors="replace") for text in texts)
 
 
-def _count(unread: Unread, columns: Mapping[str, Mapping[Any, int]]) -> None:
-    """Count the values of columns that nobody asks for."""
+def _count(unread: Unread, columns: Mapping[str, Mapping[Any, int]], timed: bool = False) -> None:
+    """Count the values of columns that nobody asks for; of events with a time, kinds and values are no metadata."""
     for name, values in columns.items():
         for value, num_rows in values.items():
             count_field(unread, name, value, num_rows=num_rows)
+        if timed and tells_of_events(name, values):
+            unread.add(name, 0, {LOUD})
 
 
 def _choose(
@@ -356,7 +358,7 @@ def _csv_columns(
         except UnicodeEncodeError:
             at, match = next((at, match) for at, cell in enumerate(cells) if (match := NOT_UTF8.search(cell)))
             raise _not_utf8(match, f"{file.shown}:{lines[at // width - len(cells) // width]}") from None
-        _count(unread, {name: Counter(cells[place::width]) for name, place in others.items()})
+        _count(unread, {name: Counter(cells[place::width]) for name, place in others.items()}, "time" in names)
         cells.clear()
 
     for line, row, num_lines in records:

@@ -36,7 +36,9 @@ _NAMES = ("System|User|Assistant", "system|user|assistant", "SYSTEM|USER|ASSISTA
 _MARKERS = (
     re.compile(r"(系统|用户|助手)[：:]"),
     *(re.compile(rf"(?<![^\W_])({names})[:：]") for names in _NAMES),
-    re.compile(r"(?:\A|\n\n)(Human|Assistant):"),  # as the sets of Anthropic have them
+    # With blank lines, as the sets of Anthropic have them, or else at the begin of a line, as BELLE's has them.
+    re.compile(r"(?s:\A(?=.*\n\n(?:Human|Assistant):)|\n\n)(Human|Assistant):"),
+    re.compile(r"(?:\A|\n)(Human|Assistant):"),
 )
 TOOLS = ("tool", "function", "observation", "ipython")  # words of roles of the messages of tools
 NO_TOOLS = "tools' messages are not covered"

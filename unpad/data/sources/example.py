@@ -149,8 +149,11 @@ class Unread:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Field -> share of the rows that fill it, the largest first."""
-        return {name: count / max(self.num_rows, 1) for name, count in self.named.most_common()}
+        """Field -> share of the rows that fill it, the largest first; of many, marks and what only some rows have."""
+        named, marks = self.named.most_common(), self.marks
+        if len(named) > MOST_NAMED:
+            named.sort(key=lambda one: (one[0] not in marks, one[1] == self.num_rows))
+        return {name: count / max(self.num_rows, 1) for name, count in named}
 
     @property
     def facts(self) -> dict[str, dict[str, float]]:

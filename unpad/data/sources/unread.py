@@ -6,7 +6,7 @@ from collections.abc import Collection, Sequence
 from functools import lru_cache
 from typing import Any
 
-from unpad.data.sources.example import LOUD, USUAL, Turn, Unread
+from unpad.data.sources.example import LOUD, SPLIT_NAMES, USUAL, Turn, Unread
 from unpad.data.sources.faults import type_name
 from unpad.data.sources.row import UNSEEN, Row, is_blank, listed
 
@@ -27,6 +27,7 @@ _METADATA = _words(
     "lang copyright locale country region date time timestamp year created updated modified category genre topic "
     "tag domain subject split fold meta metadata model engine author annotator worker file filename path line page seed"
 )
+_KINDS = _words("source origin category genre topic tag domain subject")
 _DATES = _words("date time timestamp created updated modified")
 _SCORES = _words("score rating reward margin")  # are named, and refuse no row
 _FILLERS = _words("at by code identifier no name number value")
@@ -44,9 +45,9 @@ _VERDICTS = _BAD | _forms(
 )
 _JUDGING = _GOOD | _VERDICTS
 _NOT = _words("no not non never dont")
-_COMPLETING = _words(
-    "context passage document article background paragraph image picture photo audio video choice option attachment "
-    "tool function kwarg history"
+_MEDIA = _words("image picture photo audio video")
+_COMPLETING = _MEDIA | _words(
+    "context passage document article background paragraph choice option attachment tool function kwarg history"
 )
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+")
 _IDENTIFYING = re.compile(r"[0-9a-fA-F-]{16,}|\w+://\S+|www\.\S+")
@@ -78,12 +79,31 @@ def _is_quiet(name: str, value: Any) -> bool:
     number, text = number_of(value), value.strip() if type(value) is str else ""
     if type(value) is bool or text.lower() in ("true", "false") or not _JUDGING.isdisjoint(words_of(name)):
         return False
+    if _is_telling(name, text):
+        return False
     if number is not None and number % 1 > 0 and _last(name) not in (*_DATES, "version"):
         return False
     if number is not None and name.lower().endswith("s"):
         return _is_count(name)
     is_long = len(text) > LONGEST_METADATA or _is_verdict(text)
     return _IDENTIFYING.fullmatch(text) is not None or (_is_bookkeeping(name) and not is_long)
+
+
+def _is_telling(name: str, text: str) -> bool:
+    """True for the name of a part of a split, and for the id of a picture, which the row may be about."""
+    return text.lower() in SPLIT_NAMES or (_last(name) == "id" and not _MEDIA.isdisjoint(words_of(name)))
+
+
+def tells_of_events(name: str, values: Collection[Any]) -> bool:
+    """Whether a column beside patients' events tells them apart, as a category does, or has values of its own, as
+    OMOP's value_as_concept_id with its 0 for none.
+
+    Args:
+        values: different ones.
+    """
+    filled = [value for value in values if not is_blank(value)]
+    is_kind, is_value = _last(name) in _KINDS and len(filled) > 1, words_of(name)[:1] == ("value",)
+    return is_kind or (is_value and any(number_of(value) != 0 for value in filled))
 
 
 def _leaves(path: str, name: str, value: Any) -> list[tuple[str, str, Any]]:
@@ -282,7 +302,8 @@ def _said(name: str, value: Any, some: bool) -> set[float | str | None]:
     is_usual = len(words_of(name)) > 1 or _last(name) in _DATES
     said: set[float | str | None] = {USUAL} if is_usual else set()
     if number is None:
-        said.add("" if quiet else 0.5 if _is_bookkeeping(name) else None)
+        is_mark = _is_bookkeeping(name) and not _is_telling(name, str(value).strip())
+        said.add("" if quiet else 0.5 if is_mark else None)
     else:
         said.add(number if number in (0, 1) else 0.5 if 0 < number < 1 else None)
     return said if quiet and not (some and is_usual) else said | {LOUD}
