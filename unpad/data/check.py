@@ -17,6 +17,7 @@ import numpy as np
 from unpad.data.check_report import Asked, CheckReport, FileCheck, PictureCounts
 from unpad.data.sources import chat, images, pairs, vqa
 from unpad.data.sources import files as source_files
+from unpad.data.sources.bad_rows import are_allowed
 from unpad.data.sources.documents import describe_book, single_document
 from unpad.data.sources.example import MOST_NAMED, SPLIT_NAMES, BadRow, Example, count_bad
 from unpad.data.sources.faults import there_is
@@ -238,7 +239,7 @@ def _check_recipe(overrides: Sequence[str], seen: _CheckMemory, path: Path) -> C
     folders = [resolve(source.path) for kind in TEXT_KINDS for source in data.sources(kind)]
     skipped = tuple(skip for folder in folders for skip in skipped_files(folder))
     report = replace(_join(checks), skipped=skipped)
-    if not report.passed:
+    if not report.num_used or not are_allowed(report.bad, report.num_rows, data):
         return report
     near = _near_duplicates(recipe)
     if recipe.tokenizer.path is None or not (data.text or data.converses):
@@ -309,7 +310,7 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
     """Check tables of events with the labels and the split of a recipe; a row's use may depend on other rows.
 
     Args:
-        trains: whether to refuse what training would refuse, if no row is bad.
+        trains: whether to refuse what training would refuse, if no row is bad that the recipe does not allow.
     """
     from unpad.data.histories.cohort import read_cohort
     from unpad.data.histories.report import cohort_lines
@@ -318,7 +319,7 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
     own, remarks = list[str](), read.notes
     if trains:
         own = cohort_lines(read.cohort, recipe.events.labels.competing if recipe.events.labels else ())
-    if trains and not read.bad:
+    if trains and are_allowed(read.bad, read.num_rows, recipe.data):
         from unpad.data.patients import open_tables
 
         data = open_tables(recipe, read, None)

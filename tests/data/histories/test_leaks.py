@@ -34,8 +34,12 @@ ALONE = "warning: the code hospice (100% of the patients with the label, 0.0% of
      ("hospice", [1], ""), ("a", [], "")],
 )  # fmt: skip
 def test_what_alone_tells_the_label_is_said_by_data_check(code, days, said, unpad, tmp_path):
-    lines = unpad("data", "check", with_events(tmp_path / "p", code, days), code=0).out
+    path, table = with_events(tmp_path / "p", code, days), tmp_path / "p" / "tables" / "tests.parquet"
+    lines = unpad("data", "check", path, code=0).out
     assert said in lines
+    rows = pq.read_table(table).to_pylist()
+    pq.write_table(pa.Table.from_pylist([*rows, rows[0] | {"test": ""}]), table)
+    assert said in unpad("data", "check", path, "data.on_bad_row=quarantine", code=3).out, "beside an allowed bad row"
     assert ("alone tells label 1: if it is known after the prediction alone, leave it out" in lines) == bool(said)
 
 

@@ -54,6 +54,13 @@ def _listed(bad: Sequence[BadRow], *, fixes: bool = False) -> list[str]:
     return lines + [f"... and {sum(map(len, others)):,} faults of {len(others):,} other kinds{where}"] * bool(others)
 
 
+def are_allowed(bad: Sequence[BadRow], num_rows: int, data: DataSettings) -> bool:
+    """True if training goes on without these of the rows, good and bad; a fault of unknown extent is never allowed."""
+    known = all(row.num_rows is not None for row in bad)
+    few = known and count_bad(bad) / max(num_rows, 1) <= data.max_bad
+    return not bad or (data.on_bad_row == "quarantine" and few)
+
+
 def apply_policy(
     bad: list[BadRow], num_rows: int, data: DataSettings, checked: str = "", files: Sequence[SourceFile] = ()
 ) -> None:
@@ -68,11 +75,11 @@ def apply_policy(
         SourceError: the policy is `stop` and there is a bad row, more than `data.max_bad` of the rows are bad,
             or a fault takes along an unknown number of rows.
     """
+    if are_allowed(bad, num_rows, data):
+        return
     num_bad = count_bad(bad)
     share = num_bad / max(num_rows, 1)
     unknown = next((row for row in bad if row.num_rows is None), None)
-    if not bad or (data.on_bad_row == "quarantine" and share <= data.max_bad and unknown is None):
-        return
     source = next((file for file in files if bad[0].where.startswith(str(file.path))), None)
     path = checked or (source.named if source is not None and source.named else place_of(bad[0].where).file)
     named = None if checked or source is None or not (source.fields or source.ignore) else source
