@@ -262,20 +262,6 @@ def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_e
     assert min(parts) < min(row["loss"] for row in held_out) < max(parts), "both kinds of text, weighted by targets"
 
 
-@pytest.mark.nightly
-def test_plan_and_prove_speak_json(unpad, tmp_path):
-    recipe = write_toy(tmp_path / "toy")
-    planned = unpad("plan", recipe, "--json", "--plot", tmp_path / "plan.svg", code=0)
-    values = json.loads(planned.out)
-    assert {"strategies", "ledger"} <= set(values)
-    assert all({"name", "pad_share"} <= set(row) for row in values["strategies"])
-    assert (tmp_path / "plan.svg").read_text("utf-8").startswith("<svg")
-    certificate = json.loads(unpad("prove", recipe, "--json", code=0).out)
-    assert certificate["passed"] is True
-    assert all({"name", "kernel", "measured", "bound", "passed"} <= set(line) for line in certificate["lines"])
-    assert not list(tmp_path.glob("runs*")), "neither command leaves a run behind"
-
-
 def test_plan_and_prove_speak_to_people(unpad, tmp_path):
     recipe = write_toy(tmp_path / "toy")
     planned = unpad("plan", recipe).out

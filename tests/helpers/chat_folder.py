@@ -1,7 +1,11 @@
 """A byte-level tokenizer and chat templates in the forms that released models have."""
 
+from collections.abc import Sequence
+
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
+
+from unpad.data.sources.example import Turn
 
 SPECIALS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>"]
 CHATML = """\
@@ -53,3 +57,7 @@ def byte_level(texts: list[str], vocab_size: int = 300) -> tokenizers.Tokenizer:
     )
     library.train_from_iterator(texts, trainer)
     return library
+
+
+def turns_of(talk: Sequence[tuple[str, str]]) -> tuple[Turn, ...]:
+    return tuple(Turn(role, content) for role, content in talk)

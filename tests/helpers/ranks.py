@@ -3,6 +3,7 @@ has built and imported."""
 
 import json
 import os
+import pickle
 import signal
 import socket
 import time
@@ -85,3 +86,12 @@ def _fork(folder: Path, rank: int, size: int, port: int, work: Callable[[], Any]
         (folder / f"fault-{rank}").write_text(f"process {rank}: {traceback.format_exc()}")
     finally:
         os._exit(0)
+
+
+def forbid_pickles() -> None:
+    """Let every load of a pickle in this process raise."""
+
+    def trap(*_: Any, **__: Any) -> None:
+        raise AssertionError("unpickled")
+
+    pickle.load = pickle.loads = trap

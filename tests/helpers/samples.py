@@ -13,12 +13,21 @@ from torch import Tensor, nn
 
 from unpad.batching.layout import Layout, build_layout
 from unpad.models.vision_language.visual import VisionTokens
+from unpad.nn.block import BlockConfig
 
 M = TypeVar("M", bound=nn.Module)
 WIDTH = 16
 # Very different lengths in both runs, a sample without question and one without vision tokens.
 VISION = [7, 1, 40, 12, 0, 3, 44]
 QUESTION = [5, 2, 17, 0, 4, 1, 16]
+# Members of sets, and a block of them.
+SIZES = [1, 40, 2, 7, 1, 3, 12]
+CONFIG = BlockConfig(width=WIDTH, heads=2, hidden=24, norm="layernorm", activation="gelu", bias=True)
+
+
+def members_of(sizes: list[int]) -> Layout:
+    """Layout of sets of so many members."""
+    return build_layout(np.array(sizes, int))
 
 
 @dataclass(frozen=True)

@@ -300,6 +300,15 @@ def test_sequences_that_would_change_each_others_numbers_are_refused_by_name(kin
     attach(trainer, tokens_per_micro=24)
 
 
+def test_a_hook_that_comes_after_the_proof_is_warned_of_if_it_returns_a_value(tmp_path):
+    trainer = make_trainer("plain", make_model("llama"), tmp_path, max_steps=1)
+    attach(trainer)
+    trainer.model.model.norm.register_forward_pre_hook(lambda module, args: None)
+    trainer.model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out * 2)
+    with pytest.warns(UserWarning, match="<lambda> returns a value, and came after unpad.hf.attach"):
+        trainer.train()
+
+
 # --------------------------------------------------------------------------- refusals
 
 

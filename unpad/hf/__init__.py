@@ -20,18 +20,20 @@ from unpad.hf.loader import collate, steps
 from unpad.hf.prepare import prepare
 
 if TYPE_CHECKING:
+    from unpad.hf.padding import without_padding
     from unpad.hf.trainer import attach
 
-__all__ = ["attach", "collate", "prepare", "steps"]
+__all__ = ["attach", "collate", "prepare", "steps", "without_padding"]
+OF_TRAINERS = {"attach": "unpad.hf.trainer", "without_padding": "unpad.hf.padding"}
 
 
 def __getattr__(name: str) -> object:
     """Import what trainers need on first use (PEP 562)."""
-    if name != "attach":
+    if name not in OF_TRAINERS:
         raise AttributeError(f"module 'unpad.hf' has no attribute {name!r}")
     if find_spec("accelerate") is None:
         raise RecipeError("trainers need accelerate, which is not installed", fix="pip install unpad[hf]")
-    value: object = getattr(import_module("unpad.hf.trainer"), name)
+    value: object = getattr(import_module(OF_TRAINERS[name]), name)
     globals()[name] = value
     return value
 

@@ -25,9 +25,6 @@ from unpad.nn.attend import Attend
 from unpad.nn.attention import ragged_attention
 from unpad.nn.precision import wide_dtype
 
-# Keyword arguments of a flat batch that name its boundaries, as FlashAttention's users in transformers pass them.
-BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
-
 
 @dataclass(frozen=True)
 class Sequences:

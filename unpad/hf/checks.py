@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -326,15 +326,17 @@ class ProvedModel:
 
     Args:
         state: of it when it was proved.
+        hooks: keys of the hooks that it had then, or that are watched since.
     """
 
     prepared: Prepared
     head: TargetHead
     state: dict[str, object]
+    hooks: set[int]
 
     @classmethod
     def of(cls, prepared: Prepared, head: TargetHead) -> ProvedModel:
-        return cls(prepared, head, _state(prepared, head))
+        return cls(prepared, head, _state(prepared, head), {key for hooks in _hooks(prepared.model) for key in hooks})
 
     def check(self, trainer: Trainer, called: nn.Module | None = None) -> None:
         """Refuse to train or evaluate another model on flat batches.
@@ -351,6 +353,10 @@ class ProvedModel:
                 f"the model is another than when unpad.hf.attach proved it: {changed}",
                 fix="make the change before unpad.hf.attach",
             )
+        for hooks in _hooks(self.prepared.model):
+            for key in hooks.keys() - self.hooks:
+                hooks[key] = _Watched(hooks[key])
+                self.hooks.add(key)
 
     def _other_model(self, trainer: Trainer, called: nn.Module | None) -> str:
         proved = _bare(trainer, self.prepared.model)
@@ -363,6 +369,28 @@ class ProvedModel:
         now = _state(self.prepared, self.head)
         changed = [name for name in {**self.state, **now} if now.get(name, ()) != self.state.get(name, ())]
         return f"its {changed[0]} was exchanged, added or removed" if changed else ""
+
+
+class _Watched:
+    """A hook that came after the proof, with a warning where it exchanges what passes."""
+
+    def __init__(self, hook: Callable[..., object]) -> None:
+        self.hook = hook
+
+    def __call__(self, *args: object, **kwargs: object) -> object:
+        made = self.hook(*args, **kwargs)
+        if made is not None:
+            name = getattr(self.hook, "__qualname__", type(self.hook).__name__)
+            warnings.warn(
+                f"the hook {name} returns a value, and came after unpad.hf.attach proved the model", stacklevel=2
+            )
+        return made
+
+
+def _hooks(model: nn.Module) -> Iterator[dict[int, Callable[..., object]]]:
+    """Hooks of every part, before and behind it."""
+    for part in model.modules():
+        yield from (part._forward_pre_hooks, part._forward_hooks)
 
 
 def _state(prepared: Prepared, head: TargetHead) -> dict[str, object]:

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from unpad.batching.layout import Layout, LengthGroup
-from unpad.hf.attention import BOUNDARIES, find_sequences, noted
+from unpad.errors import PlanError
+from unpad.hf.attention import find_sequences, noted
 from unpad.proof.foreign.lengths import RowLimit, refuse_long
 from unpad.proof.foreign.model import untouched
+from unpad.proof.foreign.update import BOUNDARIES, has_media
 
 LENGTH = 13  # tokens of the trial; a prime, so that no width of a model is mistaken for it
 CHANGED = 3  # its first tokens, which are exchanged
@@ -31,11 +33,14 @@ class Boundaries:
     Args:
         takes_cache: whether the model has a parameter `use_cache`.
         limit: of a batch of several sequences, see `refuse_long`.
+
+    Attributes:
+        pictures: whether flat batches may have pixels.
     """
 
     def __init__(self, takes_cache: bool, limit: RowLimit | None) -> None:
         self.takes_cache, self.limit = takes_cache, limit
-        self.isolated: tuple[str, ...] = ()
+        self.pictures, self.isolated = False, tuple[str, ...]()
         self.layout: Layout | None = None
         self.shape = (0, 0)  # (batch, seq) of the rectangle that holds the run
 
@@ -53,6 +58,11 @@ class Boundaries:
         if layout.num_seqs <= batch:
             return None
         refuse_long(self.limit, seq)
+        if not self.pictures and has_media(kwargs):
+            raise PlanError(
+                "a flat batch has pixels besides its tokens, and not every model keeps pictures apart there",
+                fix="pad it; or use unpad.hf.prepare(model, pictures=True), and prove it by unpad.prove_callable",
+            )
         self.layout, self.shape = layout, (batch, seq)
         bounds, longest = layout.cu_seqlens, layout.max_seqlen
         changed = {**kwargs, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}

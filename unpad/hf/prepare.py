@@ -42,7 +42,7 @@ class Prepared:
     before: str = ""
 
 
-def prepare(model: nn.Module) -> Prepared:
+def prepare(model: nn.Module, *, pictures: bool = False) -> Prepared:
     """Make a model ready for flat batches: attention "unpad", boundaries for every layer, isolated mixers.
 
     Layers that raise with attention "unpad" keep their own, and are isolated like mixers. Called again it changes
@@ -50,11 +50,16 @@ def prepare(model: nn.Module) -> Prepared:
 
     Args:
         model: a causal model of transformers, or one of peft around it.
+        pictures: True lets flat batches have pixels besides tokens. Masks and positions of some families depend on
+            pictures, and are wrong there: prove such batches by `unpad.prove_callable`.
 
     Raises:
         RecipeError: neither of them, or it computes no flat batch.
     """
     with preparing(model) as prepared:
+        for hook in model._forward_pre_hooks.values():
+            if isinstance(hook, Boundaries):
+                hook.pictures = pictures
         return prepared
 
 

@@ -3,7 +3,7 @@
 import copy
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -13,13 +13,20 @@ from torch import Tensor
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError, SourceError
-from unpad.hf.attention import BOUNDARIES
 from unpad.hf.loader import IGNORED, PACKED, refuse_streams
 from unpad.proof.foreign.judge import describe, raise_memory
 from unpad.proof.foreign.model import untouched_generators
-from unpad.proof.foreign.update import LabelledSequence, count_cut, listed, read_batch, read_labels, read_update
+from unpad.proof.foreign.update import (
+    LabelledSequence,
+    beside_tokens,
+    count_cut,
+    has_media,
+    listed,
+    read_batch,
+    read_labels,
+    read_update,
+)
 
-READ = ("input_ids", "labels", "shift_labels", "attention_mask", "position_ids", "use_cache", *BOUNDARIES)
 CHECKED = 24  # rows that a collator is tried on again and in batches
 Collator = Callable[[list[Any]], Any]
 
@@ -31,16 +38,18 @@ class CollatedRow:
     Args:
         ids, labels: of each token.
         lengths: of the sequences in it.
+        beside: what the batch has besides, such as pixels; of a row with one sequence.
     """
 
     ids: list[int]
     labels: list[int]
     lengths: list[int]
+    beside: Mapping[str, object] = field(default_factory=dict, compare=False)
 
     def sequences(self) -> list[LabelledSequence]:
         """The sequences in the row. The first token of each has no label, as no position predicts it."""
         spans = [slice(start, stop) for start, stop in pairwise(accumulate(self.lengths, initial=0)) if start < stop]
-        return [LabelledSequence(self.ids[span], [IGNORED, *self.labels[span][1:]]) for span in spans]
+        return [LabelledSequence(self.ids[span], [IGNORED, *self.labels[span][1:]], self.beside) for span in spans]
 
 
 class CollatedRows:
@@ -145,6 +154,9 @@ class CollatedRows:
 
     def __getitem__(self, number: int) -> dict[str, list[int]]:
         row = self.row(number)
+        for name, value in row.beside.items():
+            what = f"gives `{name}` of shape {_shape(value)}; flat batches have tokens, labels and boundaries alone"
+            raise self.error(what, f"leave `{name}` out, or train with the trainer's own batches")
         return {"input_ids": row.ids, "labels": row.labels, PACKED: row.lengths}
 
     def sequences(self) -> list[LabelledSequence]:
@@ -167,9 +179,6 @@ class CollatedRows:
                 f"a row has {ids.numel()} input_ids and {labels.numel()} labels",
                 fix="give one label per token, -100 where there is no loss",
             )
-        if others := [name for name, value in made.items() if name not in READ and value is not None]:
-            what = f"gives `{others[0]}` of shape {_shape(made[others[0]])}"
-            raise self.error(f"{what}; only tokens, labels and boundaries are read", f"leave `{others[0]}` out")
         return ids[0], labels.reshape(-1)
 
     def _read(self, made: Mapping[str, Any], lengths: list[int] | None) -> CollatedRow:
@@ -191,7 +200,16 @@ class CollatedRows:
         if (size := sum(lengths)) > len(ids) or bool((labels[size:] != IGNORED).any()):
             what = f"makes {len(ids)} tokens of a row whose sequences have {size}"
             raise self.error(what, "use a collator that keeps the tokens of packed rows")
-        return CollatedRow(ids[:size].tolist(), labels[:size].tolist(), lengths)
+        return CollatedRow(ids[:size].tolist(), labels[:size].tolist(), lengths, self._beside(made, real, lengths))
+
+    def _beside(self, made: Mapping[str, Any], real: Tensor, lengths: Sequence[int]) -> dict[str, object]:
+        """Pixels in the batch of a row, with what else it has then."""
+        beside = beside_tokens(made, real)
+        if beside and (not has_media(made) or len(lengths) > 1):
+            name = next(iter(beside))
+            what = f"gives `{name}` of shape {_shape(made[name])}"
+            raise self.error(f"{what}; only tokens, labels and boundaries are read", f"leave `{name}` out")
+        return beside
 
     def _real(self, mask: object, labels: Tensor) -> Tensor:
         """True where a token is no padding, (tokens,) bool, of the labels of a row."""

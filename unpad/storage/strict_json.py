@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,21 @@ def refuse_many(data: bytes) -> None:
         raise ValueError(f"it holds more than {MOST_VALUES:,} values")
 
 
-def strict_value(data: bytes) -> Any:
+def _refuse_constant(text: str) -> None:
+    raise ValueError(f"{text} is not a JSON number")
+
+
+def strict_value(data: bytes, constant: Callable[[str], object] = _refuse_constant) -> Any:
     """Parse strict JSON from an untrusted source; texts are valid Unicode, and nesting is at most MOST_DEPTH deep.
+
+    Args:
+        constant: what `Infinity`, `-Infinity` and `NaN` stand for, which strict JSON has not.
 
     Raises:
         ValueError: it is not UTF-8, not JSON, nested too deeply, or has a too large number or a lone surrogate.
     """
     try:
-        value = json.loads(data.decode(), parse_constant=_refuse_constant)
+        value = json.loads(data.decode(), parse_constant=constant)
         if b"\\ud" in data or b"\\uD" in data:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
@@ -72,10 +80,6 @@ def _is_deeper(value: Any, most: int) -> bool:
         if not level:
             return False
     return True
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not a JSON number")
 
 
 def json_object(line: bytes) -> dict[str, Any] | None:

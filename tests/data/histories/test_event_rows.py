@@ -12,7 +12,6 @@ import pytest
 
 from tests.helpers.event_tables import FIRST_ID, Row, draw_rows, opened, put, put_folder, put_meds, table
 from tests.helpers.shell import Shell
-from tests.helpers.work import counted
 from unpad.data.check import check
 from unpad.data.histories.event_rows import EventTable, join, read_source
 from unpad.data.histories.tables import alias
@@ -110,24 +109,6 @@ def rows_told(sources: Any, events: dict[str, Any]) -> list[Any]:
         return opened(sources, data=data, events=events).report.bad
     except UnpadError:
         return []
-
-
-@pytest.mark.nightly
-def test_one_patient_may_have_a_million_events(tmp_path: Path) -> None:  # EV-10
-    num = 1_000_000
-    columns = {
-        "id": pa.array(np.full(num, A)), "minute": pa.array(np.arange(num) // 4),
-        "code": pa.array(np.array(["a", "b", "c", "d"])[np.arange(num) % 4]), "value": pa.array(np.arange(num) * 1.0),
-    }  # fmt: skip
-    path = put(tmp_path / "one.parquet", pa.table(columns))
-    data, calls = counted(
-        lambda: opened(
-            {"path": str(path), "time": "minute"},
-            data={"events": None, "holdout": 0} | {"events": {"path": str(path), "time": "minute"}},
-        )
-    )
-    assert calls < num, "not one by one"
-    assert (data.table.positions.tolist(), len(data.sets.times)) == ([num], num // 4)
 
 
 def test_bad_rows_are_set_aside_up_to_the_limit_and_patients_stay(tmp_path: Path) -> None:

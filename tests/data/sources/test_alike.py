@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.helpers.work import counted
 from unpad.data.sources import alike
 from unpad.data.sources.alike import PASSAGE, SHORTEST, TextSearch, near_sets, plain
 
@@ -113,15 +112,3 @@ def test_equal_texts_are_near_duplicates_however_short_and_often_they_are() -> N
     assert np.bincount(near_sets(texts)).tolist() == [2, 100, 1]
     assert near_sets([]).tolist() == []
     assert plain("Yes.") == plain("yes")
-
-
-@pytest.mark.nightly
-def test_more_documents_take_linear_work() -> None:
-    work = []
-    for num in (500, 5_000):
-        points = np.random.default_rng(0).integers(0x4E00, 0x9FA5, (num, 60))
-        texts = ["".join(map(chr, row)) for row in points]
-        sets, calls = counted(lambda t=texts: near_sets(t))
-        assert len(np.unique(sets)) == num
-        work.append(calls)
-    assert work[1] < 15 * work[0]  # comparing all pairs makes a hundred times as many

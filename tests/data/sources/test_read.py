@@ -4,7 +4,6 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.shell import Shell
-from tests.helpers.work import counted
 from unpad.data.check import check
 from unpad.data.sources.bad_rows import apply_policy, refuse_empty
 from unpad.data.sources.example import BadRow
@@ -97,20 +96,6 @@ def test_check_does_not_pass_a_file_without_rows(tmp_path: Path) -> None:
     report = check(tmp_path / "a.jsonl")
     assert not report.passed
     assert "E_EMPTY" in report.lines()[-1]
-
-
-@pytest.mark.nightly
-def test_a_hundred_thousand_rows_take_linear_time(tmp_path: Path) -> None:
-    row = '{"text": "第%d条：学习效率的提升依赖于专注力的培养，而不是单纯增加时间投入"}\n'
-    work = []
-    for num in (1_000, 100_000):
-        path = tmp_path / f"{num}.jsonl"
-        path.write_text("".join(row % n for n in range(num)), encoding="utf-8")
-        file = SourceFile(path, "jsonl", None, 1.0, 0)
-        (used, bad), calls = counted(lambda file=file: read_file("text", file, DataSettings()))
-        assert (len(used), len(bad)) == (num, 0)
-        work.append(calls)
-    assert work[1] < 110 * work[0]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the shared Chinese data is absent")

@@ -222,7 +222,7 @@ def test_columns_of_tables_of_patients_are_fields(unpad: Shell, tmp_path: Path, 
     events = [
         {"id": n // 3, "time": f"2024-01-0{n % 3 + 1}", "code": "K", "value": 9, "given": f"{n % 3 > 0}",
          "order_id": "a", "source": "EHR", "category": "lab" if n % 2 else "family-history",
-         "value_as_concept_id": 45884084 * (n % 4 == 0), "value_source_id": 0,
+         "value_as_concept_id": 45884084 * (n % 4 == 0), "value_source_id": 0, "test_source_value": f"K{n}",
          "seen_at": "2024-01-09", "stop_date": "2024-01-09" if n % 4 == 0 else None, "dose": 20 + n}
         for n in range(60)
     ]  # fmt: skip

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import tokenizers
 
-from tests.helpers.chat_folder import CHATML, MARKED, NO_SYSTEM, SPECIALS, THINKING, byte_level
+from tests.helpers.chat_folder import CHATML, MARKED, NO_SYSTEM, SPECIALS, THINKING, byte_level, turns_of
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples, encode_prompt
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, with_import
@@ -39,10 +39,6 @@ def theirs(source: str) -> transformers.PreTrainedTokenizerFast:
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=library, bos_token="<s>", eos_token="<|im_end|>")
     made.chat_template = source
     return made
-
-
-def turns_of(talk: Sequence[tuple[str, str]]) -> tuple[Turn, ...]:
-    return tuple(Turn(role, content) for role, content in talk)
 
 
 def encoded(tokenizer: Tokenizer, turns: Sequence[Turn]) -> tuple[list[int], list[bool]]:

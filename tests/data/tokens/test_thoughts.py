@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from tests.helpers.chat_folder import CHATML, MARKED, byte_level
+from tests.helpers.chat_folder import CHATML, MARKED, byte_level, turns_of
 from tests.helpers.thinking import DROPPED, DROPPED_MARKED, EMPTY, FAMILIES, LATE, trl_template
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples, encode_prompt
@@ -40,10 +40,6 @@ def theirs(source: str, special: bool = False) -> transformers.PreTrainedTokeniz
     made = transformers.PreTrainedTokenizerFast(tokenizer_object=library(special), **NAMES)
     made.chat_template = source
     return made
-
-
-def turns_of(talk: Sequence[tuple[str, str]]) -> tuple[Turn, ...]:
-    return tuple(Turn(role, content) for role, content in talk)
 
 
 def messages_of(talk: Sequence[tuple[str, str]]) -> list[dict[str, str]]:

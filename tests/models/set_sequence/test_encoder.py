@@ -2,24 +2,16 @@
 
 import math
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.samples import WIDTH, bounds_of, gradients, moved
-from unpad.batching.layout import Layout, build_layout
+from tests.helpers.samples import CONFIG, SIZES, WIDTH, bounds_of, gradients, members_of, moved
 from unpad.errors import RecipeError
 from unpad.models.set_sequence import encoder as encoders
-from unpad.nn.block import BlockConfig, init_weights
+from unpad.nn.block import init_weights
 
 POINTS, LATENT = 3, 5
-SIZES = [1, 40, 2, 7, 1, 3, 12]
-CONFIG = BlockConfig(width=WIDTH, heads=2, hidden=24, norm="layernorm", activation="gelu", bias=True)
-
-
-def members_of(sizes: list[int]) -> Layout:
-    return build_layout(np.array(sizes, int))
 
 
 def events(num: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 
 from unpad.errors import RecipeError, SourceError
 from unpad.proof.foreign.shrink import ORDINARY, Fields, shrink
-from unpad.proof.foreign.small_model import build_config, build_small, read_config, sample
+from unpad.proof.foreign.small_model import TEXT_ALONE, build_config, build_small, read_config, sample
 
 LLAMA: Fields = {
     "model_type": "llama",
@@ -100,6 +100,7 @@ FAMILIES: dict[str, tuple[Fields, Fields]] = {
         {"layers_block_type": ["linear_attention", "mlp", "full_attention"]},
     ),
     "gemma3": ({"text_config": {"num_hidden_layers": 34}, "vision_config": {"hidden_size": 1152}}, {}),
+    "xlnet": ({"d_model": 48, "n_head": 6, "d_head": 8}, {"d_model": 32, "n_head": 4, "d_head": 8}),
     "phi3": (
         {"rope_scaling": {"type": "longrope", "short_factor": [1.0] * 48, "long_factor": [2.0] * 48}},
         {"num_key_value_heads": 4},
@@ -144,6 +145,18 @@ def test_configurations_that_cannot_be_used_are_refused(tmp_path):
     own = {"model_type": "mine", "auto_map": {"AutoModelForCausalLM": "modeling.Mine"}}
     (tmp_path / "modeling.py").write_text("raise SystemExit('the code of the folder ran')")
     assert "code of a folder is never run" in refusal(json.dumps(own))
+
+
+@pytest.mark.parametrize("infinity", ['{"__float__": "Infinity"}', "Infinity"])
+def test_infinity_is_read_as_transformers_writes_it(tmp_path, infinity):
+    (tmp_path / "config.json").write_text(f'{{"model_type": "mamba2", "time_step_limit": [0.0, {infinity}]}}')
+    config, _ = read_config(tmp_path)
+    assert list(config.time_step_limit) == [0.0, float("inf")]
+
+
+def test_a_model_of_pictures_is_said_to_be_judged_by_its_text_alone(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3", "vision_config": {"hidden_size": 64}}')
+    assert read_config(tmp_path)[1] == (TEXT_ALONE,)
 
 
 @pytest.mark.promise("hf.small-model")

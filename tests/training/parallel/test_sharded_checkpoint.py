@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from torch import Tensor
 from tests.conftest import random_batch
 from tests.helpers.faults import at_operation, fail_full, kill, names_in, operations
 from tests.helpers.processes import in_child
-from tests.helpers.ranks import run_ranks
+from tests.helpers.ranks import forbid_pickles, run_ranks
 from unpad import storage
 from unpad.errors import CheckpointError, DiskError, UnpadError
 from unpad.models.adapters import kept_weights
@@ -62,13 +61,6 @@ def digest(tensors: dict[str, Tensor]) -> str:
     for name in sorted(tensors):
         found.update(name.encode() + whole_tensor(tensors[name].detach()).numpy().tobytes())
     return found.hexdigest()
-
-
-def forbid_pickles() -> None:
-    def trap(*_: Any, **__: Any) -> None:
-        raise AssertionError("unpickled")
-
-    pickle.load = pickle.loads = trap
 
 
 def error_of(work: Callable[[], object]) -> str:

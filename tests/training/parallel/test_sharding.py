@@ -1,6 +1,5 @@
 """Models that are divided among processes by FSDP2."""
 
-import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,7 @@ from torch import Tensor
 from tests.conftest import random_batch
 from tests.helpers.image_models import random_images, random_squares, small_cnn, tiny_vit
 from tests.helpers.patients import random_patients, tiny_patients_model
-from tests.helpers.ranks import run_ranks
+from tests.helpers.ranks import forbid_pickles, run_ranks
 from tests.helpers.toy import run, write_toy
 from tests.helpers.vision import ROWS, prepare, tiny
 from unpad.batching.batch import RaggedBatch
@@ -143,13 +142,6 @@ def compare_frozen(group: Group) -> None:
         found = divided_gradients(sharding, group, micros, weights, "fp32")
         assert difference(found, gradients(alone, micros, weights, "fp32")) <= 1e-6
         assert any(name.startswith("blocks.0.") for name in found) == (not patterns)
-
-
-def forbid_pickles() -> None:
-    def trap(*_: Any, **__: Any) -> None:
-        raise AssertionError("unpickled")
-
-    pickle.load = pickle.loads = trap
 
 
 @pytest.mark.nightly

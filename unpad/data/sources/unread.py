@@ -102,8 +102,11 @@ def tells_of_events(name: str, values: Collection[Any]) -> bool:
         values: different ones.
     """
     filled = [value for value in values if not is_blank(value)]
-    is_kind, is_value = _last(name) in _KINDS and len(filled) > 1, words_of(name)[:1] == ("value",)
-    return is_kind or (is_value and any(number_of(value) != 0 for value in filled))
+    if words_of(name)[:1] == ("value",):
+        return any(number_of(value) != 0 for value in filled)
+    return len(filled) > 1 and not _KINDS.isdisjoint(
+        words_of(name)[-1:]
+    )  # unlike test_source_value, a copy of the code
 
 
 def _leaves(path: str, name: str, value: Any) -> list[tuple[str, str, Any]]:

@@ -22,7 +22,7 @@ from unpad.proof.foreign.measure import (
     not_below_fp32,
     relative,
 )
-from unpad.proof.foreign.model import untouched_generators
+from unpad.proof.foreign.model import config_of, placeholders, untouched_generators
 from unpad.proof.foreign.update import Update, refuse_missing
 from unpad.terminal.progress import LINE_SECONDS, progress
 
@@ -81,7 +81,7 @@ class ComparedUpdate:
             alone = self.alone()
             truth = UpdateResults(alone.logits, self.truth.loss, self.truth.gradient) if self.truth else alone
             try:
-                found, moved = self.together(), moves(self.forward, self.update)
+                found, moved = self.together(), moves(self.forward, self.update, placeholders(model))
             except ProofError:
                 raise
             except Exception as error:
@@ -131,9 +131,15 @@ def judge(
         except Exception as error:
             raise_memory(error)
             raise ProofError(
-                f"the model cannot compute a sequence alone: {describe(error)}", fix="prove a model of causal language"
+                f"the model cannot compute a sequence alone: {describe(error)}", fix=_fix(model)
             ) from error
         return _not_random(_certificate(measured, "fp32", notes), comparison.together)
+
+
+def _fix(model: nn.Module) -> str:
+    limit = getattr(config_of(model), "max_position_embeddings", None)
+    rows = f", with rows of at most its {limit:,} positions" if isinstance(limit, int) else ""
+    return f"prove a model of causal language{rows}"
 
 
 def _certificate(measured: Measured, name: str, notes: Sequence[str]) -> ForeignCertificate:

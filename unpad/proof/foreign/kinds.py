@@ -19,7 +19,7 @@ OTHER_TASK = "is no causal language model: it predicts something else than the n
 CAUSAL_FIX = "use a causal language model, as AutoModelForCausalLM makes it"
 
 TOKENS = ("SFTTrainer", "_BaseTrainer")  # trainers of TRL that train on the next token, or leave it open
-TRAINER_FIX = "use Trainer of transformers or SFTTrainer of TRL, or prove the model by unpad.prove_callable"
+TRAINER_FIX = "try unpad.hf.without_padding(trainer), which proves a step; unpad.prove_callable judges its model"
 
 
 @dataclass(frozen=True)

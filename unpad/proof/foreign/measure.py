@@ -181,10 +181,10 @@ class UpdateResults:
         pairs = zip(self.logits, truth.logits, strict=True)
         logits = max((relative(one, other) for one, other in pairs), default=0.0)
         loss = abs(self.loss - truth.loss) / max(abs(truth.loss), 1e-30)
-        return Errors(logits, loss if loss == loss else float("inf"), _gradient_error(self.gradient, truth.gradient))
+        return Errors(logits, loss if loss == loss else float("inf"), gradient_error(self.gradient, truth.gradient))
 
 
-def _gradient_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
+def gradient_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
     """Relative error of the norm over all parameters; one without a gradient has zeros."""
     difference = size = 0.0
     for name in {*found, *truth}:
@@ -207,7 +207,7 @@ def error_of_loss(model: nn.Module, sequences: Sequence[LabelledSequence]) -> fl
     errors, device = [0.0], next(model.parameters()).device
     for one in sorted((one for one in sequences if one.num_targets), key=lambda one: len(one.ids))[:TRIED]:
         labels = torch.tensor([one.labels], device=device)
-        output = model(**alone_inputs(model, one.ids), labels=labels)
+        output = model(**alone_inputs(model, one), labels=labels)
         returned = loss_of(output)
         if returned is None:
             return None
@@ -227,7 +227,7 @@ def one_at_a_time(model: nn.Module, sequences: Sequence[LabelledSequence]) -> Up
     logits, loss, total = [], 0.0, max(sum(one.num_targets for one in sequences), 1)
     for one in sequences:
         labels = torch.tensor([one.labels], device=next(model.parameters()).device)
-        made = logits_alone(model(**alone_inputs(model, one.ids)), labels)
+        made = logits_alone(model(**alone_inputs(model, one)), labels)
         logits.append(_columns(made))
         if one.num_targets:
             loss += _backward(cross_entropy(made[:-1], labels[0, 1:]) / total)
@@ -309,14 +309,15 @@ class Moves:
 
 
 @torch.no_grad()
-def moves(forward: Forward, update: Update) -> Moves:
+def moves(forward: Forward, update: Update, kept: Collection[int] = ()) -> Moves:
     """Change every second sequence of each batch, then the others, then the padding, and measure the effect on the
     rest.
 
     Args:
         forward: the model on one batch's inputs, without labels.
+        kept: tokens that stay, such as those of pictures.
     """
-    pool = _pool(update)
+    pool = _pool(update, kept)
     others, fillers, itself = 0.0, [], []
     for index, (batch, filler) in enumerate(zip(update.batches, update.filler, strict=True)):
         places = sorted(update.places(index), key=lambda place: (place[1], place[2].start))
@@ -342,12 +343,12 @@ def _moved(before: Tensor, after: Tensor, places: Sequence[tuple[int, int, slice
     return [relative(after[row, cells], before[row, cells]) for _, row, cells in places]
 
 
-def _pool(update: Update) -> Tensor:
-    """Interchangeable tokens, sorted, (tokens,), without those that mark the ends of sequences."""
+def _pool(update: Update, kept: Collection[int]) -> Tensor:
+    """Interchangeable tokens, sorted, (tokens,), without `kept` and those that mark the ends of sequences."""
     whole = [one.ids for one in update.sequences]
     ends = (Counter(ids[0] for ids in whole), Counter(ids[-1] for ids in whole))
     marks = {token for counts in ends for token, count in counts.items() if 2 * count > len(whole)}
-    tokens = {token for ids in whole for token in ids}
+    tokens = {token for ids in whole for token in ids}.difference(kept)
     tokens |= {int(tokens == {0})} if len(tokens) == 1 else set()  # a second one: 0 or 1
     device = update.batches[0].ids.device
     return torch.tensor(sorted(tokens - marks if len(tokens - marks) > 1 else tokens), device=device)

@@ -2,6 +2,7 @@
 
 import inspect
 import random
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,9 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from unpad.errors import ProofError
-from unpad.proof.foreign.update import ForeignBatch
+from unpad.proof.foreign.update import ForeignBatch, LabelledSequence
 
 Inputs = Mapping[str, object]
+PLACEHOLDER = re.compile(r"(image|video|audio|vision|[be]o[ia])\w*_(id|index)$")  # fields of configurations
 
 
 def base_of(model: nn.Module) -> nn.Module:
@@ -31,11 +33,18 @@ def accepts(model: nn.Module, name: str) -> bool:
     return any(name in inspect.signature(one.forward).parameters for one in (model, base_of(model)))
 
 
-def alone_inputs(model: nn.Module, ids: list[int]) -> dict[str, object]:
-    """Inputs of one sequence: its tokens alone, without mask, positions or cache."""
+def alone_inputs(model: nn.Module, sequence: LabelledSequence) -> dict[str, object]:
+    """Inputs of one sequence: its tokens and what stands beside them, without mask, positions or cache."""
     device = next(model.parameters()).device
     cache = {"use_cache": False} if accepts(model, "use_cache") else {}
-    return {"input_ids": torch.tensor([ids], device=device), **cache}
+    return {"input_ids": torch.tensor([sequence.ids], device=device), **sequence.beside, **cache}
+
+
+def placeholders(model: nn.Module) -> set[int]:
+    """Tokens in whose places a model puts pictures or sounds, or that begin and end them."""
+    config = config_of(model)
+    named = config.to_dict() if hasattr(config, "to_dict") else {}
+    return {value for name, value in named.items() if PLACEHOLDER.match(name) and type(value) is int}
 
 
 def logits_of(output: object, batch: ForeignBatch | None = None) -> Tensor:

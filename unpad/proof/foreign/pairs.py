@@ -18,7 +18,9 @@ from unpad.proof.foreign.update import (
     ForeignBatch,
     LabelledSequence,
     Update,
+    beside_tokens,
     converted,
+    has_media,
     labelled,
     listed,
     read_batch,
@@ -71,11 +73,34 @@ def prove_callable(
         except Exception as error:
             return ForeignCertificate((), "fp32", str(refused(error)), tuple(notes))
         batches = [read_batch(one) for one in listed(collated)]
+        if any(map(has_media, listed(collated))):
+            masks = [None] * len(given) if loss_masks is None else loss_masks
+            given = [_with_beside(collate, one, mask) for one, mask in zip(given, masks, strict=True)]
         if loss_masks is None:
             given = _with_padding_token([_alone(collate, one) for one in given], batches)
         update = read_update(batches, given)
         model.eval()
         return judge(model, precision, partial(_compare, model, update), notes)
+
+
+def _with_beside(collate: Collate, one: LabelledSequence, mask: Sequence[bool] | None) -> LabelledSequence:
+    """A sequence with what a collator gives besides its tokens, such as pixels, in a batch of it alone.
+
+    Raises:
+        ProofError: it makes no batch of it alone.
+    """
+    try:
+        made = listed(collate([list(one.ids)]) if mask is None else collate([list(one.ids)], [list(mask)]))
+        real = [read_batch(batch).real for batch in made]
+    except Exception as error:
+        raise_memory(error)
+        real = []
+    if len(real) != 1 or len(real[0]) != 1 or int(real[0].sum()) != len(one.ids):
+        raise ProofError(
+            "the collator gives no batch of one sequence alone with its pixels or other features",
+            fix="let it take a list of one sequence",
+        )
+    return replace(one, beside=beside_tokens(made[0], real[0][0]))
 
 
 def _alone(collate: Collate, whole: LabelledSequence) -> LabelledSequence:

@@ -123,7 +123,7 @@ LEFT_OUT = _names(
 SILENCED = ("drop", "jitter", "aux_loss", "z_loss", "moe_loss", "mask_time_prob", "mask_feature_prob")
 
 # A field that is the product of others, or their sum, where it is so in the whole configuration.
-PRODUCTS = (("mamba_d_ssm", ("mamba_n_heads", "mamba_d_head")),)
+PRODUCTS = (("mamba_d_ssm", ("mamba_n_heads", "mamba_d_head")), ("d_model", ("n_head", "d_head")))
 SUMS = (
     ("qk_head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")),
     ("head_dim", ("qk_nope_head_dim", "qk_rope_head_dim")),

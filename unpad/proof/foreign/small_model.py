@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ BY_LENGTH = (
     "numbers depend on the length of the row above {:,} tokens ({}), here above 8; batches of rows below it "
     "are as sound as those of a model without"
 )
+OWN_CODE = "the folder's own code (auto_map) is not run; this is transformers' class"
+TEXT_ALONE = "text alone is judged; for pictures and sounds call unpad.prove_callable or unpad.prove_trainer"
 LOGARITHMS = ("A_log",)  # parameters that are exponents
 
 
@@ -67,7 +69,7 @@ def read_config(path: Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:
     fix = "name the config.json that `save_pretrained` wrote"
     data = read_file(file, SourceError, MOST_BYTES, fix)
     try:
-        fields = strict_value(data)
+        fields = _with_floats(strict_value(data, constant=float))
     except ValueError as error:
         raise SourceError(f"the file is not JSON: {error}", where=str(file), fix=fix) from None
     kind = fields.get("model_type") if isinstance(fields, dict) else None
@@ -79,8 +81,19 @@ def read_config(path: Path) -> tuple[PreTrainedConfig, tuple[str, ...]]:
     if kind not in causal:
         raise _not_causal(kind, own_code, causal, file)
     _refuse_sizes(fields, str(file))
-    notes = ("the folder's own code (auto_map) is not run; this is transformers' class",) if own_code else ()
-    return build_config(kind, fields, str(file)), notes
+    media = any(fields.get(name) for name in ("vision_config", "audio_config"))
+    return build_config(kind, fields, str(file)), (OWN_CODE,) * own_code + (TEXT_ALONE,) * media
+
+
+def _with_floats(value: Any) -> Any:
+    """A value with the numbers that transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, list):
+        return [_with_floats(one) for one in value]
+    if not isinstance(value, dict):
+        return value
+    if list(value) == ["__float__"]:
+        return float(value["__float__"])
+    return {name: _with_floats(one) for name, one in value.items()}
 
 
 def _refuse_architectures(kind: str, fields: Fields, where: str) -> None:

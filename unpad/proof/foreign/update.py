@@ -4,7 +4,7 @@ checks of their labels."""
 import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -16,6 +16,9 @@ from unpad.errors import ProofError
 
 IGNORE = -100
 LABELS = ("labels", "shift_labels")
+# Keyword arguments of a flat batch that name its boundaries, as FlashAttention's users in transformers pass them.
+BOUNDARIES = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
+TOKENS = ("input_ids", "attention_mask", "position_ids", "use_cache", *LABELS, *BOUNDARIES)
 NOBODY, OUTSIDE = -1, -2  # owners: a token of no sequence; beyond the end of a row
 LEAST_RUN = 3  # tokens of a piece of a sequence; shorter ones match by chance
 
@@ -30,10 +33,12 @@ class LabelledSequence:
 
     Args:
         labels: the token at each target position, else -100; the first position is never a target.
+        beside: what the model reads of it besides tokens, such as pixels, as in a batch of it alone.
     """
 
     ids: list[int]
     labels: list[int]
+    beside: Mapping[str, object] = field(default_factory=dict)
 
     @property
     def num_targets(self) -> int:
@@ -80,6 +85,27 @@ class ForeignBatch:
         if positions is None:
             return torch.zeros_like(self.real)
         return F.pad(positions[:, 1:] != positions[:, :-1] + 1, (1, 0), value=True)
+
+
+def has_media(batch: Batch) -> bool:
+    """True if a batch has features besides its tokens, such as pixels: floats of several axes, not one a token."""
+    features = [value for name, value in batch.items() if name not in (*TOKENS, "inputs_embeds")]
+    shape = getattr(batch.get("input_ids"), "shape", None)
+    tensors = [one for one in features if isinstance(one, Tensor) and one.is_floating_point()]
+    return any(one.dim() > 1 and one.shape[:2] != shape for one in tensors)
+
+
+def beside_tokens(batch: Batch, real: Tensor) -> dict[str, object]:
+    """What a batch of one sequence has besides its tokens, labels and boundaries.
+
+    Args:
+        real: False for cells of padding, (width,) bool, of which nothing is kept.
+    """
+    return {
+        name: value[:, real] if isinstance(value, Tensor) and value.shape[:2] == (1, len(real)) else value
+        for name, value in batch.items()
+        if name not in TOKENS and value is not None
+    }
 
 
 def listed(collated: Collated) -> list[Batch]:
@@ -296,7 +322,10 @@ class Update:
 
     def one_at_a_time(self) -> list[LabelledSequence]:
         """Every piece as a sequence of its own."""
-        return [LabelledSequence(self.ids_of(piece), self.labels_of(piece)) for piece in self.pieces]
+        pieces = [(self.ids_of(piece), self.labels_of(piece), self.sequences[piece.sequence]) for piece in self.pieces]
+        if any(of.beside and len(ids) < len(of.ids) for ids, _, of in pieces):
+            raise ProofError("the batches cut sequences with pictures", fix="let the collator keep them whole")
+        return [LabelledSequence(ids, labels, of.beside) for ids, labels, of in pieces]
 
     @property
     def num_wanted(self) -> int:
