@@ -72,21 +72,22 @@ def _run() -> None:
             raise
         if options.get("debug"):
             _say(traceback.format_exc())
-        known.fix = known.fix.replace(CHECK_RECIPE, _typed_check())
+        known.fix = _as_typed(known.fix)
         if not _is_left(known):
             _say_error(known)
         raise SystemExit(known.exit_code) from known
 
 
-def _typed_check() -> str:
-    """The check of the recipe that the command names, with its changes as they were typed."""
+def _as_typed(fix: str) -> str:
+    """A fix that checks the recipe of the command, by its name and with its changes as they were typed."""
     from unpad.cli.data import CHANGE
     from unpad.recipes.file import SUFFIXES, recipe_names
 
-    words = sys.argv[2:]
+    words = sys.argv[2:] if CHECK_RECIPE in fix else []
     changes = [word for word in words if CHANGE.match(word)]
     recipes = [word for word in words if word not in changes and (word.endswith(SUFFIXES) or word in recipe_names())]
-    return f"`{shlex.join(['unpad', 'data', 'check', recipes[0], *changes])}` shows" if recipes else CHECK_RECIPE
+    typed = shlex.join(["unpad", "data", "check", *recipes[:1], *changes])
+    return fix.replace(CHECK_RECIPE, f"`{typed}` shows") if recipes else fix
 
 
 def _known(error: Exception) -> errors.UnpadError | None:
