@@ -104,9 +104,8 @@ def tells_of_events(name: str, values: Collection[Any]) -> bool:
     filled = [value for value in values if not is_blank(value)]
     if words_of(name)[:1] == ("value",):
         return any(number_of(value) != 0 for value in filled)
-    return len(filled) > 1 and not _KINDS.isdisjoint(
-        words_of(name)[-1:]
-    )  # unlike test_source_value, a copy of the code
+    ends = words_of(name)[-1:]  # of test_source_value, a copy of the code, no kind
+    return len(filled) > 1 and not _KINDS.isdisjoint(ends)
 
 
 def _leaves(path: str, name: str, value: Any) -> list[tuple[str, str, Any]]:
