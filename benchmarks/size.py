@@ -37,12 +37,12 @@ STRING = re.compile(
 )
 # A commit that raises a count lowers the same one elsewhere by as much; ceilings only fall.
 CEILINGS = {
-    "code lines of the package": 48_210,
+    "code lines of the package": 48_200,
     "code lines of tests": 51_580,
-    "code lines of benchmarks": 9_010,
+    "code lines of benchmarks": 9_000,
     "words of pages": 101_700,
     "processor seconds of make test": 500,  # on an AMD EPYC with AVX-512 BF16; tests/conftest.py counts them
-    "files": 352,
+    "files": 351,
     "doubled class names": 0,
     "modules from training/loop.py": 101,
     "family names outside of families": 0,

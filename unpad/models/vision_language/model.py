@@ -405,7 +405,7 @@ class VisionLanguage(Generates, PrunesTokens):
         trains = any(p.requires_grad for p in self.tower.parameters()) or (pixels is not None and pixels.requires_grad)
         with torch.set_grad_enabled(trains and torch.is_grad_enabled()), apart("tower"):
             ranks = self.config.ranks_in_tower and self.mode != "origin"
-            return self.tower.look(media, ranks)
+            return self.tower.look(media, wants_attention=True) if ranks else (self.tower(media), None)
 
     def _compose(
         self, batch: RaggedBatch, features: Tensor | None, mode: Mode, received: Tensor | None = None
