@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +13,7 @@ import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from unpad.errors import RecipeError, UnlikeProcessesError
 from unpad.hf.head import TargetHead
@@ -75,17 +74,6 @@ def check_alike(what: str, told: Sequence[object]) -> None:
         )
         error.is_agreed = True
         raise error
-
-
-@contextmanager
-def own_counts(args: TrainingArguments) -> Iterator[None]:
-    """Let the trainer divide a loss by the targets of this rank's batch alone inside."""
-    before = args.average_tokens_across_devices
-    args.average_tokens_across_devices = False
-    try:
-        yield
-    finally:
-        args.average_tokens_across_devices = before
 
 
 UNBOUNDED = "is wrapped: rows do not say where sequences begin"

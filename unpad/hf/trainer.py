@@ -29,7 +29,6 @@ from unpad.hf.checks import (
     is_sft,
     keeps_evaluation,
     loss_of_ones_own,
-    own_counts,
     refuse,
     stop_packing,
     trial,
@@ -52,6 +51,7 @@ from unpad.hf.update import OwnUpdate, doubts_of_own, prove_ours, take_own
 from unpad.processes.group import Group
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.lengths import refuse_long
+from unpad.proof.foreign.undisturbed import own_counts
 
 
 @dataclass(repr=False)

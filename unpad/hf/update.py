@@ -1,9 +1,7 @@
 """An update of a trainer, on its own batches or on ours, compared with its sequences one at a time."""
 
 import copy
-import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -14,7 +12,7 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
-from unpad.hf.checks import COUNT_TARGETS, is_sft, loss_of_ones_own, own_counts, refuse_losses, refuse_methods
+from unpad.hf.checks import COUNT_TARGETS, is_sft, loss_of_ones_own, refuse_losses, refuse_methods
 from unpad.hf.loader import PLACE, Examples, collate
 from unpad.hf.rows import CollatedRows, Collator
 from unpad.proof.foreign.certificate import ForeignCertificate
@@ -30,8 +28,7 @@ from unpad.proof.foreign.measure import (
     one_at_a_time,
     take_gradient,
 )
-from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
-from unpad.proof.foreign.undisturbed import undisturbed, without_dropout
+from unpad.proof.foreign.undisturbed import proving
 from unpad.proof.foreign.update import LabelledSequence, Update, converted, labelled, read_batch, read_update
 
 LEAST_ROWS = 3  # of an update that is proved, so that mixing sequences up, or their weights, shows
@@ -107,34 +104,6 @@ class TrainerUpdate:
         for batch in batches:
             loss += float(trainer.training_step(trainer.model, dict(batch), self.num_items))
         return loss, take_gradient(trainer.model)
-
-
-@contextmanager
-def proving(trainer: Trainer) -> Iterator[tuple[nn.Module, list[str]]]:
-    """The model of a trainer and notes on omitted parts; inside, steps have no side effects and no dropout.
-
-    Other processes compute the same, and nothing is sent.
-    """
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    with (
-        untouched_generators(),
-        undisturbed(trainer),
-        untouched(model),
-        no_router_loss(model) as router,
-        warnings.catch_warnings(),
-        without_dropout(model),
-        own_counts(trainer.args),
-    ):
-        warnings.simplefilter("ignore")  # of a step that is not meant to be one
-        for name in ("gather", "gather_for_metrics"):  # restored with the rest of the accelerator
-            vars(trainer.accelerator)[name] = lambda value, *args, **kwargs: value
-        if hasattr(trainer, "aux_loss_enabled"):  # of TRL, which adds that loss by itself
-            router |= trainer.aux_loss_enabled
-            trainer.aux_loss_enabled = False
-        notes = [NO_ROUTER_LOSS] if router else []
-        if trainer.accelerator.mixed_precision != "no":
-            notes.append(f"training will run in {trainer.accelerator.mixed_precision}; the proof does without")
-        yield model, notes
 
 
 # --------------------------------------------------------------------------- the first update of a loader
