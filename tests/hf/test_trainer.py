@@ -341,6 +341,12 @@ def test_a_hook_that_comes_after_the_proof_is_warned_of_if_it_returns_a_value(tm
         trainer.train()
 
 
+def test_a_model_that_sees_later_tokens_is_warned_of(tmp_path):
+    model = make_model("gemma3", use_bidirectional_attention=True)
+    with pytest.warns(UserWarning, match=r"the model sees later tokens \(use_bidirectional_attention\)"):
+        attach(make_trainer("plain", model, tmp_path), prove=False)
+
+
 # --------------------------------------------------------------------------- refusals
 
 

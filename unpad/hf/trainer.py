@@ -127,6 +127,7 @@ METRICS = (
     "compute_metrics still reads the trainer's own batches, padded: leave out the places whose labels are -100, or its "
     "result depends on how rows are batched"
 )
+LATER = "the model sees later tokens (use_bidirectional_attention), so that its loss of the next token says nothing"
 EVALUATION = "eval_loss is now the mean over all targets of the set; the trainer's own is a mean of batches' means"
 
 
@@ -321,6 +322,8 @@ def attach(
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.train_batch_size, args.seed]
             talk.own += [args.data_seed, head.mode, examples.digest()]
         check_alike("training data or arguments", talk.told)
+    if getattr(prepared.inner.config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
+        doubts.append(LATER)
     if isinstance(trainer, ExactEvaluation):
         doubts += [METRICS] * (trainer.compute_metrics is not None) + [EVALUATION] * (trainer.eval_dataset is not None)
     if own is not None and attachment.certificate is not None:
