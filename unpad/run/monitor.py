@@ -181,9 +181,9 @@ class Monitor:
         Raises:
             CheckpointError: a line of the metrics before others that are kept is damaged; names file:line.
         """
-        self._metrics.truncate(lambda row: row["step"] <= step if history.is_metric(row) else None)
+        self._metrics.truncate(lambda row: None if history.metric_fault(row) else row["step"] <= step)
         # Depends only on the clock.
-        lost = self._timing.truncate(lambda row: row["step"] <= step if history.is_timing(row) else None, mend=True)
+        lost = self._timing.truncate(lambda row: None if history.timing_fault(row) else row["step"] <= step, mend=True)
         self._say_lost(history.TIMING, lost)
         self._purge_step = step + 1
         self._forget()
