@@ -1,4 +1,4 @@
-"""`without_padding`: trainers of pairs compute the real tokens of their rows alone, and learn what they learnt."""
+"""Trainers of pairs: `without_padding` lets them learn what they learnt, and `prove_trainer` judges them."""
 
 import logging
 import random
@@ -13,6 +13,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTr
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
+import unpad
 import unpad.hf
 from tests.hf.families import make_model
 from tests.proof.foreign.hugging_face import tokenizer
@@ -41,9 +42,9 @@ def reward(completions: list[str], **rest: Any) -> list[float]:
     return [float(sum(map(ord, text)) % 7) for text in completions]
 
 
-def make(kind: str, folder: Path, seed: int = 0) -> Trainer:
+def make(kind: str, folder: Path, seed: int = 0, family: str = "llama", **changes: Any) -> Trainer:
     if not (folder / "model").exists():  # of which reference models are made
-        make_model("llama").save_pretrained(folder / "model")
+        make_model(family).save_pretrained(folder / "model")
     arguments: dict[str, Any] = {"max_steps": 3, "learning_rate": 0.1, "optim": "sgd", "bf16": False, "use_cpu": True}
     arguments |= {"output_dir": str(folder), "report_to": [], "save_strategy": "no", "disable_tqdm": True, "seed": seed}
     auto, fields = AutoModelForCausalLM, {}
@@ -56,7 +57,7 @@ def make(kind: str, folder: Path, seed: int = 0) -> Trainer:
     model = auto.from_pretrained(folder / "model", pad_token_id=0, **fields)
     trainer, config = KINDS[kind]
     given |= {"train_dataset": rows_for(seed), "processing_class": tokenizer()}
-    return trainer(model, args=config(**arguments), **given)
+    return trainer(model, args=config(**arguments | changes), **given)
 
 
 def learnt(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -85,6 +86,96 @@ def test_a_trainer_learns_without_padding_what_it_learns_with_it(kind, seed, tmp
     assert "padding left out" in repr(done)
 
 
+JUDGED = [one for one in CASES if one.values[0] != "grpo"]
+
+
+@pytest.mark.promise("hf.pairs")
+@pytest.mark.parametrize(("kind", "seed"), JUDGED)
+def test_a_trainer_of_pairs_is_sound(kind, seed, tmp_path):
+    trainer = make(kind, tmp_path, seed)
+    certificate = unpad.prove_trainer(trainer)
+    assert (certificate.verdict, certificate.precision) == ("sound", "fp64"), str(certificate)
+    assert certificate.finding("filler") is not None
+    assert not vars(trainer.model.base_model).get("forward")
+
+
+def collated(change):
+    """A trainer whose collator makes other masks."""
+
+    def plant(trainer: Trainer) -> None:
+        collate = trainer.data_collator
+        trainer.data_collator = lambda rows: change(collate(rows))
+
+    return plant
+
+
+def hide_end(batch):
+    """As a collator does that takes the end of a text for padding."""
+    return batch | {"attention_mask": batch["attention_mask"] * (batch["input_ids"] != 2)}
+
+
+def show_padding_on_the_left(batch):
+    gaps = (1 - batch["attention_mask"]).sum(1).tolist()
+    names = ("input_ids", "completion_mask")
+    rows = {name: torch.stack([row.roll(gap) for row, gap in zip(batch[name], gaps, strict=True)]) for name in names}
+    return batch | rows | {"attention_mask": torch.ones_like(batch["attention_mask"])}
+
+
+def score_padding(batch):
+    return batch | {"completion_mask": batch["completion_mask"] | (1 - batch["attention_mask"])}
+
+
+def shift_by_the_longest(batch):
+    """Completions begin where the batch's first one begins."""
+    begins = int(batch["completion_mask"][0].argmax())
+    mask = batch["attention_mask"].clone()
+    mask[:, :begins] = 0
+    return batch | {"completion_mask": mask}
+
+
+def mix_rows(trainer: Trainer) -> None:
+    trainer.model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output + output.mean((0, 1)))
+
+
+FAULTS = {
+    "hidden ends": (collated(hide_end), "cut"),
+    "visible padding": (collated(show_padding_on_the_left), "filler"),
+    "padding scored": (collated(score_padding), "gradient"),
+    "masks by the batch": (collated(shift_by_the_longest), "collated"),
+    "mixed rows": (mix_rows, "isolation"),
+}
+
+
+@pytest.mark.promise("hf.pairs")
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_trainer_of_pairs_whose_rows_depend_on_others_is_found(name, tmp_path):
+    plant, kind = FAULTS[name]
+    trainer = make("dpo", tmp_path)
+    plant(trainer)
+    certificate = unpad.prove_trainer(trainer)
+    assert certificate.passed is False
+    assert kind in {claim.kind for claim in certificate.failed}, str(certificate)
+    assert certificate.cause
+
+
+def test_a_step_that_raises_and_a_collator_of_several_rows_are_refused(tmp_path):
+    trainer = make("dpo", tmp_path)
+    collate = trainer.data_collator
+    trainer.data_collator = lambda rows: {k: v for k, v in collate(rows).items() if k != "attention_mask"}
+    certificate = unpad.prove_trainer(trainer)
+    assert certificate.verdict == "refused"
+    assert "attention_mask" in certificate.refused
+    trainer.data_collator = lambda rows: collate(rows[:-1])
+    with pytest.raises(ProofError, match="no batch of one row"):
+        unpad.prove_trainer(trainer)
+
+
+@pytest.mark.parametrize(("kind", "family", "changes"), [("reward", "gpt2", {}), ("dpo", "llama", {"bf16": True})])
+def test_positions_begin_in_each_row_and_no_reference_is_in_mixed_precision(kind, family, changes, tmp_path):
+    done = unpad.hf.without_padding(make(kind, tmp_path, family=family, **changes))
+    assert max(done.loss, done.gradient) < 5e-6
+
+
 def refused(trainer: Trainer, error: type[Exception], text: str) -> None:
     """The trainer is refused, and its model computes as before."""
     before = trainer.model.config._attn_implementation
@@ -106,10 +197,13 @@ def test_a_model_that_mixes_the_tokens_of_a_row_is_refused_and_as_before(tmp_pat
     refused(trainer, ProofError, "without padding a step has another loss")
 
 
-def test_a_routers_loss_and_a_model_without_padded_rows_are_refused(tmp_path):
+def test_a_routers_loss_pooled_rows_and_no_padded_rows_are_refused(tmp_path):
     trainer = make("dpo", tmp_path)
     trainer.aux_loss_enabled = True
     refused(trainer, RecipeError, "auxiliary loss")
+    trainer = make("dpo", tmp_path)
+    trainer.model.model.register_forward_hook(lambda module, args, output: setattr(output, "pooler_output", output[0]))
+    refused(trainer, ProofError, "pools rows before its head")
     trainer = make("dpo", tmp_path)
     trainer.data_collator = lambda rows, collate=trainer.data_collator: collate(rows) | {"output_hidden_states": True}
     refused(trainer, RecipeError, "0 padded rows reach the model")
