@@ -136,8 +136,8 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> exam
     wanted = [patients.trains(model, "reconstruction"), patients.trains(model, "next_code")]
     if any(wanted):
         scores = sets.score_sets(over, *wanted)
-        metrics |= sets.summarise_sets(scores, groups)
-        by_patient = sets.set_columns(scores)
+        metrics |= sets.summarise_sets(scores, data.codes, groups=groups)
+        by_patient = sets.set_columns(scores, data.codes)
         columns |= by_patient
         counted = [name for name in by_patient if f"num_{name}" in by_patient]
         measures |= {name: example_rows.Ratio(name, f"num_{name}") for name in counted}
