@@ -90,7 +90,7 @@ def test_outcomes_that_a_probability_separates_have_limits_and_reasons():
     assert 0 < metrics["concordance"].low < 1
     assert math.isnan(metrics["average_precision"].low)
     told = " ".join(" ".join(metric_lines(metrics)).split())
-    assert "calibration_slope - a probability separates the outcomes, so that the slope is infinite" in told
+    assert "calibration_slope - a threshold separates the outcomes" in told
     assert "1.0000 to 1.0000" not in told
     slope = metrics["calibration_slope"].to_json()
     assert (slope["value"], slope["low"], slope["high"]) == (None, None, None)

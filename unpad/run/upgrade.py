@@ -5,7 +5,6 @@ back as it is. When the number of a format in `docs/versions.md` rises, it gets
 a function here.
 """
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -15,7 +14,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from unpad.recipes.file import field_schema
-from unpad.recipes.lines import YAML_FAULTS, LineLoader, Lines, TwoReadingsError
+from unpad.recipes.lines import LineLoader, Lines
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe
 
 OLD_LOG = "events.jsonl"
@@ -71,51 +70,12 @@ def split_rule(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"split_version": 1})})
 
 
-def override(given: str) -> str:
-    """An override of a command line that YAML 1.1 read, with 1 or "yes" for true; unchanged if it means the same."""
-    key, _, text = given.partition("=")
-    try:
-        meant = Yaml11Loader(text).load() if text.strip() else ""
-    except YAML_FAULTS:
-        return given
-    path = tuple(key.split("."))
-    schema = field_schema(path[2:] if path[0] == "stages" and path[2:3] and path[2] in STAGE_SECTIONS else path)
-    if isinstance(truth := _as_truth(meant), bool):  # what is none decides before a model is asked
-        is_truth = schema.get("type") == "boolean" or (path[0] == "model" and _is_truth_of_model(path[-1]))
-        if isinstance(meant, bool) and not is_truth:
-            return given  # a text such as `no`
-        meant = truth if is_truth else meant
-    # Which number a text such as 1e-4, by YAML 1.1, stands for is the field's to say.
-    if isinstance(meant, dict | list) or (isinstance(meant, str) and not _is_text(schema)):
-        return given
-    try:
-        now = LineLoader(text).load() if text.strip() else ""
-    except TwoReadingsError:
-        now = None
-    is_same = type(now) is type(meant) and now == meant
-    return given if is_same else f"{key}={json.dumps(meant, ensure_ascii=False, default=str)}"
-
-
-def _is_text(schema: Mapping[str, Any]) -> bool:
-    """True for a field that takes no number."""
-    kinds = {option.get("type") for option in (schema, *schema.get("anyOf", []))}
-    return bool(schema) and not kinds & {"number", "integer"}
-
-
-def _is_truth_of_model(name: str) -> bool:
-    """True if a model has a field of this name that is true or false."""
-    from unpad.models import model_kinds, model_module  # loads torch, which the lists of runs do without
-
-    fields = [model_module(kind).Config.model_fields.get(name) for kind in model_kinds()]
-    return any(field is not None and field.annotation is bool for field in fields)
-
-
 # --------------------------------------------------------------------------- run.json
 
 
 def command(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`run.json`: without an id or a precision. Overrides of a run that went on since stand beside an id."""
-    return {"precision": None, "id": "", **values, "overrides": list(map(override, values["overrides"]))}
+    """`run.json`: without an id or a precision."""
+    return {"precision": None, "id": "", **values}
 
 
 def precision(log: Sequence[Mapping[str, Any]]) -> Any:

@@ -1,6 +1,5 @@
 """Report section of a latent: its readings during training, from `metrics.jsonl`."""
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,10 +9,8 @@ from typing_extensions import TypedDict
 from unpad.recipes.recipe import Recipe
 from unpad.run.report.history import Array
 from unpad.run.report.section import PageSection
-from unpad.run.report.svg import WIDE, Axes, Curve, plot
+from unpad.run.report.svg import Axes, Curve, plot
 from unpad.storage.reading import Count, Number
-
-FLOOR = 1e-6  # smaller values are drawn at this level on a logarithmic axis
 
 
 class _LatentValues(TypedDict):
@@ -51,16 +48,17 @@ def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> PageSection:
     def column(name: str, scale: float = 1.0) -> Array:
         return scale * np.array([row["values"][name] for row in rows], float)
 
-    kl = np.array([row["values"]["kl"] for row in rows], float)  # (readings, latent)
-    variance = np.array([row["values"]["variance"] for row in rows], float)
+    kl, variance = (
+        np.array([np.median(np.array(row["values"][name], float)) for row in rows]) for name in ("kl", "variance")
+    )
     loss = [
         Curve("main", [(steps, column("reconstruction"))], "from its own latent"),
         Curve("held", [(steps, column("shuffled"))], "from another set's"),
     ]
     figures = [
-        _spread("KL per dimension", steps, kl, "nats, mean over sets", levels.get("dead_kl")),
+        _over(steps, "KL of the median dimension", kl, "nats, mean over sets", levels.get("dead_kl")),
         _over(steps, "Active units", column("active_share", 100), "% of dimensions", levels.get("active_share"), 100),
-        _spread("Variance of posterior means", steps, variance, "over sets", levels.get("active_variance")),
+        _over(steps, "Variance of the median mean", variance, "over sets", levels.get("active_variance")),
         _over(steps, "Dead dimensions", column("dead_share", 100), "% of dimensions", levels.get("dead_share"), 100),
         _over(steps, "Probe gap", column("probe_gap", 100), "% a wrong latent costs", levels.get("probe_gap"), 100),
         plot("Reconstruction", loss, Axes("mean over sets")),
@@ -70,25 +68,12 @@ def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> PageSection:
     return PageSection("Latent", note, figures)
 
 
-def _over(steps: Array, title: str, values: Array, unit: str, limit: float | None, scale: float) -> str:
+def _over(steps: Array, title: str, values: Array, unit: str, limit: float | None, scale: float = 1.0) -> str:
     lines = [Curve("main", [(steps, values)], dots=len(steps) <= 60), *_threshold(steps, limit, scale)]
     return plot(title, lines, Axes(unit, zero=bool(values.min() >= 0)))
 
 
-def _spread(title: str, steps: Array, values: Array, unit: str, limit: float | None) -> str:
-    """Draw (readings, latent) as the median dimension, the largest and the smallest, and the quarters between."""
-    values = np.maximum(values, FLOOR)
-    outer = [(steps, np.quantile(values, share, axis=1)) for share in (0.0, 0.25, 0.75, 1.0)]
-    lines = [
-        Curve("raw", outer, "smallest, quarters, largest"),
-        Curve("main", [(steps, np.median(values, axis=1))], "median dimension"),
-        *_threshold(steps, limit),
-    ]
-    axes = Axes(unit, log=True)
-    return plot(title, lines, replace(axes, size=WIDE) if title.startswith("KL") else axes)
-
-
-def _threshold(steps: Array, limit: float | None, scale: float = 1.0) -> list[Curve]:
+def _threshold(steps: Array, limit: float | None, scale: float) -> list[Curve]:
     """Curve of a threshold, so that the axis always includes it; none without a threshold."""
     if limit is None:
         return []

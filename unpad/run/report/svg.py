@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
@@ -18,7 +18,6 @@ COLOURS = {  # of the page by day
     "card": "#fff", "ink": "#1b1c1e", "soft": "#696d74", "line": "#e6e5e0", "main": "#2563eb", "held": "#c2570c",
     "bad": "#b42318",
 }  # fmt: skip
-NARROW = (520, 280)  # of the same figure on a narrow screen, where the wide one would be unreadable
 
 STYLE = """
 figure{padding:14px 14px 8px}
@@ -48,8 +47,7 @@ path.limit{stroke:var(--bad)}
 .mid{text-anchor:middle}
 svg text.name{fill:var(--ink);font-weight:600}
 rect{stroke:var(--line)}
-.narrow{display:none}
-@media(max-width:760px){svg.plot text{font-size:17px}.broad{display:none}.narrow{display:block}}
+@media(max-width:760px){svg.plot text{font-size:17px}}
 rect.values{fill:transparent;stroke:none}
 rect.values:hover{fill:var(--main);fill-opacity:.1}
 rect.hit{fill:var(--main)}
@@ -189,20 +187,15 @@ def plot(
     end = max(axes.begin + 1.0, *(x[-1] for line in lines for x, _ in line.segments if len(x)))
     ys = np.concatenate([y for _, y in points])
 
-    def drawing(sized: Axes, css: str) -> str:
-        frame = _frame(sized, end, ys)
-        body = _grid(frame)
-        if limit is not None and frame.marks[0] < limit < frame.marks[-1]:
-            body += _level(frame, limit)
-        body += "".join(_stage(frame, name, first) for name, first in stages or [])
-        body += "".join(_curve(frame, line, x, y, axes.over) for line, segments in thinned for x, y in segments)
-        return drawn(title, body + _values(frame, thinned, title, axes.over), sized.size, css)
-
-    unit += ", logarithmic" if _frame(axes, end, ys).log else ""
-    if axes.size[0] <= NARROW[0]:
-        return framed(title, unit, drawing(axes, "plot"), legend)
-    both = drawing(axes, "plot broad") + drawing(replace(axes, size=NARROW), "plot narrow")
-    return framed(title, unit, both, legend, "wide")
+    frame = _frame(axes, end, ys)
+    body = _grid(frame)
+    if limit is not None and frame.marks[0] < limit < frame.marks[-1]:
+        body += _level(frame, limit)
+    body += "".join(_stage(frame, name, first) for name, first in stages or [])
+    body += "".join(_curve(frame, line, x, y, axes.over) for line, segments in thinned for x, y in segments)
+    body += _values(frame, thinned, title, axes.over)
+    unit += ", logarithmic" if frame.log else ""
+    return framed(title, unit, drawn(title, body, axes.size, "plot"), legend, "wide" if frame.wide else "")
 
 
 def picture(title: str, line: Curve, axes: Axes, marks: list[tuple[str, float]]) -> str:
