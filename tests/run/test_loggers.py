@@ -37,6 +37,7 @@ class Servers:
     def __init__(self) -> None:
         self.wandb: list[dict[str, Any]] = []  # runs, in the order of `init`
         self.mlflow: dict[str, dict[str, Any]] = {}  # runs by id
+        self.newest, self.places = "", list[str]()
         self.fail: dict[str, Any] = {}  # name of a call -> function that is called first
 
     def before(self, call: str) -> None:
@@ -53,39 +54,28 @@ class Servers:
 
         return SimpleNamespace(log=log, finish=lambda exit_code: made.update(exit_code=exit_code))
 
-    def client(self, address: str | None) -> Any:
-        runs = self.mlflow
+    def start_run(self, id: str | None, run_name: str) -> Any:
+        self.before("mlflow.start_run")
+        self.newest = id or f"run-{len(self.mlflow)}"
+        if id is None:
+            self.mlflow[self.newest] = {"name": run_name, "params": {}, "metrics": []}
+        return SimpleNamespace(info=SimpleNamespace(run_id=self.newest))
 
-        def create(experiment: str, run_name: str) -> Any:
-            self.before("mlflow.create_run")
-            id = f"run-{len(runs)}"
-            runs[id] = {"name": run_name, "experiment": experiment, "params": {}, "metrics": [], "address": address}
-            return SimpleNamespace(info=SimpleNamespace(run_id=id))
-
-        def log_batch(id: str, metrics: Any = (), params: Any = ()) -> None:
-            self.before("mlflow.log_batch")
-            assert len(params) <= 100
-            runs[id]["metrics"] += metrics
-            runs[id]["params"] |= dict(params)
-
-        return SimpleNamespace(
-            get_experiment_by_name=lambda name: None,
-            create_experiment=lambda name: name,
-            create_run=create,
-            log_batch=log_batch,
-            update_run=lambda id, status: runs[id].update(status=status),
-            set_terminated=lambda id, status: runs[id].update(status=status),
-            get_metric_history=lambda id, key: [m for m in runs[id]["metrics"] if m.key == key],
-        )
+    def log_metrics(self, values: dict[str, float], step: int) -> None:
+        self.before("mlflow.log_metrics")
+        self.mlflow[self.newest]["metrics"] += [(step, *item) for item in values.items()]
 
 
 @pytest.fixture
 def servers(monkeypatch: pytest.MonkeyPatch) -> Servers:
     made = Servers()
     module(monkeypatch, "wandb", init=made.init, Settings=lambda **values: values)
-    module(monkeypatch, "mlflow", MlflowClient=made.client, is_tracking_uri_set=lambda: False)
-    metric: Any = lambda key, value, time, step: SimpleNamespace(key=key, value=value, step=step)  # noqa: E731
-    module(monkeypatch, "mlflow.entities", Metric=metric, Param=lambda key, value: (key, value))
+    module(
+        monkeypatch, "mlflow", is_tracking_uri_set=lambda: False, start_run=made.start_run,
+        set_tracking_uri=lambda uri: made.places.append(uri), set_experiment=lambda name: made.places.append(name),
+        log_params=lambda params: made.mlflow[made.newest]["params"].update(params), log_metrics=made.log_metrics,
+        end_run=lambda status: made.mlflow[made.newest].update(status=status),
+    )  # fmt: skip
     return made
 
 
@@ -128,11 +118,11 @@ def test_both_get_the_recipe_and_every_number_and_a_resumed_run_goes_on_under_it
     assert (first["exit_code"], second["exit_code"]) == (1, 0)
     ((id, run),) = servers.mlflow.items()
     assert json.loads((folder / loggers.LOGGERS).read_text()) == {"wandb": first["given"]["id"], "mlflow": id}
-    assert (run["name"], run["experiment"], run["status"]) == ("a-run", "mine", "FINISHED")
-    assert run["address"] == f"sqlite:///{folder / 'mlflow.db'}"
-    assert run["params"] == {"optim.lr": "0.001", "data.chat": '[{"path": "my.jsonl"}]'}
-    losses = [(metric.step, metric.value) for metric in run["metrics"] if metric.key == "train/loss"]
-    assert losses == [(step, 3.0 / step) for step in range(1, 7)]  # steps 3 and 4 once
+    assert (run["name"], run["status"]) == ("a-run", "FINISHED")
+    assert servers.places[:2] == [f"sqlite:///{folder / 'mlflow.db'}", "mine"]
+    assert run["params"] == {"optim": '{"lr": 0.001}', "data": '{"chat": [{"path": "my.jsonl"}]}'}
+    losses = [(step, value) for step, name, value in run["metrics"] if name == "train/loss"]
+    assert losses == [(step, 3.0 / step) for step in (1, 2, 3, 4, 3, 4, 5, 6)]
 
 
 def exits() -> None:
@@ -144,7 +134,7 @@ def breaks() -> None:
 
 
 @pytest.mark.parametrize("fault", [exits, breaks])
-@pytest.mark.parametrize("call", ["wandb.init", "wandb.log", "mlflow.create_run", "mlflow.log_batch"])
+@pytest.mark.parametrize("call", ["wandb.init", "wandb.log", "mlflow.start_run", "mlflow.log_metrics"])
 def test_a_logger_that_fails_changes_nothing_and_is_told_once(servers, tmp_path, call, fault):
     watched(tmp_path / "plain", 1, 6, log=LogSettings(to=[]))
     servers.fail[call] = fault

@@ -6,10 +6,8 @@ logger. A run keeps its id with each logger, and a resumed run continues with th
 
 import json
 import logging
-import re
-import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from queue import Full, Queue
@@ -27,28 +25,15 @@ CLOSE_SECONDS = 30.0  # time that the end of a run waits for a logger
 _keeping = Lock()  # of the file of ids
 
 
-@dataclass(frozen=True)
-class Opening:
-    """Facts about a run for the start of a logger.
-
-    Args:
-        name: name of the run directory.
-        id: the run's id with this logger; None for a new one.
-        config: the recipe, as JSON values.
-    """
-
-    project: str
-    name: str
-    folder: Path
-    id: str | None
-    config: dict[str, Any]
-
-
 class Logger(Protocol):
     """A receiver of scalars. Its methods are called in one thread, and may raise anything."""
 
-    def open(self, opening: Opening) -> str:
-        """Begin or continue a run, and return its id."""
+    def open(self, project: str, folder: Path, id: str | None, config: dict[str, Any]) -> str:
+        """Begin a run, or continue that of an id, and return its id.
+
+        Args:
+            config: the recipe, as JSON values.
+        """
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
         """Log the values of a step, by names such as train/loss."""
@@ -60,15 +45,14 @@ class Logger(Protocol):
 class Wandb:
     """Weights & Biases. WANDB_MODE=offline writes only to the run directory, for a later `wandb sync`."""
 
-    def open(self, opening: Opening) -> str:
+    def open(self, project: str, folder: Path, id: str | None, config: dict[str, Any]) -> str:
         import wandb
 
-        id = opening.id or token_hex(4)
+        id, quiet = id or token_hex(4), {"console": "off", "disable_git": True, "save_code": False, "silent": True}
+        settings = wandb.Settings(**quiet)
         self._run = wandb.init(
-            project=opening.project, name=opening.name, id=id, resume="allow", config=opening.config,
-            dir=opening.folder,
-            settings=wandb.Settings(console="off", disable_git=True, save_code=False, silent=True),
-        )  # fmt: skip
+            project=project, name=folder.name, id=id, resume="allow", config=config, dir=folder, settings=settings
+        )
         return id
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
@@ -81,42 +65,24 @@ class Wandb:
 class Mlflow:
     """MLflow, on the server or in the database at MLFLOW_TRACKING_URI; without it, in a file of the run."""
 
-    def open(self, opening: Opening) -> str:
+    def open(self, project: str, folder: Path, id: str | None, config: dict[str, Any]) -> str:
         import mlflow
-        from mlflow.entities import Metric, Param
 
-        self._metric, self._newest = Metric, dict[str, int]()
+        self._mlflow = mlflow
         logging.getLogger("mlflow").setLevel(logging.WARNING)  # its log lines about tables would interrupt the bar
-        uri = None if mlflow.is_tracking_uri_set() else f"sqlite:///{(opening.folder / 'mlflow.db').absolute()}"
-        self._client = mlflow.MlflowClient(uri)
-        self._resumed = opening.id is not None
-        if opening.id is not None:
-            self._id = opening.id
-            self._client.update_run(self._id, status="RUNNING")
-            return self._id
-        known = self._client.get_experiment_by_name(opening.project)
-        experiment = known.experiment_id if known else self._client.create_experiment(opening.project)
-        self._id = self._client.create_run(experiment, run_name=opening.name).info.run_id
-        fields = [Param(re.sub(r"[^\w. /-]", "_", key), text[:500]) for key, text in _flat(opening.config).items()]
-        for first in range(0, len(fields), 100):  # more at once are refused
-            self._client.log_batch(self._id, params=fields[first : first + 100])
-        return self._id
+        if not mlflow.is_tracking_uri_set():
+            mlflow.set_tracking_uri(f"sqlite:///{folder / 'mlflow.db'}")
+        mlflow.set_experiment(project)
+        run = mlflow.start_run(id, run_name=folder.name)
+        if id is None:
+            mlflow.log_params({section: json.dumps(fields, ensure_ascii=False) for section, fields in config.items()})
+        return str(run.info.run_id)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        now = int(time.time() * 1000)
-        # Steps that a resumed run repeats are already logged, with equal losses.
-        fresh = [name for name in values if not self._resumed or step > self._newest_step(name)]
-        if fresh:
-            self._client.log_batch(self._id, metrics=[self._metric(name, values[name], now, step) for name in fresh])
-
-    def _newest_step(self, name: str) -> int:
-        if name not in self._newest:
-            history = self._client.get_metric_history(self._id, name)
-            self._newest[name] = max((metric.step for metric in history), default=-1)
-        return self._newest[name]
+        self._mlflow.log_metrics(dict(values), step=step)
 
     def close(self, finished: bool) -> None:
-        self._client.set_terminated(self._id, "FINISHED" if finished else "KILLED")
+        self._mlflow.end_run("FINISHED" if finished else "KILLED")
 
 
 LIBRARIES: dict[str, Callable[[], Logger]] = {"wandb": Wandb, "mlflow": Mlflow}
@@ -138,11 +104,12 @@ class Worker:
     """A logger in a thread of its own; a failure ends only the logger, with one message.
 
     Args:
+        begin: opens it.
         warn: called once, in the caller's thread, with what failed or was left out.
     """
 
-    def __init__(self, name: str, opening: Opening, warn: Callable[[str], None]) -> None:
-        self._name, self._opening, self._warn = name, opening, warn
+    def __init__(self, name: str, begin: Callable[[Logger], None], warn: Callable[[str], None]) -> None:
+        self._name, self._begin, self._warn = name, begin, warn
         self._queue: Queue[Callable[[Logger], None] | None] = Queue(MOST_WAITING)
         self._fault, self._told, self._finished = "", False, False
         # A daemon: a server that never answers does not keep the program from ending.
@@ -178,7 +145,7 @@ class Worker:
     def _work(self) -> None:
         try:
             logger = LIBRARIES[self._name]()
-            _keep_id(self._opening.folder, self._name, logger.open(self._opening))
+            self._begin(logger)
             while (work := self._queue.get()) is not None:
                 work(logger)
                 if self._fault:
@@ -193,12 +160,14 @@ def open_loggers(
     settings: LogSettings, folder: Path, config: dict[str, Any], warn: Callable[[str], None]
 ) -> list[Worker]:
     """Start the loggers that a recipe names besides TensorBoard, with the ids in the run directory."""
-    known = _known_ids(folder)
+
+    def begin(name: str, logger: Logger) -> None:
+        id = logger.open(settings.project, folder.absolute(), _known_ids(folder).get(name), config)
+        with _keeping:
+            write_atomic(folder / LOGGERS, json.dumps({**_known_ids(folder), name: id}) + "\n")
+
     names = [name for name in dict.fromkeys(settings.to) if name in LIBRARIES]
-    return [
-        Worker(name, Opening(settings.project, folder.absolute().name, folder, known.get(name), config), warn)
-        for name in names
-    ]
+    return [Worker(name, partial(begin, name), warn) for name in names]
 
 
 def _known_ids(folder: Path) -> dict[str, str]:
@@ -207,18 +176,3 @@ def _known_ids(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, RecursionError):  # a new run, or an unreadable file: new ids
         return {}
     return {name: id for name, id in ids.items() if isinstance(id, str)} if isinstance(ids, dict) else {}
-
-
-def _keep_id(folder: Path, name: str, id: str) -> None:
-    with _keeping:
-        known = _known_ids(folder)
-        if known.get(name) != id:
-            write_atomic(folder / LOGGERS, json.dumps({**known, name: id}) + "\n")
-
-
-def _flat(value: Any, prefix: str = "") -> dict[str, str]:
-    """Fields of a recipe by dotted keys, as text."""
-    if isinstance(value, dict) and value:
-        parts = (_flat(item, f"{prefix}.{key}" if prefix else str(key)) for key, item in value.items())
-        return {key: text for part in parts for key, text in part.items()}
-    return {prefix: json.dumps(value, ensure_ascii=False)}
