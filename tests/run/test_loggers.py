@@ -4,7 +4,6 @@ import json
 import sys
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from threading import Event
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -61,7 +60,7 @@ class Servers:
             self.mlflow[self.newest] = {"name": run_name, "params": {}, "metrics": []}
         return SimpleNamespace(info=SimpleNamespace(run_id=self.newest))
 
-    def log_metrics(self, values: dict[str, float], step: int) -> None:
+    def log_metrics(self, values: dict[str, float], step: int, synchronous: bool) -> None:
         self.before("mlflow.log_metrics")
         self.mlflow[self.newest]["metrics"] += [(step, *item) for item in values.items()]
 
@@ -147,23 +146,6 @@ def test_a_logger_that_fails_changes_nothing_and_is_told_once(servers, tmp_path,
     assert "of a proxy" not in message
     other = servers.mlflow["run-0"]["metrics"] if name == "wandb" else servers.wandb[0]["logged"]
     assert len(other) > 6, "the other one has everything"
-
-
-def test_a_server_that_never_answers_holds_up_neither_steps_nor_the_end(servers, tmp_path, monkeypatch):
-    answers = Event()
-    servers.fail["wandb.log"] = answers.wait
-    monkeypatch.setattr(loggers, "CLOSE_SECONDS", 0.01)
-    monkeypatch.setattr(loggers, "MOST_WAITING", 3)
-    try:
-        watched(tmp_path / "run", 1, 6, log=LogSettings(to=["wandb"]))
-        assert warnings(tmp_path / "run") == [
-            "nothing more goes to wandb: it is 3 steps behind; the run's own files have everything"
-        ]
-        monkeypatch.setattr(loggers, "MOST_WAITING", 30)
-        watched(tmp_path / "short", 1, 6, log=LogSettings(to=["wandb"]))
-        assert "it did not end within" in warnings(tmp_path / "short")[0]
-    finally:
-        answers.set()
 
 
 @pytest.mark.parametrize("text", ["", "[1]", '{"wandb": 3}', "[" * 100_000])

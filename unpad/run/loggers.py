@@ -1,7 +1,6 @@
 """External loggers of a run's curves, Weights & Biases and MLflow, in addition to the run's own files.
 
-Each logger has its own thread, so a slow or silent server delays no step, and an error in its library ends only the
-logger. A run keeps its id with each logger, and a resumed run continues with the same ids.
+An error in a library ends only its logger. A run keeps its id with each, and a resumed run continues with the same ids.
 """
 
 import json
@@ -10,9 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from queue import Full, Queue
 from secrets import token_hex
-from threading import Lock, Thread
 from typing import Any, Protocol
 
 from unpad.errors import RecipeError, UnpadError
@@ -20,13 +17,10 @@ from unpad.recipes.training import LogSettings
 from unpad.storage import write_atomic
 
 LOGGERS = "loggers.json"  # of a run: its id with each logger
-MOST_WAITING = 10_000  # largest lag of a logger in steps; further steps are dropped
-CLOSE_SECONDS = 30.0  # time that the end of a run waits for a logger
-_keeping = Lock()  # of the file of ids
 
 
 class Logger(Protocol):
-    """A receiver of scalars. Its methods are called in one thread, and may raise anything."""
+    """A receiver of scalars. Its methods may raise anything."""
 
     def open(self, project: str, folder: Path, id: str | None, config: dict[str, Any]) -> str:
         """Begin a run, or continue that of an id, and return its id.
@@ -79,7 +73,7 @@ class Mlflow:
         return str(run.info.run_id)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        self._mlflow.log_metrics(dict(values), step=step)
+        self._mlflow.log_metrics(dict(values), step=step, synchronous=False)
 
     def close(self, finished: bool) -> None:
         self._mlflow.end_run("FINISHED" if finished else "KILLED")
@@ -100,74 +94,51 @@ def check_loggers(settings: LogSettings) -> None:
             raise RecipeError(f"log.to names {name}, which is not installed", where="log.to", fix=fix)
 
 
-class Worker:
-    """A logger in a thread of its own; a failure ends only the logger, with one message.
+class Sender:
+    """A logger that ends with its first failure, of which one message tells.
 
     Args:
-        begin: opens it.
-        warn: called once, in the caller's thread, with what failed or was left out.
+        warn: called with what failed.
     """
 
     def __init__(self, name: str, begin: Callable[[Logger], None], warn: Callable[[str], None]) -> None:
-        self._name, self._begin, self._warn = name, begin, warn
-        self._queue: Queue[Callable[[Logger], None] | None] = Queue(MOST_WAITING)
-        self._fault, self._told, self._finished = "", False, False
-        # A daemon: a server that never answers does not keep the program from ending.
-        self._thread = Thread(target=self._work, name=f"unpad-{name}", daemon=True)
-        self._thread.start()
+        self._name, self._warn, self._logger = name, warn, LIBRARIES[name]()
+        self._has_ended = False
+        self._try(begin)
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Hand the values of a step over; returns at once."""
-        self._put(lambda logger: logger.scalars(values, step))
+        """Send the values of a step; both libraries send them in threads of their own."""
+        self._try(lambda logger: logger.scalars(values, step))
 
     def close(self, finished: bool) -> None:
-        """End the logger, and wait for it a while."""
-        self._finished = finished
-        self._put(None)
-        self._thread.join(CLOSE_SECONDS)
-        if self._thread.is_alive() and not self._fault:
-            self._fault = f"it did not end within {CLOSE_SECONDS:.0f} s"
-        self._tell()
+        """End the logger."""
+        self._try(lambda logger: logger.close(finished))
+        self._has_ended = True
 
-    def _put(self, work: Callable[[Logger], None] | None) -> None:
-        if not self._fault:
-            try:
-                self._queue.put_nowait(work)
-            except Full:
-                self._fault = f"it is {MOST_WAITING:,} steps behind"
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._fault and not self._told:
-            self._told = True
-            self._warn(f"nothing more goes to {self._name}: {self._fault}; the run's own files have everything")
-
-    def _work(self) -> None:
+    def _try(self, work: Callable[[Logger], None]) -> None:
+        if self._has_ended:
+            return
         try:
-            logger = LIBRARIES[self._name]()
-            self._begin(logger)
-            while (work := self._queue.get()) is not None:
-                work(logger)
-                if self._fault:
-                    return
-            logger.close(self._finished)
-        except BaseException as error:  # SystemExit of a login that was declined, too
+            work(self._logger)
+        except (Exception, SystemExit) as error:  # the latter of a login that was declined
             lines = (error.what if isinstance(error, UnpadError) else str(error)).strip().splitlines()
-            self._fault = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+            fault = f"{type(error).__name__}: {lines[0][:200]}" if lines else type(error).__name__
+            self._has_ended = True
+            self._warn(f"nothing more goes to {self._name}: {fault}; the run's own files have everything")
 
 
 def open_loggers(
     settings: LogSettings, folder: Path, config: dict[str, Any], warn: Callable[[str], None]
-) -> list[Worker]:
+) -> list[Sender]:
     """Start the loggers that a recipe names besides TensorBoard, with the ids in the run directory."""
 
     def begin(name: str, logger: Logger) -> None:
-        id = logger.open(settings.project, folder.absolute(), _known_ids(folder).get(name), config)
-        with _keeping:
-            write_atomic(folder / LOGGERS, json.dumps({**_known_ids(folder), name: id}) + "\n")
+        known = _known_ids(folder)
+        id = logger.open(settings.project, folder.absolute(), known.get(name), config)
+        write_atomic(folder / LOGGERS, json.dumps({**known, name: id}) + "\n")
 
     names = [name for name in dict.fromkeys(settings.to) if name in LIBRARIES]
-    return [Worker(name, partial(begin, name), warn) for name in names]
+    return [Sender(name, partial(begin, name), warn) for name in names]
 
 
 def _known_ids(folder: Path) -> dict[str, str]:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from unpad.errors import DiskError, SourceError
 from unpad.recipes.training import LogSettings
-from unpad.run.loggers import Worker, open_loggers
+from unpad.run.loggers import Sender, open_loggers
 from unpad.run.report import history
 from unpad.run.screen import RECENT_STEPS, Screen, StepWork
 from unpad.run.timers import StepShare
@@ -135,7 +135,7 @@ class Monitor:
         self._recent: deque[tuple[float, float]] = deque(maxlen=RECENT_STEPS)  # the newest of them
         self._judged: list[float] = []  # losses of a discriminator since the last look at them
         self._report_due = -math.inf
-        self._loggers, self._finished = list[Worker](), False
+        self._loggers, self._finished = list[Sender](), False
         self._closed = False
         # It is never flushed, so a power cut may leave zeros anywhere in it.
         self._say_lost(history.log_file(folder).name, self._log.truncate(lambda entry: True, mend=True))
@@ -377,8 +377,8 @@ class Monitor:
         files after a failed first call, which leaves the log open for the error."""
         if not self._closed:
             self._closed = True
-            for logger in self._loggers:
-                with suppress(DiskError):  # of a warning; the next lines report it
+            with suppress(DiskError):  # of a warning; the next lines report it
+                for logger in self._loggers:
                     logger.close(self._finished)
             self._screen.close()
             self.sync()
