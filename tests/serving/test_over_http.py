@@ -3,21 +3,16 @@
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 import torch
 
 from tests.helpers.families import Finished
-from unpad.data.histories.tables import TableFile, open_table
 from unpad.evaluation.family import HeldOutInputs
 from unpad.inference.loaded import LoadedRun, load
 from unpad.proof.passes import inputs_of
 from unpad.proof.serving import Answering, prompts_of
-from unpad.recipes.data import EventSource
 from unpad.serving import over_http
 from unpad.serving.over_http import numbers, streams
-from unpad.serving.patients import Form, NoFormError, _named
 from unpad.serving.protocol import RequestError
 
 
@@ -67,9 +62,9 @@ def test_questions_about_several_images_are_said_not_to_be_asked(finished):
     assert (line.passed, line.applies, "about one image" in line.note) == (None, True, True)
 
 
-@pytest.fixture(scope="module", params=["images", "patients"])
-def proved(request: Any, finished: Finished) -> tuple[LoadedRun, HeldOutInputs]:
-    loaded = load(finished(request.param).run)
+@pytest.fixture(scope="module")
+def proved(finished: Finished) -> tuple[LoadedRun, HeldOutInputs]:
+    loaded = load(finished("images").run)
     return loaded, inputs_of(loaded)
 
 
@@ -93,9 +88,7 @@ def test_what_cannot_be_asked_through_http_is_not_proven(proved, monkeypatch):
     own = over_http._post
 
     def refuses(port: int, route: str, body: Any) -> bytes:
-        if "instances" in body and body["instances"][0]["id"] != first:
-            return own(port, route, body)
-        if "inputs" in body and body["inputs"] != first:
+        if body["inputs"] != first:
             return own(port, route, body)
         raise over_http.NotTakenError("no")
 
@@ -104,27 +97,13 @@ def test_what_cannot_be_asked_through_http_is_not_proven(proved, monkeypatch):
     monkeypatch.setattr(over_http, "_post", lambda port, route, body: (sent.append(body), own(port, route, body))[1])
     truth = subject.alone()
     numbers(loaded, subject, truth)
-    first = sent[0]["instances"][0]["id"] if "instances" in sent[0] else sent[0]["inputs"]
+    first = sent[0]["inputs"]
     monkeypatch.setattr(over_http, "_post", refuses)
     line = numbers(loaded, subject, truth)
     assert (line.passed, line.note) == (None, f"1 of {len(truth)} were refused: no")
 
 
-def test_tables_that_json_cannot_hold_are_not_proven(finished, monkeypatch):
+def test_patients_are_not_asked_for_through_http(finished):
     loaded = load(finished("patients").run)
-
-    def none(*of: Any) -> Any:
-        raise NoFormError("time holds values of type datetime, which JSON has no form for")
-
-    monkeypatch.setattr(over_http, "instances_of", none)
     line = numbers(loaded, inputs_of(loaded), [])
-    assert (line.passed, "type datetime" in line.note) == (None, True)
-
-
-def test_dates_are_texts_in_requests(tmp_path):
-    path = tmp_path / "events.parquet"
-    days = pa.array([86_400, 90_061], pa.timestamp("s"))
-    pq.write_table(pa.table({"id": ["1", "1"], "time": days, "code": ["a", "b"]}), path)
-    table = open_table([TableFile(path, str(path))], {name: (name,) for name in ("id", "time", "code")})
-    form = Form(EventSource(path=str(path)), "events", ("time", "code"), ("time", "code"), ())
-    assert _named(form, table)["time"].to_pylist() == ["1970-01-02 00:00:00.000", "1970-01-02 01:01:01.000"]
+    assert (line.passed, line.applies, line.note) == (None, True, "rows of tables are not written as requests")

@@ -15,21 +15,18 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch
 from unpad.data.images import ImageData
-from unpad.data.patients import EventData
 from unpad.data.rows import read_classes
 from unpad.data.sources.images import read_bytes
 from unpad.data.vqa import VqaData
 from unpad.evaluation.family import HeldOutInputs, Numbers
 from unpad.inference.engine import Collected, Request
 from unpad.inference.loaded import LoadedRun
-from unpad.inference.patients import COURSE
 from unpad.proof import passes
 from unpad.proof.line import Line
 from unpad.proof.passes import line_of_numbers
 from unpad.proof.serving import HTTP
 from unpad.serving.limits import Limits
-from unpad.serving.patients import NoFormError, Tables, instances_of
-from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, RunOpening, opened
+from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, RunOpening, opened
 from unpad.serving.server import Listening, Server, bound, run
 from unpad.serving.service import Service
 from unpad.terminal.table import number_of
@@ -131,21 +128,11 @@ def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers])
         truth: the numbers of each input alone.
     """
     name = passes.HTTP
-    given: Sequence[Any]
-    work: Callable[[int, Any, Numbers], Numbers]
-    if opened(loaded, NAME, 0).kind == "images":
-        examples = cast(ImageData, subject.data).examples
-        given = [read_bytes(examples[row]) for row in subject.seq_ids]
-        work = partial(_classes, read_classes(loaded.files))
-    else:
-        data = cast(EventData, subject.data)
-        try:
-            given = instances_of(Tables.of(loaded), data, subject.seq_ids)
-        except NoFormError as error:
-            return Line(name, "", None, None, None, str(error))
-        at = [None] * len(given) if data.landmarks is None else data.landmarks[list(subject.seq_ids)].tolist()
-        given, work = list(zip(given, at, strict=True)), _patient
-
+    if opened(loaded, NAME, 0).kind != "images":
+        return Line(name, "", None, None, None, "rows of tables are not written as requests")
+    examples = cast(ImageData, subject.data).examples
+    given = [read_bytes(examples[row]) for row in subject.seq_ids]
+    work = partial(_classes, read_classes(loaded.files))
     pairs = list(zip(given, truth, strict=True))
     results = _all_at_once(loaded, lambda port, pair: work(port, *pair), pairs)
     answered = [place for place, result in enumerate(results) if not isinstance(result, NotTakenError)]
@@ -159,23 +146,6 @@ def _classes(classes: Sequence[str], port: int, content: bytes, expected: Number
     body = {"inputs": _base64(content), "parameters": {"top_k": len(classes)}}
     scores = {one["label"]: one["score"] for one in json.loads(_post(port, CLASSIFY, body))}
     return {"score": np.array([scores[name] for name in classes])}
-
-
-def _patient(port: int, given: tuple[Mapping[str, Any], float | str | None], expected: Numbers) -> Numbers:
-    """The numbers of one patient, at the landmark that is given with it, that are expected, in their precision."""
-    asked, at = {"instances": [given[0]]}, given[1]
-    answers = json.loads(_post(port, PREDICT.format(id=NAME), asked | {"outputs": ["vector"]}))["predictions"]
-    [prediction] = [one for one in answers if one.get("landmark", at) == at]
-    gathered = {name: prediction[name] for name in expected if name in prediction}
-    if "attention" in expected:
-        answers = json.loads(_post(port, EXPLAIN.format(id=NAME), asked))["explanations"]
-        [course] = [one for one in answers if one.get("landmark", at) == at]
-        gathered |= {
-            f"{COURSE}{name}": values for name, values in course.items() if name not in ("id", "landmark", "days")
-        }
-        gathered["attention"] = course["attention"]
-    kept = [name for name in expected if name in gathered]
-    return {name: np.atleast_1d(np.array(gathered[name], expected[name].dtype)) for name in kept}
 
 
 def _base64(content: bytes) -> str:

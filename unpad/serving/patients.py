@@ -17,9 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from unpad.data.family import open_data
-from unpad.data.histories.cohort import read_cohort
 from unpad.data.histories.event_files import AUTO, find_files
-from unpad.data.histories.tables import Table
 from unpad.data.patient_marks import mark_patients, refuse_unknown
 from unpad.data.patients import EventData
 from unpad.data.sources.files import resolve_path
@@ -344,72 +342,3 @@ def explanations(
             days = [None if timeless else day for day, timeless in timed]
             answers[place] |= {"days": days, **{name: values[row].tolist() for name, values in parts.items()}}
     return answers
-
-
-# --------------------------------------------------------------------------- requests, of a run's own patients
-
-
-class NoFormError(Exception):
-    """Patients of a run cannot be sent in a request: says why."""
-
-
-def instances_of(tables: Tables, data: EventData, seq_ids: Sequence[int]) -> list[dict[str, Any]]:
-    """Patients of the run's data as a client would send them, from the rows of its tables.
-
-    Raises:
-        NoFormError: a table has something that a request has no form for.
-    """
-    read = read_cohort(tables.run.recipe)
-    ids = [str(one) for one in data.ids[list(seq_ids)].tolist()]
-    rows: dict[str, list[dict[str, Any]]] = {one: [] for one in ids}
-    for form, part in zip(tables.forms, read.rows.parts, strict=True):
-        _add_rows(rows, part.ids, part.origin, _named(form, part.table))
-    own: list[list[dict[str, Any]]] = [[] for _ in ids]  # the landmark of each, where a column has it
-    if tables.landmark and read.labels is not None:
-        landmarks = {tables.landmark: read.labels.table.column("landmark")}
-        for mine, row in zip(own, read.labels.origin[data.cohort.label_row[list(seq_ids)]].tolist(), strict=True):
-            mine += _cells(landmarks, row)
-    return [{"id": one, "events": rows[one] + mine} for one, mine in zip(ids, own, strict=True)]
-
-
-def _named(form: Form, table: Table) -> dict[str, pa.Array]:
-    """Columns of a table under the names that a request has for them."""
-    if not form.timed:
-        return {name: table.column(f"static {name}") for name in form.others}
-    names = dict(zip(("time", "code"), form.timed, strict=True))
-    numbered = form.source.set not in (None, "auto")
-    values = form.others[:-1] if numbered else form.others
-    names |= {"value": values[0]} if values else {}
-    names |= {"set": form.others[-1]} if numbered else {}
-    if {"set", "text"} & set(table.columns.column_names) - set(names):
-        raise NoFormError("a table has numbers of sets or texts as values, for which requests have no column")
-    columns = {name: table.column(key) for key, name in names.items() if table.has(key)}
-    return {name: column.cast(pa.string()) if _is_dated(column) else column for name, column in columns.items()}
-
-
-def _is_dated(column: pa.Array) -> bool:
-    """True for a column of dates without a zone, which a request has as texts."""
-    return pa.types.is_date(column.type) or (pa.types.is_timestamp(column.type) and column.type.tz is None)
-
-
-def _add_rows(
-    rows: Mapping[str, list[dict[str, Any]]], ids: pa.Array, origin: np.ndarray, columns: Mapping[str, pa.Array]
-) -> None:
-    """Add the rows of a table, each once, to those of their patients.
-
-    Args:
-        ids: (num,) of patients, strings; origin: (num,) row of each in the columns.
-    """
-    for one, row in dict.fromkeys(zip(ids.to_pylist(), origin.tolist(), strict=True)):
-        if one in rows:
-            rows[one] += _cells(columns, row)
-
-
-def _cells(columns: Mapping[str, pa.Array], row: int) -> list[dict[str, Any]]:
-    """The row of a table as JSON has it; none where it is empty."""
-    cells = {name: column[row].as_py() for name, column in columns.items()}
-    given = {name: cell for name, cell in cells.items() if cell is not None and cell == cell}  # not NaN
-    for name, cell in given.items():
-        if type(cell) not in (int, float, str):
-            raise NoFormError(f"{name} holds values of type {type(cell).__name__}, which JSON has no form for")
-    return [given] if given else []
