@@ -32,7 +32,7 @@ def make(folder: Path, model_type: str) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.manual_seed(0)
-    module.make(folder, model_type, conversations=30)
+    module.make(folder, model_type, conversations=36)  # 32 to train on: two whole updates of a trainer
 
 
 def run(script: Path, folder: Path) -> dict[str, Any]:
