@@ -3,51 +3,38 @@
 from collections import Counter
 from itertools import pairwise
 
-import numpy as np
+import datasets
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
+from unpad import BatchSampler
 from unpad.errors import SourceError
-from unpad.hf import collate, prepare, steps
-from unpad.hf.loader import Examples, PlannedBatches, filled
+from unpad.hf import Collator, Examples, prepare, steps
 from unpad.recipes.training import PlanSettings
 
 SEQUENCES = make_sequences(24, high=30)
 ROWS = make_rows(SEQUENCES)
 
 
-def test_a_step_in_a_loop_of_ones_own_has_the_gradient_of_one_sequence_at_a_time():
+@pytest.mark.promise("processes.hf")
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_losses_and_gradients_of_ranks_add_up_to_those_of_one_sequence_at_a_time(world_size):
     model = make_model("qwen3")
     wanted_loss, wanted = truth(model, ROWS)
     prepare(model)
-    (step,) = steps(ROWS, tokens_per_step=10_000, tokens_per_micro=64)
-    assert len(step.batches) > 4
-    assert int(step.num_targets) == targets_of(ROWS)
+    fields = {"tokens_per_step": 10_000, "tokens_per_micro": 64, "world_size": world_size}
+    own = [list(steps(ROWS, rank=rank, **fields)) for rank in range(world_size)]
+    assert len({len(step.batches) for (step,) in own}) == 1
     total = 0.0
-    for batch in step.batches:
-        loss = model(**batch, num_items_in_batch=step.num_targets).loss
-        loss.backward()
-        total += float(loss.detach())
-    assert total == pytest.approx(wanted_loss, rel=1e-5)
-    assert distance(take_gradient(model), wanted) < 1e-5
-
-
-@pytest.mark.promise("processes.hf")
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_the_gradients_of_ranks_add_up_to_that_of_one_sequence_at_a_time(world_size):
-    model = make_model("qwen3")
-    _, wanted = truth(model, ROWS)
-    prepare(model)
-    settings = {"tokens_per_step": 10_000, "tokens_per_micro": 64}
-    own = [next(steps(ROWS, rank=rank, world_size=world_size, **settings)) for rank in range(world_size)]
-    assert len({len(step.batches) for step in own}) == 1
-    for step in own:
+    for (step,) in own:
         assert int(step.num_targets) == targets_of(ROWS)
         for batch in step.batches:
-            model(**batch, num_items_in_batch=step.num_targets).loss.backward()
+            loss = model(**batch, num_items_in_batch=step.num_targets).loss
+            loss.backward()
+            total += float(loss.detach())
+    assert total == pytest.approx(wanted_loss, rel=1e-5)
     assert distance(take_gradient(model), wanted) < 1e-5
 
 
@@ -74,25 +61,6 @@ def test_every_token_is_in_one_batch_and_no_batch_is_padded():
     assert Examples([*ROWS, silent]).plan(PlanSettings(), 0, 0).ledger.dropped == {"no_target": 3}
 
 
-@settings(deadline=None, max_examples=60)
-@given(
-    lengths=st.lists(st.integers(2, 40), min_size=1, max_size=60), tokens=st.integers(1, 100), size=st.integers(1, 3)
-)
-def test_an_evaluation_has_each_sequence_once_in_the_same_number_of_batches(lengths, tokens, size):
-    examples = Examples([{"input_ids": list(range(length))} for length in lengths])
-    ranks = [PlannedBatches(examples, tokens, rank, size) for rank in range(size)]
-    batches = [batch for sampler in ranks for batch in sampler]
-    assert {len(sampler) for sampler in ranks} == {len(batches) // size}
-    assert sorted(index for batch in batches for index in batch if index >= 0) == list(range(len(lengths)))
-    assert all(sum(lengths[index] for index in batch) <= tokens or len(batch) == 1 for batch in batches)
-
-
-def test_micro_batches_without_targets_make_up_the_number():
-    lengths = np.array([5, 2, 1, 9])
-    assert filled([[0, 1, 2], [3]], lengths, 4) == [[0, 1, 2], [3], [~2], [~2]]
-    assert filled([[0, 1, 2]], lengths, 1) == [[0, 1, 2]]
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
@@ -106,7 +74,58 @@ def test_data_that_cannot_be_batched_is_refused(rows, message):
         Examples(rows)
 
 
-def test_labels_default_to_all_tokens_but_the_first():
-    batch = collate([{"input_ids": [5, 6]}, {"input_ids": torch.tensor([7])}])
-    assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED]]
-    assert batch["cu_seq_lens_q"].dtype == torch.int32
+# --------------------------------------------------------------------------- in loaders of torch
+
+
+@pytest.mark.parametrize(("workers", "rows"), [(0, ROWS), pytest.param(2, ROWS[:3], marks=pytest.mark.slow)])
+def test_means_over_batches_and_ranks_of_a_loader_are_the_mean_over_the_targets_of_an_update(workers, rows):
+    model = make_model("qwen3")
+    wanted_loss, wanted = truth(model, rows)
+    prepare(model)
+    examples, losses = Examples(rows), []
+    for rank in range(2):  # of three rows one of the four batches is empty
+        fields = {"tokens": 400, "gradient_accumulation_steps": 2, "rank": rank, "world_size": 2}
+        sampler = BatchSampler(examples.lengths, targets=examples.targets, **fields)
+        for batch in DataLoader(examples, batch_sampler=sampler, collate_fn=Collator(), num_workers=workers):
+            loss = model(**batch).loss / 4
+            loss.backward()
+            losses.append(float(loss.detach()))
+    assert len(losses) == 4
+    assert sum(losses) == pytest.approx(wanted_loss, rel=1e-5)
+    assert distance(take_gradient(model), wanted) < 1e-5
+
+
+def test_a_sampler_with_other_targets_than_its_examples_is_refused():
+    examples = Examples(ROWS)
+    loader = DataLoader(examples, batch_sampler=BatchSampler(examples.lengths, tokens=64), collate_fn=Collator())
+    with pytest.raises(SourceError, match=r"a batch has \d+ targets, and \d+ by its sampler"):
+        list(loader)
+
+
+def test_the_collator_takes_rows_apart_and_leaves_padding_out():
+    packed = {"input_ids": [5, 6, 7, 8, 9], "seq_lengths": [2, 3], "name": "a"}
+    padded = {"input_ids": [0, 4, 3], "labels": [-100, 4, 3], "attention_mask": [0, 1, 1], "token_type_ids": [0, 0, 0]}
+    batch = Collator()([packed, padded])
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9, 4, 3]]
+    assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED, 8, 9, IGNORED, 3]]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 2, 5, 7]
+    assert "num_items_in_batch" not in batch
+    with pytest.raises(SourceError, match="a batch of no rows"):
+        Collator()([])
+
+
+def test_a_column_with_a_value_a_token_is_carried_or_refused_by_name():
+    rows = [
+        {**row, "weight": [0.5 * token for token in row["input_ids"]], "id": number} for number, row in enumerate(ROWS)
+    ]
+    weighted = datasets.Dataset.from_list(rows)
+    for make in (Examples, Collator(), lambda data: list(steps(data))):
+        with pytest.raises(SourceError, match="a value for every token in the column weight"):
+            make(weighted if make is Examples else rows)
+    batches = [Collator(columns=["weight"])([Examples(weighted, columns=["weight"])[0]])]
+    batches += [batch for step in steps(Examples(rows, columns=["weight"])) for batch in step.batches]
+    for batch in batches:
+        assert torch.equal(batch["weight"], 0.5 * batch["input_ids"])
+        assert "id" not in batch
+    with pytest.raises(SourceError, match="input_ids and 1 weight"):
+        Collator(columns=["weight"])([{"input_ids": [1, 2], "weight": [1.0]}])
