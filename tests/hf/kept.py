@@ -32,7 +32,6 @@ with warnings.catch_warnings():
         DataCollatorForLanguageModeling,
         DataCollatorWithFlattening,
         DataCollatorWithPadding,
-        LlamaForCausalLM,
         Trainer,
         TrainerCallback,
         default_data_collator,
@@ -407,32 +406,6 @@ def own_divisors(folder: Path) -> None:
 class OwnMicros(Trainer):
     def get_batch_samples(self, *args):
         return super().get_batch_samples(*args)
-
-
-class TwoHeads(LlamaForCausalLM):
-    """The loss has a second term, of a second head that tells whether the next token is even."""
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)
-        self.parity = nn.Linear(config.hidden_size, 2)
-        self.post_init()
-
-    def forward(self, input_ids=None, labels=None, num_items_in_batch=None, **kwargs):
-        kwargs["output_hidden_states"] = True
-        out = super().forward(input_ids, labels=labels, num_items_in_batch=num_items_in_batch, **kwargs)
-        if labels is not None:
-            targets = labels[:, 1:].flatten()
-            even = torch.where(targets == IGNORED, IGNORED, targets % 2)
-            total = F.cross_entropy(self.parity(out.hidden_states[-1][:, :-1]).flatten(0, 1), even, reduction="sum")
-            count = (even != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch
-            out.loss = out.loss + 0.5 * total / count
-        return out
-
-
-def second_head(folder: Path) -> None:
-    model = TwoHeads(make_model("llama").config)
-    trainer = make_trainer("plain", model, folder, data_collator=pad, train_dataset=data(ROWS))
-    refused(trainer, "the loss of TwoHeads is another loss than the mean cross-entropy over targets")
 
 
 def balances(folder: Path) -> None:
@@ -911,7 +884,6 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a loss of one's own that is another": (other_losses, no_mean_over_targets, ignores_the_count),
     "`label_smoothing_factor`, `loss_type`": (stock_losses,),
     "`_get_num_items_in_batch`, `get_batch_samples`": (own_divisors,),
-    "a custom model class with further terms in its loss": (second_head,),
     "a router's auxiliary loss": (balances,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
     "`get_train_dataloader`, `_get_dataloader`": (own_batches,),

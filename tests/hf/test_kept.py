@@ -19,7 +19,7 @@ def rows_of_the_table() -> list[str]:
 
 DEAR = {
     "reads_rows", "no_mean_over_targets", "stock_collators", "right_losses", "hides_the_end", "ignores_the_count",
-    "own_divisors", "pads_with_the_end", "made_anew", "mended", "metrics", "second_head", "own_evaluation",
+    "own_divisors", "pads_with_the_end", "made_anew", "mended", "metrics", "own_evaluation",
     "changes_the_data",
 }  # fmt: skip
 CASES = [

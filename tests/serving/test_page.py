@@ -366,16 +366,6 @@ def test_without_a_server_conversations_stay_readable_and_go_on_when_it_is_back(
     shown.unroute_all()
 
 
-def test_a_browser_that_keeps_nothing_shows_the_page_too(chat, visit):
-    forbid = "Object.defineProperty(window, '%s', {get() { throw new DOMException('no', 'SecurityError'); }});"
-    shown = visit(chat, before="".join(forbid % name for name in ("localStorage", "sessionStorage", "indexedDB")))
-    remark(shown, "conversations end with this tab")
-    ask(shown, "Hello")
-    tap(shown, "New conversation")
-    tap(shown, "Hello")
-    assert said(shown) == ["Hello", reply_to("Hello")]
-
-
 SLOW_STORE = """
 const openNow = IDBFactory.prototype.open;
 IDBFactory.prototype.open = function (...about) {
@@ -388,15 +378,6 @@ IDBFactory.prototype.open = function (...about) {
   return asked;
 };
 """
-
-
-def test_nothing_can_be_written_before_the_conversations_are_read(visit):
-    with standing_in("text") as server:
-        shown = visit(server, before=SLOW_STORE)
-        shown.locator("#text").fill("Once")
-        tap(shown, "Continue")
-        ready(shown)
-        assert shown.locator("#text").input_value() == "Once" + reply_to("Once")
 
 
 def test_a_token_is_asked_for_and_kept_for_the_tab_alone(visit):
@@ -438,18 +419,6 @@ def test_settings_begin_with_the_runs_own_and_only_changes_are_sent(chat, shown)
     tap(shown, "Apply")
     ask(shown, "Hello")
     assert "temperature" not in chat.bodies("/v1/chat/completions")[-1]
-
-
-def test_who_reads_the_end_follows_a_reply_and_who_reads_elsewhere_stays(chat, shown):
-    at_end = "$('main').scrollHeight - $('main').clientHeight - $('main').scrollTop < 2"
-    ask(shown, "essay")
-    assert shown.evaluate(at_end)
-    begin(shown, "slow", "one two")
-    assert shown.evaluate(at_end)
-    shown.evaluate("$('main').scrollTop = 0")
-    chat.go_on.set()
-    ready(shown)
-    assert shown.evaluate("$('main').scrollTop") == 0
 
 
 # --------------------------------------------------------------------------- keyboard, languages, sizes

@@ -11,11 +11,12 @@ from unpad.data.measuring import Measuring
 from unpad.data.rows import ClassData
 from unpad.evaluation.metrics import HeldOut
 from unpad.evaluation.rows import ExampleRows, Ratio, objects, placed
+from unpad.inference.patients import Likeliest
 from unpad.models.contract import Classifies
 
 
 @dataclass(frozen=True)
-class ClassPredictions:
+class ClassPredictions(Likeliest):
     """Predictions of a model for rows with a class each.
 
     Args:
@@ -31,18 +32,6 @@ class ClassPredictions:
         """(num_rows,) nats."""
         nll: np.ndarray = -self.log_p[np.arange(len(self.labels)), self.labels]
         return nll
-
-    @property
-    def chosen(self) -> np.ndarray:
-        """(num_rows,) int64."""
-        chosen: np.ndarray = self.log_p.argmax(1)
-        return chosen
-
-    @property
-    def right(self) -> np.ndarray:
-        """(num_rows,) float64, 1 where the likeliest class is the row's."""
-        right: np.ndarray = (self.chosen == self.labels).astype(np.float64)
-        return right
 
 
 @torch.no_grad()

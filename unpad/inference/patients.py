@@ -19,8 +19,27 @@ UNKNOWN = -1  # label of an unknown outcome
 COURSE = "course_"  # before the name of a probability: that after every set
 
 
+class Likeliest:
+    """Classes by their log probabilities, (num_rows, num_classes), and those of the rows, (num_rows,) int64."""
+
+    log_p: np.ndarray
+    labels: np.ndarray
+
+    @property
+    def chosen(self) -> np.ndarray:
+        """The likeliest class of every row, (num_rows,) int64."""
+        chosen: np.ndarray = self.log_p.argmax(1)
+        return chosen
+
+    @property
+    def right(self) -> np.ndarray:
+        """(num_rows,) float64, 1 where the likeliest class is the row's."""
+        right: np.ndarray = (self.chosen == self.labels).astype(np.float64)
+        return right
+
+
 @dataclass(frozen=True)
-class PatientPredictions:
+class PatientPredictions(Likeliest):
     """Predictions of a model for patients, each (num_patients, ...).
 
     Args:
@@ -70,18 +89,6 @@ class PatientPredictions:
         """True for patients of known outcome, (num_patients,) bool."""
         known: np.ndarray = self.labels != UNKNOWN
         return known
-
-    @property
-    def chosen(self) -> np.ndarray:
-        """The likeliest class of every patient, (num_patients,) int64."""
-        chosen: np.ndarray = self.log_p.argmax(1)
-        return chosen
-
-    @property
-    def right(self) -> np.ndarray:
-        """(num_patients,) float64, 1 where the likeliest class is the patient's."""
-        right: np.ndarray = (self.chosen == self.labels).astype(np.float64)
-        return right
 
     @property
     def nll(self) -> np.ndarray:

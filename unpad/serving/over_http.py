@@ -132,9 +132,7 @@ def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers])
         return Line(name, "", None, None, None, "rows of tables are not written as requests")
     examples = cast(ImageData, subject.data).examples
     given = [read_bytes(examples[row]) for row in subject.seq_ids]
-    work = partial(_classes, read_classes(loaded.files))
-    pairs = list(zip(given, truth, strict=True))
-    results = _all_at_once(loaded, lambda port, pair: work(port, *pair), pairs)
+    results = _all_at_once(loaded, partial(_classes, read_classes(loaded.files)), given)
     answered = [place for place, result in enumerate(results) if not isinstance(result, NotTakenError)]
     line = line_of_numbers(
         name, f"{len(results)} requests", [results[place] for place in answered], [truth[place] for place in answered]
@@ -142,7 +140,7 @@ def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers])
     return line.unless(_refusals(results) or passes.few(subject))
 
 
-def _classes(classes: Sequence[str], port: int, content: bytes, expected: Numbers) -> Numbers:
+def _classes(classes: Sequence[str], port: int, content: bytes) -> Numbers:
     body = {"inputs": _base64(content), "parameters": {"top_k": len(classes)}}
     scores = {one["label"]: one["score"] for one in json.loads(_post(port, CLASSIFY, body))}
     return {"score": np.array([scores[name] for name in classes])}

@@ -46,7 +46,7 @@ class StrategyRow:
     Args:
         attention_cells_needed: query-key pairs inside sequences, before the causal mask halves them.
         attention_cells_computed: the same with padding, filler and the padding of length groups.
-        length_correlation: Pearson correlation of the mean lengths of neighbouring steps; nan where undefined.
+        length_correlation: Pearson correlation of the mean lengths of neighbouring steps; None where undefined.
         micro_tokens_min, micro_tokens_max: real tokens per micro-batch.
         pieces: sequences of all steps; a cut one counts once per piece.
         refused: why the strategy cannot plan these lengths; empty if it can.
@@ -60,7 +60,7 @@ class StrategyRow:
     pieces: int = 0
     attention_cells_needed: int = 0
     attention_cells_computed: int = 0
-    length_correlation: float = math.nan
+    length_correlation: float | None = None
     micro_tokens_min: int = 0
     micro_tokens_max: int = 0
     ledger: Ledger = field(default_factory=Ledger)
@@ -93,7 +93,7 @@ class StrategyRow:
         sums = {name: getattr(self, name) + getattr(other, name) for name in SUMMED}
         low = min(self.micro_tokens_min, other.micro_tokens_min)
         high = max(self.micro_tokens_max, other.micro_tokens_max)
-        return replace(self, **sums, micro_tokens_min=low, micro_tokens_max=high, length_correlation=math.nan)
+        return replace(self, **sums, micro_tokens_min=low, micro_tokens_max=high, length_correlation=None)
 
     @property
     def pad_share(self) -> float:
@@ -112,9 +112,8 @@ class StrategyRow:
 
     def to_json(self) -> dict[str, Any]:
         """All numbers; null for a correlation that is undefined."""
-        correlation = None if math.isnan(self.length_correlation) else self.length_correlation
         means = {"pad_share": self.pad_share, "micro_tokens_mean": self.micro_tokens_mean}
-        return {**vars(self), **means, "length_correlation": correlation, "ledger": self.ledger.to_json()}
+        return {**vars(self), **means, "ledger": self.ledger.to_json()}
 
 
 def compare(lengths: np.ndarray, settings: PlanSettings, **known: Any) -> list[StrategyRow]:
@@ -152,18 +151,18 @@ def plan_attention_cells(planned: Plan) -> tuple[int, int]:
     return needed, computed
 
 
-def length_correlation(planned: Plan) -> float:
+def length_correlation(planned: Plan) -> float | None:
     """Pearson correlation of the mean lengths of neighbouring steps: near 1 when a plan runs from short to long.
 
-    nan for fewer than three steps or equal means.
+    None for fewer than three steps or equal means.
     """
     bounds = planned.micro_offsets[planned.step_offsets]
     if len(bounds) < 4:
-        return math.nan
+        return None
     means = np.add.reduceat(planned.pieces.lengths[planned.order], bounds[:-1]) / np.diff(bounds)
     before, after = means[:-1] - means[:-1].mean(), means[1:] - means[1:].mean()
     scale = math.sqrt(float((before**2).sum() * (after**2).sum()))
-    return float((before * after).sum()) / scale if scale > 0 else math.nan
+    return float((before * after).sum()) / scale if scale > 0 else None
 
 
 # --------------------------------------------------------------------------- advice

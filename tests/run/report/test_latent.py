@@ -94,20 +94,6 @@ def test_a_run_without_readings_shows_none_and_one_without_a_log_is_an_error(tmp
         write_report(folder)
 
 
-def test_thresholds_that_are_not_known_are_not_drawn():
-    rows = [{"step": step, "values": values(step)} for step in (50, 100)]
-    assert 'class="limit"' not in report.section(rows, None).html()
-    assert 'class="limit"' in report.section(rows, parse_recipe({})).html()
-
-
-@pytest.mark.parametrize(("latent", "readings"), [(1, 1), (2, 3), (200, 300)])
-def test_latents_and_runs_of_any_size_are_drawn(latent, readings):
-    rows = [{"step": 10 * i, "values": values(10 * i, latent)} for i in range(1, readings + 1)]
-    shown = report.section(rows, None).html()
-    assert shown.count("<svg") == shown.count("</svg>") == 6
-    assert len(shown) < 400_000
-
-
 def test_a_latent_of_zeros_or_not_numbers_is_drawn():
     dead = values(10) | {"kl": [0.0] * 4, "variance": [0.0] * 4, "probe_gap": 0.0, "active_share": 0.0}
     broken = values(20) | {"kl": ["nan"] * 4, "variance": ["nan"] * 4, "probe_gap": "nan", "reconstruction": "inf"}
