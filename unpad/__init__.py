@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 __all__ = [
+    "BatchSampler",
     "RaggedBatch",
     "batches",
     "load",
@@ -23,6 +24,7 @@ __all__ = [
 if TYPE_CHECKING:
     from unpad.api import batches, plan, train, train_monitored, train_monitored_batch, train_texts
     from unpad.batching.batch import RaggedBatch
+    from unpad.batching.sampler import BatchSampler
     from unpad.hf.update import prove_trainer
     from unpad.inference.loaded import load
     from unpad.proof.certificate import prove
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     __version__: str
 else:
     _MODULES = {
+        "BatchSampler": "batching.sampler",
         "RaggedBatch": "batching.batch",
         "load": "inference.loaded",
         "prove": "proof.certificate",

@@ -1,0 +1,140 @@
+"""The batch sampler for loops of one's own: every sequence once, updates of equal batches, and resuming."""
+
+import json
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from unpad import BatchSampler
+from unpad.errors import PlanError, RecipeError, ResumeError
+
+LENGTHS = np.random.default_rng(0).integers(2, 60, 90).tolist()
+
+
+def sampler(**changes) -> BatchSampler:
+    return BatchSampler(LENGTHS, **{"tokens": 128, "gradient_accumulation_steps": 2, **changes})
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    lengths=st.lists(st.integers(2, 40), min_size=1, max_size=60),
+    tokens=st.integers(1, 100),
+    steps=st.integers(1, 3),
+    world_size=st.integers(1, 3),
+    epoch=st.integers(0, 9),
+)
+def test_every_update_has_its_batches_on_every_rank_and_every_sequence_comes_once(
+    lengths, tokens, steps, world_size, epoch
+):
+    fields = {"tokens": tokens, "gradient_accumulation_steps": steps, "world_size": world_size}
+    ranks = [BatchSampler(lengths, rank=rank, **fields) for rank in range(world_size)]
+    for one in ranks:
+        one.set_epoch(epoch)
+    batches = [list(one) for one in ranks]
+    assert {len(own) for own in batches} == {len(ranks[0])}
+    assert len(ranks[0]) % steps == 0
+    assert Counter(index for own in batches for batch in own for index in batch) == Counter(range(len(lengths)))
+    for start in range(0, len(ranks[0]), steps):
+        update = [batch for own in batches for batch in own[start : start + steps]]
+        num_targets = sum(lengths[index] - 1 for batch in update for index in batch)
+        assert num_targets == sum(batch.num_targets for batch in update)
+        assert {batch.num_items for batch in update} == {max(num_targets, 1) / len(update)}
+        assert all(
+            sum(lengths[index] for index in batch) <= max(tokens, lengths[batch[0]]) for batch in update if batch
+        )
+
+
+def test_ranks_have_like_numbers_of_tokens_and_no_batch_is_empty_where_others_can_be_halved():
+    ranks = [sampler(tokens=300, rank=rank, world_size=4) for rank in range(4)]
+    tokens = [[sum(LENGTHS[index] for index in batch) for batch in one] for one in ranks]
+    assert min(map(min, tokens)) > 0
+    for start in range(0, len(tokens[0]), 2):
+        shares = [sum(own[start : start + 2]) for own in tokens]
+        assert max(shares) - min(shares) <= 150
+
+
+def test_epochs_have_orders_of_their_own_and_a_seed_repeats_them():
+    made = []
+    for one in (sampler(), sampler(), sampler(seed=1)):
+        for epoch in range(2):
+            one.set_epoch(epoch)
+            made.append(list(one))
+    assert made[:2] == made[2:4]
+    assert made[0] != made[1] != made[4]
+
+
+@pytest.mark.parametrize("done", [0, 3, 4])
+def test_a_resumed_sampler_goes_on_with_the_next_batch_and_later_epochs_begin_at_their_first(done):
+    whole, again = sampler(), sampler()
+    whole.set_epoch(1)
+    batches = list(whole)
+    again.set_epoch(1)
+    handed_out = iter(again)
+    for _ in range(done + 1):  # one of them is fetched ahead
+        next(handed_out)
+    assert again.state_dict()["position"] == done + 1
+    state = json.loads(json.dumps(again.state_dict(position=done)))
+    resumed = sampler()
+    resumed.load_state_dict(state)
+    rest = []
+    for epoch in range(resumed.epoch, 3):
+        resumed.set_epoch(epoch)
+        rest.append(list(resumed))
+    whole.set_epoch(2)
+    assert rest == [batches[done:], list(whole)]
+    resumed.load_state_dict(resumed.state_dict())
+    resumed.set_epoch(3)
+    assert len(list(resumed)) == len(resumed)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"tokens": 64}, {"gradient_accumulation_steps": 4}, {"seed": 1}, {"targets": [1] * 90}]
+)
+def test_a_state_of_another_plan_is_refused(changes):
+    with pytest.raises(ResumeError, match="another plan"):
+        sampler(**changes).load_state_dict(sampler().state_dict())
+
+
+def test_another_epoch_than_that_of_a_state_is_refused_before_its_end():
+    one = sampler()
+    one.load_state_dict(sampler().state_dict(position=3))
+    with pytest.raises(ResumeError, match="is of epoch 0, and epoch 1"):
+        one.set_epoch(1)
+
+
+@pytest.mark.slow
+def test_workers_of_a_loader_give_each_sequence_once():
+    loader = DataLoader(range(90), batch_sampler=sampler(), collate_fn=list, num_workers=2)
+    assert [len(one) for one in loader] == [len(one) for one in sampler()]
+    assert sorted(index for batch in loader for index in batch) == list(range(90))
+
+
+def test_a_batch_keeps_what_its_loss_is_divided_by_on_the_way_to_a_worker():
+    batch = next(iter(sampler()))
+    again = pickle.loads(pickle.dumps(batch))
+    assert (again, again.num_items, again.num_targets) == (batch, batch.num_items, batch.num_targets)
+
+
+def test_sequences_without_targets_are_left_out():
+    one = BatchSampler([5, 6, 7], targets=[0, 5, 0], tokens=8)
+    assert [index for batch in one for index in batch] == [1]
+    assert one.plan(0).ledger.dropped == {"no_target": 12}
+
+
+def test_what_would_train_rows_twice_is_refused(monkeypatch):
+    with pytest.raises(RecipeError, match="shared out among ranks already"):
+        sampler(rank=0, world_size=2).batch_size  # noqa: B018 - accelerate and Lightning ask for it
+    assert not hasattr(sampler(), "batch_size")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(RecipeError, match="each would take every row"):
+        sampler()
+    for fields in ({"rank": 2, "world_size": 2}, {"gradient_accumulation_steps": 0, "world_size": 1}):
+        with pytest.raises(RecipeError):
+            sampler(**fields)
+    with pytest.raises(PlanError, match="4 targets of 2 sequences, and 90 lengths"):
+        sampler(targets=[2, 2])
