@@ -3,16 +3,19 @@
 from collections import Counter
 from itertools import pairwise
 
+import datasets
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
+from unpad import BatchSampler
 from unpad.errors import SourceError
-from unpad.hf import collate, prepare, steps
-from unpad.hf.loader import Examples, PlannedBatches, filled
+from unpad.hf import Collator, Examples, collate, prepare, steps
+from unpad.hf.loader import PlannedBatches, filled
 from unpad.recipes.training import PlanSettings
 
 SEQUENCES = make_sequences(24, high=30)
@@ -124,3 +127,60 @@ def test_labels_default_to_all_tokens_but_the_first():
     batch = collate([{"input_ids": [5, 6]}, {"input_ids": torch.tensor([7])}])
     assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED]]
     assert batch["cu_seq_lens_q"].dtype == torch.int32
+
+
+# --------------------------------------------------------------------------- in loaders of torch
+
+
+@pytest.mark.parametrize(("workers", "rows"), [(0, ROWS), pytest.param(2, ROWS[:3], marks=pytest.mark.slow)])
+def test_means_over_batches_and_ranks_of_a_loader_are_the_mean_over_the_targets_of_an_update(workers, rows):
+    model = make_model("qwen3")
+    wanted_loss, wanted = truth(model, rows)
+    prepare(model)
+    examples, losses = Examples(rows), []
+    for rank in range(2):  # of three rows one of the four batches is empty
+        fields = {"tokens": 400, "gradient_accumulation_steps": 2, "rank": rank, "world_size": 2}
+        sampler = BatchSampler(examples.lengths, targets=examples.targets, **fields)
+        for batch in DataLoader(examples, batch_sampler=sampler, collate_fn=Collator(), num_workers=workers):
+            loss = model(**batch).loss / 4
+            loss.backward()
+            losses.append(float(loss.detach()))
+    assert len(losses) == 4
+    assert sum(losses) == pytest.approx(wanted_loss, rel=1e-5)
+    assert distance(take_gradient(model), wanted) < 1e-5
+
+
+def test_a_sampler_with_other_targets_than_its_examples_is_refused():
+    examples = Examples(ROWS)
+    loader = DataLoader(examples, batch_sampler=BatchSampler(examples.lengths, tokens=64), collate_fn=Collator())
+    with pytest.raises(SourceError, match=r"a batch has \d+ targets, and \d+ by its sampler"):
+        list(loader)
+
+
+def test_the_collator_takes_rows_apart_and_leaves_padding_out():
+    packed = {"input_ids": [5, 6, 7, 8, 9], "seq_lengths": [2, 3], "name": "a"}
+    padded = {"input_ids": [0, 4, 3], "labels": [-100, 4, 3], "attention_mask": [0, 1, 1], "token_type_ids": [0, 0, 0]}
+    batch = Collator()([packed, padded])
+    assert batch["input_ids"].tolist() == [[5, 6, 7, 8, 9, 4, 3]]
+    assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED, 8, 9, IGNORED, 3]]
+    assert batch["cu_seq_lens_q"].tolist() == [0, 2, 5, 7]
+    assert "num_items_in_batch" not in batch
+    with pytest.raises(SourceError, match="a batch of no rows"):
+        Collator()([])
+
+
+def test_a_column_with_a_value_a_token_is_carried_or_refused_by_name():
+    rows = [
+        {**row, "weight": [0.5 * token for token in row["input_ids"]], "id": number} for number, row in enumerate(ROWS)
+    ]
+    weighted = datasets.Dataset.from_list(rows)
+    for make in (Examples, Collator(), lambda data: list(steps(data))):
+        with pytest.raises(SourceError, match="a value for every token in the column weight"):
+            make(weighted if make is Examples else rows)
+    batches = [Collator(columns=["weight"])([Examples(weighted, columns=["weight"])[0]])]
+    batches += [batch for step in steps(rows, columns=["weight"]) for batch in step.batches]
+    for batch in batches:
+        assert torch.equal(batch["weight"], 0.5 * batch["input_ids"])
+        assert "id" not in batch
+    with pytest.raises(SourceError, match="input_ids and 1 weight"):
+        Collator(columns=["weight"])([{"input_ids": [1, 2], "weight": [1.0]}])

@@ -16,14 +16,15 @@ if find_spec("transformers") is None:
     raise RecipeError("unpad.hf needs transformers, which is not installed", fix="pip install unpad[hf]")
 
 from unpad.hf.attention import register
-from unpad.hf.loader import collate, steps
+from unpad.hf.collator import Collator
+from unpad.hf.loader import Examples, collate, steps
 from unpad.hf.prepare import prepare
 
 if TYPE_CHECKING:
     from unpad.hf.padding import without_padding
     from unpad.hf.trainer import attach
 
-__all__ = ["attach", "collate", "prepare", "steps", "without_padding"]
+__all__ = ["Collator", "Examples", "attach", "collate", "prepare", "steps", "without_padding"]
 OF_TRAINERS = {"attach": "unpad.hf.trainer", "without_padding": "unpad.hf.padding"}
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from unpad.batching.balance import assign_equally
-from unpad.batching.plan import Plan, plan
+from unpad.batching.plan import Plan
+from unpad.batching.sampler import MicroBatch, plan_whole
 from unpad.errors import PlanError, RecipeError, ResumeError, SourceError
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
@@ -59,6 +60,9 @@ ARGUMENTS = {  # of that identity: name -> what sets it as before
     "micro-batches of an epoch": "num_train_epochs or max_steps as before, which give {}",
 }
 COLUMNS = ("input_ids", "labels", "attention_mask", PACKED)
+NUM_ITEMS = "num_items_in_batch"  # of an example and a batch: what the sum over targets is divided by
+EMPTY = ("token_type_ids", "special_tokens_mask")  # columns that tokenizers write, and causal models do not need
+LOOKED_AT = 8  # rows that tell columns with a value a token from others
 Row = Mapping[str, Sequence[int]]
 
 
@@ -77,27 +81,31 @@ class Examples(Dataset[dict[str, Tensor]]):
         data: rows of `input_ids`; `labels` of the same length, -100 where there is no loss, by default all tokens;
             `attention_mask`, whose zeros are padding that is left out; and `seq_lengths` of rows that are packed, which
             are taken apart again. A list, a map-style dataset of torch, or a dataset of the package datasets.
+        columns: further columns with a value for every token, which batches have under their own names. What has no
+            value a token, such as ids of documents, is left out.
 
     Attributes:
         lengths: tokens of each example, (num_examples,) int64.
         targets: tokens with loss, predicted from a token before them, (num_examples,) int64.
 
     Raises:
-        SourceError: data without length or rows, or rows without `input_ids` or with labels of another length.
+        SourceError: data without length or rows, rows without `input_ids` or with labels of another length, or further
+            columns with a value for every token.
     """
 
-    def __init__(self, data: Rows) -> None:
-        if hasattr(data, "select_columns") and hasattr(data, "column_names"):  # of the package datasets
-            data = data.select_columns([name for name in COLUMNS if name in data.column_names])
+    def __init__(self, data: Rows, columns: Sequence[str] = ()) -> None:
         refuse_streams(data)
-        self.data = data
+        refuse_columns([data[number] for number in range(min(len(data), LOOKED_AT))], columns)
+        if hasattr(data, "select_columns") and hasattr(data, "column_names"):  # of the package datasets
+            data = data.select_columns([name for name in (*COLUMNS, *columns) if name in data.column_names])
+        self.data, self.columns = data, tuple(columns)
         self.places: list[tuple[int, int, slice]] = []  # row, which of the sequences in it, and its tokens
         sizes: list[tuple[int, int]] = []
         for number in range(len(data)):
             row = data[number]
-            for place in _places(number, row):
+            for place in places_of(number, row):
                 self.places.append(place)
-                sizes.append(_size(self._read(row, place)))
+                sizes.append(_size(read(row, place, self.columns)))
         self.lengths = np.array([length for length, _ in sizes], np.int64)
         self.targets = np.array([targets for _, targets in sizes], np.int64)
         if not self.targets.any():
@@ -107,7 +115,7 @@ class Examples(Dataset[dict[str, Tensor]]):
         return len(self.places)
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
-        """`input_ids` and `labels` of an example, each (length,); the first label is never a target.
+        """`input_ids`, `labels` and columns of an example, each (length, ...); the first label is never a target.
 
         Example -1 - i is example i without a target, for a rank that has nothing else to compute.
 
@@ -117,8 +125,8 @@ class Examples(Dataset[dict[str, Tensor]]):
         number = ~index if index < 0 else index
         place = self.places[number]
         row = self.data[place[0]]
-        now = next((one for one in _places(place[0], row) if one[1] == place[1]), place)  # a row may have grown
-        example = self._read(row, now)
+        now = next((one for one in places_of(place[0], row) if one[1] == place[1]), place)  # a row may have grown
+        example = read(row, now, self.columns)
         before = (int(self.lengths[number]), int(self.targets[number]))
         if _size(example) != before:
             raise SourceError(
@@ -130,35 +138,29 @@ class Examples(Dataset[dict[str, Tensor]]):
             example["labels"][:] = IGNORED
         return example
 
-    def _read(self, row: Mapping[str, Any], place: tuple[int, int, slice]) -> dict[str, Tensor]:
-        number, part, span = place
-        ids = torch.as_tensor(row["input_ids"], dtype=torch.int64)
-        labels = torch.as_tensor(row["labels"], dtype=torch.int64).clone() if "labels" in row else ids.clone()
-        if labels.shape != ids.shape:
-            raise SourceError(
-                f"a row has {ids.numel()} input_ids and {labels.numel()} labels",
-                where=f"row {number}",
-                fix="give one label per token, -100 where there is no loss",
-            )
-        ids, labels = ids[span], labels[span]
-        if "attention_mask" in row:
-            real = torch.as_tensor(row["attention_mask"])[span].bool()
-            ids, labels = ids[real], labels[real]
-        labels[:1] = IGNORED
-        return {"input_ids": ids, "labels": labels, PLACE: torch.tensor([number, part])}
+    def __getitems__(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The examples of a batch of a loader; of a `BatchSampler`, with what its loss is divided by.
+
+        Raises:
+            SourceError: the sampler has other targets than these examples.
+        """
+        examples: list[dict[str, Any]] = [self[index] for index in indices or [~int(self.lengths.argmin())]]
+        if isinstance(indices, MicroBatch):
+            num_targets = sum(_size(example)[1] for example in examples)
+            if num_targets != indices.num_targets:
+                raise SourceError(
+                    f"a batch has {num_targets} targets, and {indices.num_targets} by its sampler",
+                    fix="make it with BatchSampler(examples.lengths, targets=examples.targets, ...)",
+                )
+            examples = [{**example, NUM_ITEMS: indices.num_items} for example in examples]
+        return examples
 
     def digest(self) -> str:
         """The same for examples of the same lengths and targets in the same order."""
         return hashlib.blake2b(np.stack([self.lengths, self.targets]).tobytes(), digest_size=16).hexdigest()
 
     def plan(self, settings: PlanSettings, seed: int, epoch: int) -> Plan:
-        """The plan of an epoch. Examples are whole, and those without targets are left out; the ledger counts them."""
-
-        def count(seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray) -> np.ndarray:
-            targets: np.ndarray = self.targets[seq_ids]
-            return targets
-
-        return plan(self.lengths, settings, seed=seed, epoch=epoch, targets=count)
+        return plan_whole(self.lengths, self.targets, settings, seed, epoch)
 
 
 def is_streamed(data: object) -> bool:
@@ -179,7 +181,51 @@ def refuse_streams(data: object) -> None:
         )
 
 
-def _places(number: int, row: Mapping[str, Any]) -> Iterator[tuple[int, int, slice]]:
+def refuse_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) -> None:
+    """Refuse rows with a value for every token under another name than those in `columns`.
+
+    Raises:
+        SourceError: names it.
+    """
+    names = [name for name in (rows[0] if rows else ()) if name not in (*COLUMNS, *columns, PLACE, NUM_ITEMS)]
+    for name in names:
+        values = [row.get(name) for row in rows]
+        wide = all(
+            isinstance(value, list | tuple | np.ndarray | Tensor) and len(value) == len(row.get("input_ids", ()))
+            for value, row in zip(values, rows, strict=True)
+        )
+        if wide and not (name in EMPTY and all(not torch.as_tensor(value).any() for value in values)):
+            raise SourceError(
+                f"rows have a value for every token in the column {name}, which flat batches would not have",
+                fix=f"pass columns=({name!r},) to have it in the batches, or remove it from the rows",
+            )
+
+
+def read(row: Mapping[str, Any], place: tuple[int, int, slice], columns: Sequence[str]) -> dict[str, Tensor]:
+    """A sequence of a row, without padding.
+
+    Args:
+        place: of `places_of`.
+        columns: further columns with a value for every token.
+    """
+    number, part, span = place
+    ids = torch.as_tensor(row["input_ids"], dtype=torch.int64)
+    labels = torch.as_tensor(row.get("labels", row["input_ids"]), dtype=torch.int64).clone()
+    named = {"input_ids": ids, "labels": labels, **{name: torch.as_tensor(row.get(name, ())) for name in columns}}
+    for name, value in named.items():
+        if value.shape[:1] != ids.shape:
+            raise SourceError(
+                f"a row has {ids.numel()} input_ids and {len(value)} {name}",
+                where=f"row {number}",
+                fix="give one label per token, -100 where there is no loss; and one value in each further column",
+            )
+    real = torch.as_tensor(row["attention_mask"])[span].bool() if "attention_mask" in row else slice(None)
+    sequence = {name: value[span][real] for name, value in named.items()}
+    sequence["labels"][:1] = IGNORED
+    return {**sequence, PLACE: torch.tensor([number, part])}
+
+
+def places_of(number: int, row: Mapping[str, Any]) -> Iterator[tuple[int, int, slice]]:
     """The examples of a row: its number, that of the example in it, and their tokens."""
     if "input_ids" not in row:
         raise SourceError(
@@ -274,8 +320,11 @@ def filled(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[
     return micros + [[~shortest]] * (num - len(micros))
 
 
-def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]]) -> dict[str, Any]:
+def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]], columns: Sequence[str] = ()) -> dict[str, Any]:
     """Rows of `input_ids` and, if not all tokens are targets, `labels`, end to end as one row without padding.
+
+    Args:
+        columns: further columns with a value for every token, each (1, total_tokens, ...) in the batch.
 
     Returns:
         `input_ids`, `labels`, `position_ids`, (1, total_tokens) int64; `cu_seq_lens_q` and `cu_seq_lens_k`,
@@ -296,6 +345,7 @@ def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]]) -> dict[str, A
         "cu_seq_lens_k": bounds,
         "max_length_q": max(lengths),
         "max_length_k": max(lengths),
+        **{name: torch.cat([torch.as_tensor(row[name]) for row in rows])[None] for name in columns},
     }
 
 
@@ -311,7 +361,14 @@ class Step(NamedTuple):
 
 
 def steps(
-    data: Sequence[Row], *, seed: int = 0, epoch: int = 0, rank: int = 0, world_size: int = 1, **settings: Any
+    data: Sequence[Row],
+    *,
+    columns: Sequence[str] = (),
+    seed: int = 0,
+    epoch: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    **settings: Any,
 ) -> Iterator[Step]:
     """Yield the steps of an epoch for a training loop of one's own.
 
@@ -326,7 +383,7 @@ def steps(
     `world_size`.
 
     Args:
-        data: as in `Examples`.
+        data, columns: as in `Examples`.
         rank, world_size: number of this process and of all; every one calls this with the same other arguments.
         settings: fields of the recipe's `plan` section. Examples are never cut.
 
@@ -336,7 +393,7 @@ def steps(
     """
     if not 0 <= rank < world_size:
         raise RecipeError(f"there is no rank {rank} of {world_size}", fix="pass 0 <= rank < world_size")
-    examples = Examples(data)
+    examples = Examples(data, columns)
     chosen = checked(PlanSettings, settings)
     epoch_plan = examples.plan(chosen, seed, epoch)
     if epoch_plan.pad_to.any() or epoch_plan.fill_to.any() or chosen.max_tokens is not None:
@@ -346,4 +403,5 @@ def steps(
         num_targets = int(sum(examples.targets[micro].sum() for micro in micros))
         num = rounded_up(len(micros), world_size)
         own = Ranks(rank, world_size, num // world_size).own(filled(micros, examples.lengths, num), examples.lengths)
-        yield Step([collate([examples[one] for one in micro]) for micro in own], torch.tensor(num_targets))
+        made = [collate([examples[one] for one in micro], columns) for micro in own]
+        yield Step(made, torch.tensor(num_targets))

@@ -14,7 +14,7 @@ from unpad.errors import RecipeError, is_memory_error
 from unpad.hf.attention import NAME
 from unpad.hf.loader import collate
 from unpad.hf.mixers import Boundaries, isolate_mixers, join_mixers
-from unpad.proof.foreign.collators import Batch, Collator
+from unpad.proof.foreign.collators import Batch, Batching
 from unpad.proof.foreign.lengths import RowLimit, row_limit
 from unpad.proof.foreign.model import base_of, untouched
 
@@ -151,4 +151,4 @@ def _prepared(model: nn.Module) -> nn.Module:
     return prepare(model).model
 
 
-UNPAD = Collator("unpad", True, _flat, prepare=_prepared, proves=True, instead="unpad.hf.attach(trainer)")
+UNPAD = Batching("unpad", True, _flat, prepare=_prepared, proves=True, instead="unpad.hf.attach(trainer)")

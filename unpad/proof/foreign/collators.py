@@ -17,7 +17,7 @@ Collate = Callable[[Sequence[Sequence[int]]], Batch]
 
 
 @dataclass(frozen=True)
-class Collator:
+class Batching:
     """A way to make batches.
 
     Args:
@@ -43,22 +43,22 @@ class Collator:
         return all(find_spec(module) is not None for module in self.needs)
 
 
-def collators(row_tokens: int) -> list[Collator]:
+def collators(row_tokens: int) -> list[Batching]:
     """Every way of transformers and TRL to make batches, whether or not its modules are installed.
 
     Args:
         row_tokens: length of a packed row; no shorter than the longest sequence, or packing cuts.
     """
     return [
-        Collator("padded right", True, padded("right"), instead="pad on the right"),
-        Collator("padded left", False, padded("left")),
-        Collator("flattening", True, flattened(), ("transformers",), instead="DataCollatorWithFlattening"),
-        Collator("flattening + seq_idx", True, flattened(return_seq_idx=True), ("transformers",)),
-        Collator("flattening + cache", False, flattened(use_cache=True), ("transformers",)),
-        Collator("TRL padding_free", True, trl_padding_free, TRL, instead="SFTConfig(padding_free=True)"),
-        Collator("TRL packing bfd", True, trl_packed("bfd", row_tokens), TRL, instead="SFTConfig(packing=True)"),
-        Collator("TRL packing bfd_split", True, trl_packed("bfd_split", row_tokens), TRL),
-        Collator("TRL packing wrapped", False, trl_packed("wrapped", row_tokens), TRL),
+        Batching("padded right", True, padded("right"), instead="pad on the right"),
+        Batching("padded left", False, padded("left")),
+        Batching("flattening", True, flattened(), ("transformers",), instead="DataCollatorWithFlattening"),
+        Batching("flattening + seq_idx", True, flattened(return_seq_idx=True), ("transformers",)),
+        Batching("flattening + cache", False, flattened(use_cache=True), ("transformers",)),
+        Batching("TRL padding_free", True, trl_padding_free, TRL, instead="SFTConfig(padding_free=True)"),
+        Batching("TRL packing bfd", True, trl_packed("bfd", row_tokens), TRL, instead="SFTConfig(packing=True)"),
+        Batching("TRL packing bfd_split", True, trl_packed("bfd_split", row_tokens), TRL),
+        Batching("TRL packing wrapped", False, trl_packed("wrapped", row_tokens), TRL),
     ]
 
 

@@ -14,7 +14,7 @@ from unpad.errors import ProofError, SourceError, UnpadError, is_memory_error
 from unpad.interchange.hub import download_config, is_hub_name
 from unpad.proof.foreign import shrink
 from unpad.proof.foreign.certificate import ForeignCertificate, Kind
-from unpad.proof.foreign.collators import Collator, collators
+from unpad.proof.foreign.collators import Batching, collators
 from unpad.proof.foreign.judge import raise_memory
 from unpad.proof.foreign.measure import OTHER_LOSS, error_of_loss
 from unpad.proof.foreign.pairs import prove_callable
@@ -49,7 +49,7 @@ PACKAGES = ("transformers", "trl", "torch")
 class Way:
     """A way to make batches, and its certificate; None if its modules are not installed."""
 
-    collator: Collator
+    collator: Batching
     certificate: ForeignCertificate | None
 
     @property
@@ -172,7 +172,7 @@ class FolderProof:
         }
 
 
-def prove_folder(name: str, more: Sequence[Collator] = ()) -> FolderProof:
+def prove_folder(name: str, more: Sequence[Batching] = ()) -> FolderProof:
     """Prove every way to make batches on a small random model of an architecture; no weights are read.
 
     Args:
@@ -194,7 +194,7 @@ def prove_folder(name: str, more: Sequence[Collator] = ()) -> FolderProof:
     return prove_small(build_small(config, notes), str(path), more)
 
 
-def prove_small(small: SmallModel, where: str, more: Sequence[Collator] = ()) -> FolderProof:
+def prove_small(small: SmallModel, where: str, more: Sequence[Batching] = ()) -> FolderProof:
     """Prove every way to make batches on a small model.
 
     Raises:
@@ -217,7 +217,7 @@ def prove_small(small: SmallModel, where: str, more: Sequence[Collator] = ()) ->
     return FolderProof(replace(small, notes=(*small.notes, *filter(None, [fault]))), where, tuple(ways))
 
 
-def _prove(model: nn.Module, collator: Collator, *, has_loss: bool) -> ForeignCertificate:
+def _prove(model: nn.Module, collator: Batching, *, has_loss: bool) -> ForeignCertificate:
     if collator.prepare is not None:
         try:
             model = collator.prepare(copy.deepcopy(model))
