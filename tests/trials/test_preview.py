@@ -135,6 +135,9 @@ def test_the_table_of_padding_is_there_before_anything_is_tried(tmp_path, monkey
     monkeypatch.setattr(module, "free_memory", lambda device: 10 << 30)
     result = preview(str(write_toy(tmp_path / "toy")), ROWS, console=Console(file=out, width=80))
     assert "padding" in seen[0]
+    assert out.getvalue().index("held out 10 documents: ") > out.getvalue().rindex("predicted peak"), (
+        "last, as it is slow"
+    )
     assert [text.count("3.0 GiB") for text in seen] == list(range(len(seen)))
     monkeypatch.setattr(module, "TRIALS_SECONDS", 0.0)
     few = preview(str(write_toy(tmp_path / "few", stages=[], train={"max_epochs": 1})), ROWS)

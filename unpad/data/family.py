@@ -393,33 +393,14 @@ def _source_line(field: str, path: str) -> str:
     return f"reads {field}: {path}" + (" (comes with unpad)" if is_packaged(path) else "")
 
 
-@dataclass(frozen=True)
-class Sample:
-    """Sequences of a training part drawn at random, each as likely as any other of its kind.
-
-    Args:
-        data: the drawn sequences, all of them to train on.
-        population: (num_kinds,) int64, sequences of each kind that they were drawn from.
-        unit: name of these, plural.
-        note: what else sets their lengths apart from those of all data, as the end of a sentence; "" for nothing.
-    """
-
-    data: Data
-    population: np.ndarray
-    unit: str
-    note: str
-
-
 class Family(Protocol):
-    """Members of a module such as `data/text.py`; `open_sample`, `next_command` and `folder_files` may be absent.
+    """Members of a module such as `data/text.py`; `next_command` and `folder_files` may be absent.
 
     Attributes:
         KINDS: sections of the recipe's `data` that the family reads.
         UNITS: names of a sequence and of a unit of its length, plural.
         FILES: names of the files that a run keeps.
         NO_TEXT: error message and fix when text generation is requested of a run; None where it generates text.
-        open_sample: opens some training sequences of a recipe if counting all lengths takes long, else returns None;
-            absent from a family that always counts them quickly.
         next_command: command that uses a trained run of a recipe; without it, that is `unpad eval`.
         folder_files: the files that a run keeps, from a folder of Hugging Face; a family of other models has none.
     """
@@ -486,16 +467,6 @@ def open_data(
     if compare:
         data.compare()
     return data
-
-
-def open_sample(recipe: Recipe) -> Sample | None:
-    """Open some training sequences of a recipe if counting all lengths takes long; None if it does not.
-
-    Raises:
-        SourceError: as `open_data`.
-    """
-    opened: Callable[[Recipe], Sample | None] = getattr(family_of(recipe), "open_sample", lambda recipe: None)
-    return opened(recipe)
 
 
 def folder_files(recipe: Recipe) -> Callable[[Path], dict[str, bytes]] | None:

@@ -21,7 +21,7 @@ from unpad.data.sources.files import expand, list_paths, resolve_path
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus_files
-from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus, sample_corpus
+from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus
 from unpad.data.tokens.token_set import TokenSet
 from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer
 from unpad.errors import RecipeError
@@ -243,17 +243,6 @@ def open_data(recipe: Recipe, kept: dict[str, bytes] | None, wanted: Wanted = Wa
     _check_pairs(recipe)
     tokenizer = kept_tokenizer(kept) if kept is not None else None
     return _text_data(recipe, open_corpus(recipe, tokenizer=tokenizer, wanted=wanted), wanted)
-
-
-def open_sample(recipe: Recipe) -> families.Sample | None:
-    """Encode some training documents of a large corpus that the cache does not know; None for any other, and where all
-    documents are joined to one sequence, or some are pairs."""
-    sampled = None if recipe.plan.cross_documents or recipe.data.pairs else sample_corpus(recipe)
-    if sampled is None:
-        return None
-    corpus, num_documents, learned = sampled
-    note = ", with a vocabulary learned from them alone" if learned else ""
-    return families.Sample(_text_data(recipe, corpus, Wanted.LEARNING), num_documents, "documents", note)
 
 
 def _check_pairs(recipe: Recipe) -> None:

@@ -16,13 +16,11 @@ from rich.console import Console
 from unpad import storage
 from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Plan, plan
-from unpad.data.family import Sample, family_of, open_sample
+from unpad.data.family import family_of
 from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.interchange.origin import open_recipe
 from unpad.machine import Load, LoadMeter, cores
-from unpad.models import model_config
 from unpad.models.cost import cells_per_token
-from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.training import PlanSettings
 from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import progress
@@ -30,7 +28,7 @@ from unpad.terminal.table import cells, columns, text_table, wrapped
 from unpad.training.auto_size import SHARE, StageMemory, free_memory, largest_update
 from unpad.training.rehearsal import Rehearsal, StepCost
 from unpad.training.setup import Setup, check_patience, describe, prepare_setup
-from unpad.training.stage import StageSetup, epoch_plan, make_stage, num_epochs, plan_inputs, stage_epochs
+from unpad.training.stage import StageSetup, epoch_plan, num_epochs, plan_inputs, stage_epochs
 from unpad.trials.measure import PADDED, MeasuredStage, measure
 from unpad.trials.strategy_table import (
     ProcessTable,
@@ -38,7 +36,6 @@ from unpad.trials.strategy_table import (
     Units,
     compare,
     histogram_lines,
-    padding_spread,
     plot,
     process_table,
     to_json,
@@ -160,77 +157,6 @@ def _duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-MOST_PLANNED = 100_000  # sequences of an estimate; more would take seconds
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """Table of a stage over a sample of its sequences, before the lengths of all are known.
-
-    Args:
-        table: table of the sample, repeated up to the number of all sequences, as padding depends on it; no trials.
-        num: sampled sequences; population: all sequences of the stage; unit: their name, plural.
-        note: note of the `Sample`.
-        spread: strategy -> standard deviation of the pad share over samples of this size.
-    """
-
-    table: StagePreview
-    num: int
-    population: int
-    unit: str
-    note: str
-    spread: dict[str, float]
-
-    def lines(self) -> list[str]:
-        """A description, the table, and 95 % intervals of the pad share: 1.96 standard deviations to both sides."""
-        size = "" if len(self.table.lengths) == self.population else f" to {len(self.table.lengths):,}"
-        what = f"estimate from {self.num:,} of {self.population:,} {self.unit}, drawn at random{self.note} and repeated"
-        widths = ((row, 1.96 * self.spread.get(row.name, 0.0)) for row in self.table.rows)
-        intervals = ", ".join(
-            f"{row.name} {max(row.pad_share - width, 0):.1%} to {min(row.pad_share + width, 1):.1%}"
-            for row, width in widths
-            if width
-        )
-        return [
-            *wrapped(f"{what}{size}; the table of all of them follows"),
-            *padding_lines(self.table),
-            *wrapped(f"padding, 95 % intervals of the drawing: {intervals or 'none has any'}"),
-            "",
-        ]
-
-
-def estimates_of(recipe: Recipe) -> list[Estimate]:
-    """Plan every stage over a sample of its data; empty if the lengths of all data will be known soon."""
-    with progress("reading a sample of the data"):
-        sample = open_sample(recipe)
-    if sample is None:
-        return []
-    longest = model_config(recipe.model).longest
-    stages = [make_stage(stage, sample.data, longest) for stage in stages_of(recipe)]
-    return [_estimate(sample, stage) for stage in stages if stage.train_ids.size]
-
-
-def _estimate(sample: Sample, stage: StageSetup) -> Estimate:
-    drawn = replace(stage, train_ids=_evenly(sample, stage))
-    population = int(sample.population[[sample.data.kinds.index(kind) for kind in stage.kinds]].sum())
-    repeated = replace(drawn, train_ids=np.resize(drawn.train_ids, min(population, MOST_PLANNED)))
-    lengths, settings, known = plan_inputs(drawn, 0)
-    with progress(f"planning {stage.name}"):
-        table, spread = planned(repeated), padding_spread(lengths, settings, **known)
-    return Estimate(table, drawn.train_ids.size, population, sample.unit, sample.note, spread)
-
-
-def _evenly(sample: Sample, stage: StageSetup) -> np.ndarray:
-    """Sampled sequences of a stage, the same share of every kind, since kinds are sampled separately."""
-    kind, rng = sample.data.table.kind[stage.train_ids], np.random.default_rng(stage.recipe.train.seed)
-    used = np.unique(kind).tolist()
-    share = min((kind == k).sum() / sample.population[k] for k in used)
-    parts = [
-        rng.permutation(stage.train_ids[kind == k])[: max(round(share * int(sample.population[k])), 1)] for k in used
-    ]
-    return np.concatenate(parts)
-
-
 @dataclass(frozen=True)
 class Preview:
     """Preview of a run.
@@ -293,8 +219,8 @@ def preview(
 
     Args:
         picture: path for an SVG of lengths, padding and attention cells.
-        console: shows tables over a sample of large data first, then each stage's table of padding as soon as it is
-            planned, each trial as it is done, and last how much of the held-out data occurs in training.
+        console: shows each stage's table of padding as soon as it is planned, each trial as it is done, and last how
+            much of the held-out data occurs in training.
         processes: numbers of processes to share each stage among.
         measures: whether to time every strategy.
 
@@ -304,9 +230,8 @@ def preview(
     if picture is not None and picture.suffix.lower() != ".svg":
         fix = "let the name end in .svg; browsers open it"
         raise RecipeError("the picture of a plan is an SVG", where=str(picture), fix=fix)
-    transcript, loaded = Transcript(console or Console(quiet=True)), open_recipe(recipe, overrides)
-    for estimate in [] if transcript.console.quiet else estimates_of(loaded):
-        transcript.show(estimate.lines())
+    transcript = Transcript(console or Console(quiet=True))
+    loaded = open_recipe(recipe, overrides)
     with progress("reading the data"):
         setup = prepare_setup(loaded, Path(), None, compare=False)
     check_patience(setup)

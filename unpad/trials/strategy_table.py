@@ -22,7 +22,6 @@ from unpad.training.fit import best_cut, fill_tokens
 from unpad.training.stage import StageSetup, replanned
 
 BARS = " ▏▎▍▌▋▊▉█"
-RESAMPLES = 20  # a standard deviation within a sixth of its own
 
 
 class Units(NamedTuple):
@@ -131,25 +130,6 @@ def compare(lengths: np.ndarray, settings: PlanSettings, **known: Any) -> list[S
         else:
             result.append(StrategyRow.of(planned))
     return result
-
-
-def padding_spread(
-    lengths: np.ndarray, settings: PlanSettings, *, seed: int, seq_ids: np.ndarray, **known: Any
-) -> dict[str, float]:
-    """Standard deviation of each strategy's pad share over random samples of the size of `seq_ids`, by name.
-
-    Taken over RESAMPLES samples of as many sequences, drawn from this one with replacement: Efron (1979), "Bootstrap
-    methods: another look at the jackknife".
-
-    Args:
-        seq_ids: the sample, (n,) integers; the others as for `compare`.
-    """
-    rng, shares = np.random.default_rng(seed), dict[str, list[float]]()
-    for _ in range(RESAMPLES):
-        for row in compare(lengths, settings, seed=seed, seq_ids=rng.choice(seq_ids, seq_ids.size), **known):
-            if not row.refused:
-                shares.setdefault(row.name, []).append(row.pad_share)
-    return {name: float(np.std(values, ddof=1)) for name, values in shares.items() if len(values) > 1}
 
 
 def plan_attention_cells(planned: Plan) -> tuple[int, int]:

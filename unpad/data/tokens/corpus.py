@@ -7,8 +7,7 @@ split), and then encoded. No file is encoded twice, and a warm start reads no ro
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -340,78 +339,3 @@ def encode_rows(work: Preparation, index: int, rows: FileRows, tokenizer: Tokeni
         ),
         faults=shards.pack_faults(rows.bad, work.files[index].file.unread, path),
     )
-
-
-# --------------------------------------------------------------------------- sample of a large corpus
-
-LARGE_BYTES = 8 << 20  # files of less are encoded in a few seconds
-MOST = 2000  # documents of a kind; lengths of more would take longer and change a share of padding by less than 1 %
-MOST_CHARS = 2_000_000  # of the documents of a kind
-FEWEST = 100  # documents of a kind, however long
-
-Place = tuple[int, int]  # of a document: index of its file, row in the file
-
-
-def sample_corpus(recipe: Recipe, *, cache: Path | None = None) -> tuple[Corpus, np.ndarray, bool] | None:
-    """Read a recipe's data and encode a sample of its training documents; nothing is written to the cache.
-
-    Near-duplicates are not kept in one part (`data.near_duplicates: together`), since finding them takes long.
-
-    Returns:
-        The sample, without augmented copies; (num_kinds,) int64, training documents of each kind of TEXT_KINDS that it
-        was drawn from at random; and whether the vocabulary was learned from it alone. None if the files are small, all
-        documents are encoded already, or the sample would be all of them.
-
-    Raises:
-        SourceError, RecipeError: as `open_corpus`.
-    """
-    work = Preparation(recipe, cache or cache_folder(), Wanted.LEARNING)
-    work.list_files(TEXT_KINDS)
-    if sum(file.file.path.stat().st_size for file in work.files) < LARGE_BYTES:
-        return None
-    tokenizer = stored_tokenizer(work)
-    if tokenizer is not None:
-        open_originals(work, tokenizer)
-        if all(shard is not None for shard in work.shards):
-            return None
-        work.shards = [None] * len(work.files)  # the rows are needed
-    work.recipe = recipe.model_copy(update={"data": recipe.data.model_copy(update={"near_duplicates": "report"})})
-    bad, _ = corpus_files.judge_rows(work)
-    corpus_files.split_documents(work)
-    drawn, num_documents = _draw(work)
-    if len(drawn) == num_documents.sum():
-        return None
-    learned = tokenizer is None
-    if tokenizer is None:
-        texts = [turn.content for index, row in drawn for turn in work.rows(index).examples[row].turns]
-        tokenizer = train_tokenizer(recipe.tokenizer, texts, reserved_texts(recipe.data.template))
-    parts = []
-    for index, places in groupby(drawn, itemgetter(0)):
-        rows = np.array([row for _, row in places])
-        shard = encode_rows(work, index, work.rows(index).take(rows), tokenizer)
-        parts.append(part_of(work.files[index], shard, "", work.sides[index][rows], work.units[index][rows]))
-    work.read.clear()
-    tokens = token_set(work, parts)
-    report = report_of(work, tokens, tokenizer, len(drawn), bad)
-    return Corpus(tokens, tokenizer, report, None), num_documents, learned
-
-
-def _draw(work: Preparation) -> tuple[list[Place], np.ndarray]:
-    """Draw training documents of each kind; return their places in order, and the number there is of each kind."""
-    rng = np.random.default_rng(work.recipe.train.seed)
-    drawn: list[Place] = []
-    numbers = np.zeros(len(TEXT_KINDS), np.int64)
-    for number, kind in enumerate(TEXT_KINDS):
-        places = [
-            (index, row)
-            for index, file in enumerate(work.files)
-            if file.kind == kind
-            for row in np.flatnonzero(work.sides[index] == Split.TRAIN).tolist()
-        ]
-        numbers[number] = len(places)
-        if places:
-            turns = (turn for index, row in places for turn in work.rows(index).examples[row].turns)
-            chars = sum(len(turn.content) for turn in turns) / len(places)
-            most = min(len(places), MOST, max(FEWEST, int(MOST_CHARS / max(chars, 1))))
-            drawn += [places[i] for i in np.sort(rng.choice(len(places), most, replace=False)).tolist()]
-    return drawn, numbers
