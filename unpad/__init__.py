@@ -14,6 +14,7 @@ __all__ = [
     "plan",
     "prove",
     "prove_callable",
+    "prove_loop",
     "prove_trainer",
     "train",
     "train_monitored",
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from unpad.hf.update import prove_trainer
     from unpad.inference.loaded import load
     from unpad.proof.certificate import prove
+    from unpad.proof.foreign.loop import prove_loop
     from unpad.proof.foreign.pairs import prove_callable
 
     __version__: str
@@ -38,6 +40,7 @@ else:
         "load": "inference.loaded",
         "prove": "proof.certificate",
         "prove_callable": "proof.foreign.pairs",
+        "prove_loop": "proof.foreign.loop",
         "prove_trainer": "hf.update",
     }
 
