@@ -1,4 +1,4 @@
-"""Tune a model on replies with SFTTrainer and our batches: python examples/hf/sft_after.py FOLDER"""
+"""Tune a model on replies with SFTTrainer and our batches: python examples/hf/sft.py FOLDER"""
 
 import sys
 

@@ -1,5 +1,6 @@
-"""Train a model on conversations with Trainer and our batches: python examples/hf/trainer_after.py FOLDER"""
+"""Train with Trainer, on two processes: torchrun --nproc-per-node 2 examples/hf/trainer.py FOLDER"""
 
+import os
 import sys
 
 try:
@@ -22,9 +23,11 @@ def tokenize(row):
 
 data = load_dataset("json", data_files=f"{folder}/conversations.jsonl", split="train")
 data = data.map(tokenize, remove_columns=data.column_names).train_test_split(0.1, seed=0)
+accumulate = 4 // int(os.environ.get("WORLD_SIZE", "1"))  # an update is 16 rows, on one process or on more
 args = TrainingArguments(
-    output_dir=f"{folder}/trained", per_device_train_batch_size=8, gradient_accumulation_steps=2, num_train_epochs=1,
-    learning_rate=1e-3, report_to=[], save_strategy="no", logging_steps=10, dataloader_pin_memory=False,
+    output_dir=f"{folder}/trainer", per_device_train_batch_size=4, gradient_accumulation_steps=accumulate,
+    use_cpu=True, num_train_epochs=2, learning_rate=1e-3, report_to=[], save_strategy="no",
+    logging_steps=10, dataloader_pin_memory=False,
 )  # fmt: skip
 trainer = Trainer(
     model=model, args=args, train_dataset=data["train"], eval_dataset=data["test"],
@@ -32,4 +35,5 @@ trainer = Trainer(
 )  # fmt: skip
 unpad.hf.attach(trainer, tokens_per_micro=320)
 trainer.train()
+trainer.save_model(f"{folder}/trainer")
 print(trainer.evaluate()["eval_loss"])
