@@ -199,6 +199,12 @@ def other_language(rows: list[Row]) -> list[Row]:
     return [*({**row, "split": "train"} for row in rows), *others]
 
 
+def with_rare_words(rows: list[Row]) -> list[Row]:
+    """Every text has twenty words of its own."""
+    letters = np.random.default_rng(2).choice(list("abcdefghijklm"), (len(rows), 20, 8))
+    return [{"text": f"{row['text']} {' '.join(map(''.join, own))}"} for row, own in zip(rows, letters, strict=True)]
+
+
 def with_each_picture(change: Callable[[Path, int], None]) -> Recipe:
     def written(folder: Path, **sections: Any) -> Path:
         recipe = images(folder, **sections)
@@ -290,6 +296,8 @@ SEEN = [
     Trouble("numbers of orders as codes", "rare_codes", with_tables(with_numbered_codes)),
     Trouble("codes too rare to be known", "rare_codes", patients, {"events": {"min_count": 100000}}),
     Trouble("held-out texts in another language", "held_out_unlike", with_rows("texts", other_language)),
+    Trouble("a vocabulary of words seen once", "tokenizer", with_rows("texts", with_rare_words),
+            {"data": {"chat": []}, "tokenizer": {"vocab_size": 4000}}),
     Trouble("UTF-8 read as Latin-1", "garbled",
             with_rows("texts", each_text(lambda one: one.encode().decode("latin-1")))),
     Trouble("UTF-8 read as GB18030", "garbled",

@@ -26,7 +26,7 @@ from unpad.models.decoder import Decoder
 from unpad.run.monitor import Monitor
 from unpad.storage import disk
 from unpad.training import consistency
-from unpad.training.watches.watch import Verdict
+from unpad.training.context import Verdict
 
 SETUP = import_module("unpad.training.setup")
 LIMIT_S = 120.0

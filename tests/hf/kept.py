@@ -478,9 +478,8 @@ class Ignoring(Trainer):
 def ignores_the_count(folder: Path) -> None:
     trainer = plain(folder, data(ROWS), None, Ignoring, gradient_accumulation_steps=3)
     refused(trainer, r"Ignoring.compute_loss is another loss than the mean cross-entropy.*divide .*num_items_in_batch")
-    trainer = plain(folder, data(ROWS), None, Ignoring, **ONE_BATCH)
-    attach(trainer, tokens_per_micro=10_000)
-    assert error_of(trainer, truth_of(trainer.model, labelled(ROWS))[1]) < 1e-5
+    trainer = plain(folder, data(ROWS), None, Ignoring, **ONE_BATCH)  # right there, and not in two micro-batches
+    refused(trainer, r"with Ignoring.compute_loss: .*divide the sum .*num_items_in_batch")
 
 
 class Unshifted(Trainer):
@@ -552,7 +551,7 @@ def stock_losses(folder: Path) -> None:
 
 
 def own_batches(folder: Path) -> None:
-    for name in ("get_train_dataloader", "_get_train_sampler", "_get_dataloader"):
+    for name in ("get_train_dataloader", "_get_dataloader"):
 
         def own(self: Trainer, *args: Any, name: str = name, **kwargs: Any) -> Any:
             return getattr(Trainer, name)(self, *args, **kwargs)
@@ -599,11 +598,12 @@ def changed_later(folder: Path) -> None:
     trainer.compute_loss_func = lambda outputs, labels, num_items_in_batch=None: outputs.logits.mean()
     with pytest.raises(UnpadError, match="compute_loss_func is another"):
         trainer.train()
-    trainer = plain(folder, data(ROWS), None, Ignoring, **ONE_BATCH)
-    attach(trainer, tokens_per_micro=64)
-    trainer.args.gradient_accumulation_steps = 3
-    with pytest.raises(UnpadError, match="gradient_accumulation_steps is another"):
-        trainer.train()
+    pair = [plain(folder, data(ROWS)) for _ in range(2)]
+    attach(pair[0], tokens_per_micro=64)
+    for trainer in pair:
+        trainer.args.gradient_accumulation_steps = 2
+    found, wanted = map(trained, pair)
+    assert (found.num_steps, distance(found.gradient, wanted.gradient)) == (2, pytest.approx(0, abs=1e-5))
 
 
 def made_anew(folder: Path) -> None:
@@ -668,14 +668,33 @@ def evaluates_streams(folder: Path) -> None:
     assert trainer.evaluate()["eval_loss"] == pytest.approx(wanted, rel=1e-5)
 
 
+def as_alone(folder: Path, base: type[Trainer] | None = None, **options: Any) -> Trainer:
+    """A trainer whose gradients of several updates are those that it has without `attach`."""
+    pair = [plain(folder, data(ROWS), None, base, gradient_accumulation_steps=1, **options) for _ in range(2)]
+    attach(pair[0], tokens_per_micro=64)
+    found, wanted = map(trained, pair)
+    assert found.num_steps == wanted.num_steps > 1
+    assert distance(found.gradient, wanted.gradient) < 1e-5
+    return pair[0]
+
+
+class Backwards(Trainer):
+    def _get_train_sampler(self, *args: Any) -> Any:
+        return list(reversed(range(len(self.train_dataset))))
+
+
 def sorts(folder: Path) -> None:
-    for strategy in ("group_by_length", "sequential"):
-        named(plain(folder, data(ROWS), train_sampling_strategy=strategy), "the plan chooses the order")
+    as_alone(folder, train_sampling_strategy="sequential")
+    as_alone(folder, Backwards)
+    named(plain(folder, data(ROWS), train_sampling_strategy="batch_rebalance"), "is batch_rebalance, which makes")
+    trainer = plain(folder, data(ROWS), accelerator_config={"dispatch_batches": True})
+    named(trainer, "dispatch_batches lets one process make the batches")
 
 
 def drops_the_last(folder: Path) -> None:
-    options = {"dataloader_drop_last": True, "per_device_train_batch_size": 5, "data_seed": 3}
-    kept(plain(folder, data(ROWS), **options), labelled(ROWS))
+    trainer = as_alone(folder, dataloader_drop_last=True, data_seed=3)
+    rows = [len(batch["cu_seq_lens_q"]) - 1 for batch in trainer.get_train_dataloader()]
+    assert rows == [3, 3]
 
 
 def callbacks(folder: Path) -> None:
@@ -899,8 +918,8 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a custom model class with further terms in its loss": (second_head,),
     "a router's auxiliary loss": (balances,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
-    "`get_train_dataloader`, `_get_dataloader`, `_get_train_sampler`": (own_batches,),
-    "`train_sampling_strategy`": (sorts,),
+    "`get_train_dataloader`, `_get_dataloader`": (own_batches,),
+    "`train_sampling_strategy`, `_get_train_sampler`, `dispatch_batches`": (sorts,),
     "a streamed dataset": (streams,),
     "a streamed dataset to evaluate": (evaluates_streams,),
     "`dataloader_drop_last`, `data_seed`": (drops_the_last,),

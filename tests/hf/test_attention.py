@@ -12,7 +12,7 @@ from transformers import masking_utils
 
 import unpad.hf  # noqa: F401 - registers the attention
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
-from unpad.errors import PlanError
+from unpad.errors import PlanError, RecipeError
 from unpad.hf.attention import find_sequences, make_mask
 from unpad.nn.native import library
 
@@ -181,3 +181,12 @@ def test_boundaries_come_from_whatever_the_batch_has():
 def test_boundaries_of_another_batch_are_refused():
     with pytest.raises(PlanError, match="cu_seq_lens_q ends at 8, the batch at 9"):
         find_sequences(1, 9, None, {"cu_seq_lens_q": torch.tensor([0, 3, 8], dtype=torch.int32)})
+
+
+def test_a_second_derivative_is_refused_by_name():
+    if not library.enabled():
+        pytest.skip("torch's own attention has one")
+    model = make_model("qwen3", attention="unpad")
+    loss = model(**flattened(ROWS, bounds=True)).loss
+    with pytest.raises(RecipeError, match="attention has no second derivative"):
+        torch.autograd.grad(loss, list(model.parameters()), create_graph=True)

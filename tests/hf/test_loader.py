@@ -1,4 +1,4 @@
-"""Flat batches by our plan: every token once, the same number of micro-batches in every epoch."""
+"""Flat batches by our plan: every token once, the same number of micro-batches on every rank."""
 
 from collections import Counter
 from itertools import pairwise
@@ -79,29 +79,15 @@ def test_every_token_is_in_one_batch_and_no_batch_is_padded():
 
 @settings(deadline=None, max_examples=60)
 @given(
-    lengths=st.lists(st.integers(2, 40), min_size=1, max_size=60), tokens=st.integers(1, 100), seed=st.integers(0, 9)
+    lengths=st.lists(st.integers(2, 40), min_size=1, max_size=60), tokens=st.integers(1, 100), size=st.integers(1, 3)
 )
-def test_every_epoch_has_each_sequence_once_in_the_same_number_of_batches(lengths, tokens, seed):
+def test_an_evaluation_has_each_sequence_once_in_the_same_number_of_batches(lengths, tokens, size):
     examples = Examples([{"input_ids": list(range(length))} for length in lengths])
-    sampler = PlannedBatches(examples, tokens, epochs=4, seed=seed)
-    for epoch in range(4):
-        sampler.set_epoch(epoch)
-        batches = list(sampler)
-        assert len(batches) == len(sampler)
-        assert sorted(index for batch in batches for index in batch if index >= 0) == list(range(len(lengths)))
-        for batch in batches:
-            assert sum(lengths[index] for index in batch) <= tokens or len(batch) == 1
-
-
-def test_epochs_have_orders_of_their_own_that_a_seed_repeats():
-    sampler, again = (PlannedBatches(Examples(ROWS), 64, epochs=3, seed=1) for _ in range(2))
-    orders = []
-    for epoch in range(3):
-        sampler.set_epoch(epoch)
-        again.set_epoch(epoch)
-        orders.append(list(sampler))
-        assert orders[-1] == list(again)
-    assert orders[0] != orders[1] != orders[2]
+    ranks = [PlannedBatches(examples, tokens, rank, size) for rank in range(size)]
+    batches = [batch for sampler in ranks for batch in sampler]
+    assert {len(sampler) for sampler in ranks} == {len(batches) // size}
+    assert sorted(index for batch in batches for index in batch if index >= 0) == list(range(len(lengths)))
+    assert all(sum(lengths[index] for index in batch) <= tokens or len(batch) == 1 for batch in batches)
 
 
 def test_micro_batches_without_targets_make_up_the_number():

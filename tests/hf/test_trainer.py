@@ -1,7 +1,6 @@
 """Trainers with our batches: gradients of one sequence at a time, exact evaluation, resume equal to the bit."""
 
 import copy
-import re
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.hf.families import VOCAB, distance, make_model, targets_of, truth
+from tests.hf.families import FAMILIES, VOCAB, distance, make_model, truth
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -26,9 +25,9 @@ with warnings.catch_warnings():
         TrainerCallback,
     )
 
-from tests.hf.trainers import ROWS, held_out_loss, make_trainer, trained
+from tests.hf.trainers import ROWS, Recorder, held_out_loss, make_trainer, trained
 from unpad import prove_trainer
-from unpad.errors import ProofError, RecipeError, ResumeError, UnpadError
+from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.hf import attach, head
 from unpad.hf import trainer as hf_trainer
 
@@ -124,16 +123,19 @@ def test_a_head_of_ones_own_is_kept_or_refused_by_name(kind, tmp_path):
 
 
 @pytest.mark.nightly
-def test_what_sft_trainer_logs_is_what_its_own_head_gives(tmp_path):
+def test_what_sft_trainer_logs_is_what_its_own_head_gives_in_any_micro_batches(tmp_path):
     logs = []
-    for mode in ("chunks", "targets", "all"):
-        trainer = make_trainer("sft", make_model("llama"), tmp_path)
-        attach(trainer, tokens_per_micro=64).head.mode = mode
-        first = trained(trainer).logs[0]
-        logs.append({name: first[name] for name in ("loss", "entropy", "mean_token_accuracy", "num_tokens")})
-        logs[-1]["eval_entropy"] = trainer.evaluate()["eval_entropy"]
-    assert logs[0] == pytest.approx(logs[2], rel=1e-5)
-    assert logs[1] == pytest.approx(logs[2], rel=1e-5)
+    for mode, tokens in (("all", 10_000), ("chunks", 40), ("targets", 100)):
+        trainer = make_trainer("sft", make_model("llama"), tmp_path, gradient_accumulation_steps=1)
+        attach(trainer, tokens_per_micro=tokens).head.mode = mode
+        logs.append(
+            {str(at): each for at, each in enumerate(trained(trainer).logs[:-1])} | {"eval": trainer.evaluate()}
+        )
+    for other in logs[1:]:
+        for at, each in logs[0].items():
+            names = [name for name in each if name.endswith(("loss", "entropy", "accuracy", "num_tokens"))]
+            assert len(names) == 4
+            assert [other[at][name] for name in names] == pytest.approx([each[name] for name in names], rel=2e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
@@ -186,22 +188,83 @@ def test_an_adapter_of_peft_learns_as_on_one_sequence_at_a_time(tmp_path):
     assert distance(trained(trainer).gradient, wanted) < 1e-5
 
 
-def test_steps_accumulate_micro_batches_and_weigh_targets_alike(tmp_path):
-    trainer = make_trainer("plain", make_model("llama"), tmp_path, gradient_accumulation_steps=3)
-    attach(trainer, tokens_per_micro=64)
-    counts = []
-    inner = trainer.get_batch_samples
+class Backwards(Trainer):
+    """An order of rows of one's own."""
 
-    def counted(*args: Any) -> Any:
-        batches, count = inner(*args)
-        counts.append((len(batches), int(count)))
-        return batches, count
+    def _get_train_sampler(self, train_dataset: Any = None) -> Any:
+        return list(reversed(range(len(self.train_dataset))))
 
-    trainer.get_batch_samples = counted
-    recorder = trained(trainer)
-    assert [number for number, _ in counts[:-1]] == [3] * (len(counts) - 1)
-    assert sum(count for _, count in counts) == targets_of(ROWS)
-    assert recorder.num_steps == len(counts) > 1
+
+def weights_after(
+    folder: Path, tokens: int | None, kind: str = "plain", stop: int = 0, resume: Path | None = None, **options: Any
+) -> tuple[Tensor, Trainer, Recorder]:
+    """Weights after two epochs of updates of 6 or so of 16 rows, with `attach` or, for None tokens, without.
+
+    Args:
+        stop: the update behind which training ends; 0 goes on.
+    """
+    shared = {"learning_rate": 0.1, "num_train_epochs": 2, "per_device_train_batch_size": 3, "max_grad_norm": 1.0}
+    shared |= {"gradient_accumulation_steps": 2, "warmup_steps": 2}
+    model = make_model("llama")
+    trainer = make_trainer(kind, model, folder, **{**shared, **options})
+    if tokens is not None:
+        attach(trainer, tokens_per_micro=tokens)
+    recorder = Recorder()
+    trainer.add_callback(recorder)
+    trainer.add_callback(Stop(stop))
+    torch.manual_seed(0)
+    trainer.train(resume_from_checkpoint=None if resume is None else str(resume))
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()]), trainer, recorder
+
+
+class Stop(TrainerCallback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop |= state.global_step == self.step
+
+
+def gap(one: Tensor, other: Tensor) -> float:
+    return float((one - other).norm() / other.norm())
+
+
+PACKING = {"packing": True, "max_length": 64}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "tokens", "options"),
+    [
+        ("sft", 40, {"gradient_accumulation_steps": 3}),
+        ("plain", 40, {}),
+        ("plain", 4096, {"gradient_accumulation_steps": 1, "dataloader_drop_last": True, "dataloader_num_workers": 1}),
+        ("sft", 64, {"gradient_accumulation_steps": 4, "dataloader_drop_last": True, **PACKING}),
+        ("plain", 64, {"train_sampling_strategy": "group_by_length"}),
+        ("plain", 64, {"base": Backwards, "max_steps": 4, "data_seed": 7}),
+        ("plain", 64, {"accelerator_config": {"use_seedable_sampler": False}}),
+    ],
+)  # fmt: skip
+def test_updates_and_weights_are_those_of_the_trainer_alone(kind, tokens, options, tmp_path):
+    wanted, own, told = weights_after(tmp_path, None, kind, **options)
+    found, trainer, recorder = weights_after(tmp_path, tokens, kind, **options)
+    assert gap(found, wanted) < 2e-6 < 1e-3 < gap(found, weights_after(tmp_path, None, kind, stop=1, **options)[0])
+    assert trainer.args.gradient_accumulation_steps == own.args.gradient_accumulation_steps
+    assert (trainer.state.global_step, trainer.state.epoch) == (own.state.global_step, own.state.epoch)
+    speeds = [logs["train_samples_per_second"] * logs["train_runtime"] for logs in (told.logs[-1], recorder.logs[-1])]
+    assert speeds[0] == pytest.approx(speeds[1], rel=0.02)
+    for name in ("loss", "grad_norm", "learning_rate", "epoch"):
+        both = [[logs[name] for logs in one.logs[:-1]] for one in (recorder, told)]
+        assert both[0] == pytest.approx(both[1], rel=1e-5), name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("before", "after"), [(None, 64), (64, None), (64, 40)])
+def test_a_checkpoint_resumes_at_the_right_row_with_attach_and_without(before, after, tmp_path):
+    options = {"save_strategy": "steps", "save_steps": 1}
+    wanted = weights_after(tmp_path / "whole", None)[0]
+    weights_after(tmp_path, before, stop=4, **options)  # of six: in the middle of the second epoch
+    assert gap(weights_after(tmp_path, after, resume=tmp_path / "checkpoint-4", **options)[0], wanted) < 2e-6
 
 
 @pytest.mark.slow
@@ -224,54 +287,23 @@ def test_checkpointing_and_mixed_precision_have_the_gradient_up_to_their_roundin
     assert distance(trained(trainer).gradient, wanted) < bound
 
 
-def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(tmp_path):
-    class Stop(TrainerCallback):
-        def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.global_step == 5:
-                control.should_training_stop = True
-
-    def run(folder: Path, callbacks: list[TrainerCallback], resume: str | None = None) -> dict[str, Tensor]:
-        model = make_model("llama", attention_dropout=0.1)
-        options = {"learning_rate": 1e-3, "optim": "adamw_torch", "max_grad_norm": 1.0, "num_train_epochs": 3}
-        options |= {"save_strategy": "steps", "save_steps": 1, "gradient_accumulation_steps": 2}
-        trainer = make_trainer("plain", model, folder, **options)
-        for one in callbacks:
-            trainer.add_callback(one)
-        attach(trainer, tokens_per_micro=64)
-        trainer.train(resume_from_checkpoint=resume)
-        assert (trainer.state.global_step == 5) == bool(callbacks)
-        assert trainer.state.epoch == (3 if not callbacks else pytest.approx(1.5, abs=0.4))
-        return {name: weight.detach().clone() for name, weight in model.named_parameters()}
-
-    whole = run(tmp_path / "whole", [])
-    run(tmp_path / "stopped", [Stop()])
-    resumed = run(tmp_path / "stopped", [], str(tmp_path / "stopped" / "checkpoint-5"))
-    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
+def test_a_resumed_run_has_the_weights_of_one_that_was_not_stopped(tmp_path, monkeypatch):
+    monkeypatch.setitem(FAMILIES["llama"], "attention_dropout", 0.1)
+    options = {"optim": "adamw_torch", "save_strategy": "steps", "save_steps": 1}
+    whole = weights_after(tmp_path / "whole", 40, **options)[0]
+    weights_after(tmp_path, 40, stop=4, **options)
+    resumed = weights_after(tmp_path, 40, resume=tmp_path / "checkpoint-4", **options)[0]
+    assert torch.equal(whole, resumed)
+    assert not torch.equal(whole, weights_after(tmp_path, 40, stop=4, **options)[0])
 
 
-def test_a_checkpoint_of_another_plan_is_refused_with_the_argument_that_fits(tmp_path):
-    def run(tokens: int | None, resume: str | None = None, rows: int | None = None, **options: Any) -> None:
-        options = {"gradient_accumulation_steps": 1, "save_strategy": "steps", "save_steps": 2, **options}
-        trainer = make_trainer("plain", make_model("llama"), tmp_path / str(tokens), **options)
-        trainer.train_dataset = trainer.train_dataset.select(range(rows or len(trainer.train_dataset)))
-        if tokens is not None:
-            attach(trainer, tokens_per_micro=tokens)
-        trainer.train(resume_from_checkpoint=resume)
-
-    run(64)
-    run(None)
-    flat, padded = (str(tmp_path / name / "checkpoint-2") for name in ("64", "None"))
-    run(64, flat)
-    for fits, options in (
-        (r"tokens_per_micro=64\)", {"tokens": 32}), (r"data_seed=42", {"seed": 7}),
-        (" number of ranks = 1,", {"gradient_accumulation_steps": 2}), ("train_dataset of before", {"rows": 5}),
-    ):  # fmt: skip
-        with pytest.raises(ResumeError) as caught:
-            run(**{"tokens": 64, "resume": flat, **options})
-        assert re.search(fits, caught.value.fix), caught.value.fix
-    with pytest.raises(ResumeError, match="without unpad"):
-        run(64, padded)
-    run(32, flat, ignore_data_skip=True)
+def test_an_update_without_targets_changes_nothing(tmp_path):
+    silent = [{"input_ids": row["input_ids"], "labels": [-100] * len(row["labels"])} for row in ROWS[:3]]
+    data = type(make_trainer("plain", make_model("llama"), tmp_path).train_dataset).from_list([*silent, *ROWS[:3]])
+    options = {"train_dataset": data, "train_sampling_strategy": "sequential", "gradient_accumulation_steps": 1}
+    found, _, recorder = weights_after(tmp_path, 64, warmup_steps=0, stop=1, **options)
+    assert recorder.logs[0]["loss"] == recorder.logs[0]["grad_norm"] == 0
+    assert torch.equal(found, torch.cat([weight.detach().flatten() for weight in make_model("llama").parameters()]))
 
 
 BY_LENGTH: dict[str, tuple[type, dict[str, Any]]] = {  # with other numbers for rows, or batches, above 24 tokens
@@ -307,6 +339,12 @@ def test_a_hook_that_comes_after_the_proof_is_warned_of_if_it_returns_a_value(tm
     trainer.model.model.layers[0].mlp.register_forward_hook(lambda module, args, out: out * 2)
     with pytest.warns(UserWarning, match="<lambda> returns a value, and came after unpad.hf.attach"):
         trainer.train()
+
+
+def test_a_model_that_sees_later_tokens_is_warned_of(tmp_path):
+    model = make_model("gemma3", use_bidirectional_attention=True)
+    with pytest.warns(UserWarning, match=r"the model sees later tokens \(use_bidirectional_attention\)"):
+        attach(make_trainer("plain", model, tmp_path), prove=False)
 
 
 # --------------------------------------------------------------------------- refusals

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from unpad.cli import data, models, recipes, runs, serving, training, trials
+from unpad.cli import data, models, runs, serving, training, trials
 from unpad.terminal.printing import print_lines
 
 GROUPS = {
@@ -45,7 +45,7 @@ app = typer.Typer(
 for topic in (training, trials, models, serving, runs):
     app.add_typer(topic.verbs)
 app.add_typer(data.verbs, name="data")
-app.add_typer(recipes.verbs, name="recipes")
+app.add_typer(training.recipe_verbs, name="recipes")
 
 
 def _version(wanted: bool) -> None:

@@ -40,7 +40,8 @@ def look(subject: Subject[TextData]) -> list[Finding]:
             findings += rows.constant_labels(talks, where)
     if not subject.stage.of_pairs:  # the replies of a pair share their prompt
         findings += [*rows.same_rows(subject), *rows.near_rows(subject), *held_out_unlike(subject)]
-        findings += [*rows.cut_short(subject), *tokenizer(subject.data.report.lost), *rows.sees_target(subject)]
+        findings += [*rows.cut_short(subject), *tokenizer(subject.data.report.lost, words_once(subject))]
+        findings += rows.sees_target(subject)
     return findings
 
 
@@ -232,11 +233,36 @@ def held_out_unlike(subject: Subject[TextData]) -> Found | None:
 
 
 @finding("tokenizer",
-    en=("{number:.1%} of the characters are lost to unknown tokens, such as {common}: the tokenizer cannot spell this "
-        "text.", "set tokenizer.kind=bpe and tokenizer.path=null, or a file made from such text"),
-    zh=("{number:.1%} 的字符成了未知词元，例如 {common}：分词器无法表示这些文本。",
-        "用 tokenizer.kind=bpe、tokenizer.path=null"))  # fmt: skip
-def tokenizer(lost: LostCharacters) -> Found | None:
-    """Characters that the tokenizer cannot spell."""
-    fields, common = ("tokenizer.path", "tokenizer.kind"), " ".join(lost.common[:3])
-    return Found(lost.share, *fields, severity=level(lost.share >= 0.1), common=common) if lost.share >= 0.01 else None
+    en=("{number:.1%} of the {what}, such as {common}.", "set {fix}"),
+    zh=("{number:.1%} 的{what}，例如 {common}。", "设 {fix}"))  # fmt: skip
+def tokenizer(lost: LostCharacters, once: Found | None = None) -> Found | None:
+    """Characters that the tokenizer cannot spell, or else what `words_once` found."""
+    if lost.share < 0.01:
+        return once
+    return Found(
+        lost.share, "tokenizer.path", "tokenizer.kind", severity=level(lost.share >= 0.1),
+        common=" ".join(lost.common[:3]),
+        what=("characters are lost to unknown tokens, as the tokenizer has no others", "字符无法表示，成了未知词元"),
+        fix=("tokenizer.kind=bpe and tokenizer.path=null, or a file made from such text",
+             "tokenizer.kind=bpe、tokenizer.path=null"),
+    )  # fmt: skip
+
+
+def words_once(subject: Subject[TextData]) -> Found | None:
+    """Words of a vocabulary made from texts that occur once in them; a large text fills it with others.
+
+    Conversations are not judged, as such words were not measured there.
+    """
+    data, settings, files = subject.data, subject.setup.recipe.tokenizer, subject.setup.recipe.data
+    own = data.tokenizer.kind == "words" and not (settings.path or subject.recipe.train.init_from)
+    if not own or settings.min_count > 1 or files.chat or files.pairs or data.table.positions.sum() > 5_000_000:
+        return None
+    tokens = np.concatenate([data.tokens_of(seq) for seq in subject.stage.train_ids.tolist()])
+    counts = np.bincount(tokens, minlength=data.tokenizer.vocab_size)
+    words = {id: word for id in range(len(counts)) if len(word := data.tokenizer.decode([id])) > 1}
+    once = [word for id, word in words.items() if counts[id] == 1]
+    if len(once) < 500 or len(once) < 0.15 * len(words):
+        return None
+    what = "vocabulary's words stand once in the training texts, and are learnt there alone", "词在训练文本中只出现一次"
+    share, field = len(once) / len(words), "tokenizer.min_count"
+    return Found(share, field, what=what, common=" ".join(once[:3]), fix=f"{field}=2")

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.plan import Micro
 from unpad.data.measuring import Measuring, once_each
 from unpad.data.patient_marks import mark_patients, refuse_unknown, unknown_lines
 from unpad.data.patients import EventData
@@ -29,74 +28,8 @@ from unpad.inference import patients
 from unpad.inference.embed import predicts
 from unpad.inference.loaded import LoadedRun
 from unpad.models.contract import PredictsSets
-from unpad.models.set_sequence.event_sets import FIRST_COMPETING, OUTCOME, EventSets
+from unpad.models.set_sequence.event_sets import FIRST_COMPETING, OUTCOME
 from unpad.models.set_sequence.model import SetSequence
-from unpad.nn.segments import real_tokens
-
-FEWEST_SETS, MOST_EVENTS = 3, 400  # of a patient with a course that can be read off a picture
-MOST_CLASSES = 4  # of which patients are shown
-
-
-@torch.no_grad()
-def courses(over: Measuring[EventData], predictions: patients.PatientPredictions) -> list[dict[str, Any]]:
-    """Courses of the patients with and without the outcome with the highest and the lowest probability; of several
-    classes, of patients of each of the commonest, and of the probability of their class.
-
-    Args:
-        over: the patients to choose from.
-        predictions: predictions for them.
-
-    Returns:
-        JSON values per patient; nothing but the place in this list identifies a patient. `outcome`: whether it came, or
-        `class`, the patient's; `days`: days of the sets, None for facts without a time; `events`: [set, name of the
-        code, standardised value or None].
-    """
-    model, data, labels, classes = over.model, over.data, predictions.labels, predictions.classes
-    assert isinstance(model, PredictsSets), "a model of patients"
-    events = data.table.positions[over.seq_ids]
-    readable = (predictions.num_sets >= FEWEST_SETS) & (events <= MOST_EVENTS)
-    chosen: list[int] = []
-    counts = np.bincount(labels[predictions.known], minlength=len(classes))
-    shown = sorted(np.argsort(-counts, kind="stable")[:MOST_CLASSES].tolist()) if classes else [1, 0]
-    of = {label: np.exp(predictions.log_p[:, label if classes else 1]) for label in shown}
-    for label, best in ((label, best) for label in shown for best in (1, -1)):
-        mine = [i for i in np.flatnonzero(readable & (labels == label)) if i not in chosen]
-        if mine:
-            chosen.append(int(mine[int(np.argmax(best * of[label][mine]))]))
-    was_training = model.training
-    model.eval()
-    try:
-        return [
-            _course(model, data, int(over.seq_ids[i]), int(labels[i]) if classes else 1)
-            | ({"class": classes[labels[i]]} if classes else {"outcome": bool(labels[i])})
-            | {"p": _short(of[int(labels[i])][i])}
-            for i in chosen
-        ]
-    finally:
-        model.train(was_training)
-
-
-def _course(model: PredictsSets, data: EventData, seq_id: int, label: int) -> dict[str, Any]:
-    stop = np.array([data.table.positions[seq_id]], np.int32)
-    start = np.zeros_like(stop)
-    batch = data.load(Micro(np.array([seq_id]), start, stop, start, pad_to=0, fill_to=0))
-    assert batch.input_ids is not None, "events have codes"
-    probability, attention = model.course(batch)
-    events, codes = batch.require(EventSets), real_tokens(batch.input_ids, batch.layout)
-    columns = (events.members.seq_of_token(), codes, events.has_value, events.values)
-    members = zip(*(column.tolist() for column in columns), strict=True)
-    facts = data.sets.timeless[data.sets.sets_of[seq_id] : data.sets.sets_of[seq_id + 1]].tolist()
-    return {
-        "days": [None if bare else _short(day) for day, bare in zip(events.times.tolist(), facts, strict=True)],
-        "probability": [_short(value) for value in probability[:, label].tolist()],
-        "attention": [_short(value) for value in attention.tolist()],
-        "events": [[at, data.codes[code], _short(value) if has else None] for at, code, has, value in members],
-    }
-
-
-def _short(value: float) -> float:
-    return round(float(value), 4)
-
 
 # The first of these terms that trains decides which weights are best.
 JUDGES = ("classification", "hazard", "reconstruction", "next_code")
@@ -200,7 +133,6 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> exam
         if classifies:
             lines = _surest_wrong(predictions, data, ids, num_shown)
             drawn |= describe(predictions)
-            drawn["courses"] = courses(over, predictions)
     wanted = [patients.trains(model, "reconstruction"), patients.trains(model, "next_code")]
     if any(wanted):
         scores = sets.score_sets(over, *wanted)

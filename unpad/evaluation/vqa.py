@@ -17,10 +17,9 @@ from unpad.evaluation.family import Prompt, evenly, token_sums
 from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, extremes, mean_of, perplexity, ratio_of
 from unpad.evaluation.rows import KIND, Columns, Evaluation, ExampleRows, Measures, Ratio, objects, placed
 from unpad.evaluation.simple import Guesses
-from unpad.inference.images import answer, answer_counted, answer_shown
+from unpad.inference.images import answer, answer_counted
 from unpad.inference.loaded import LoadedRun
-from unpad.models.vision_language.model import VisionLanguage
-from unpad.run.report.vqa import Kept, to_json
+from unpad.run.report.vqa import to_json
 
 COUNTED = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 NUMBERS = {"none": "0", **{word: str(number) for number, word in enumerate(COUNTED)}}
@@ -69,7 +68,6 @@ def vqa_accuracy(given: str, answers: Sequence[str]) -> float:
 
 
 MAX_QUESTIONS = 12  # different questions with an accuracy of their own
-NUM_PICTURES = 3  # held-out images with their kept patches on the run's page
 
 
 QUESTION, CAPTION = "question", "caption"  # kinds of rows
@@ -91,7 +89,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
 
     Intervals are bootstraps over pictures, with all rows about one and those of its group. All of these are in the
     model's own mode. A model with other modes also has `accuracy_MODE` of the questions in each, and the numbers of
-    visual tokens of `kept_metrics`; the page draws both.
+    visual tokens of `kept_metrics`; the page draws these.
 
     Args:
         over: the rows to measure on.
@@ -125,8 +123,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
             by_mode = _scores_by_mode(run, data, ids, right, asked)
             metrics |= mode_metrics(by_mode, groups[asked])
         metrics |= kept_metrics(data.num_patches[ids], num_given, num_kept, groups)
-        about_one = [int(i) for i in ids[order] if not data.examples[i].caption and len(data.examples[i].images) == 1]
-        drawn = to_json(metrics, _pictures(run, data, about_one[:NUM_PICTURES]))
+        drawn = to_json(metrics)
     lines = data.rows.lost.lines() if data.rows.lost.lost else []
     lines += [
         f"{data.where(int(ids[i]))}: {questions[i]} -> {answers[i]} ({data.examples[ids[i]].answer})"
@@ -207,15 +204,6 @@ def check_new(data: VqaData, path: Path) -> NewFacts:
     """
     data.rows.lost.refuse(str(path), FIX_OF_RUN)
     return data.album.unlike_training()
-
-
-def _pictures(run: LoadedRun, data: VqaData, rows: list[int]) -> list[tuple[Kept, str]]:
-    """Kept patches of these rows, with the right answers; none if a token does not represent one patch."""
-    model = run.model
-    if not isinstance(model, VisionLanguage) or model.config.merge is not None or model.config.prune is None:
-        return []
-    shown = answer_shown(run, data, np.array(rows, np.int64))
-    return [(picture, data.examples[row].answer) for picture, row in zip(shown, rows, strict=True)]
 
 
 def _judge(data: VqaData, seq_ids: np.ndarray, answers: list[str]) -> np.ndarray:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer
 
 from unpad.errors import RecipeError, UnlikeProcessesError
 from unpad.hf.head import TargetHead
@@ -77,17 +76,6 @@ def check_alike(what: str, told: Sequence[object]) -> None:
         raise error
 
 
-@contextmanager
-def own_counts(args: TrainingArguments) -> Iterator[None]:
-    """Let the trainer divide a loss by the targets of this rank's batch alone inside."""
-    before = args.average_tokens_across_devices
-    args.average_tokens_across_devices = False
-    try:
-        yield
-    finally:
-        args.average_tokens_across_devices = before
-
-
 UNBOUNDED = "is wrapped: rows do not say where sequences begin"
 TRIED = 5  # sequences on which the head is tried
 BATCHES = (
@@ -98,15 +86,16 @@ COUNTS = (
     "chooses micro-batches or what their loss is divided by, which is then no mean over targets",
     "leave it out: transformers divides by the targets of the update",
 )
-MAKE_BATCHES = dict.fromkeys(("get_train_dataloader", "_get_dataloader", "_get_train_sampler"), BATCHES)
+MAKE_BATCHES = dict.fromkeys(("get_train_dataloader", "_get_dataloader"), BATCHES)
 COUNT_TARGETS = dict.fromkeys(("get_batch_samples", "_get_num_items_in_batch"), COUNTS)
 OF_LOSS = ("compute_loss", "training_step")
 STOCK = ("transformers", "trl", "unpad")  # packages with a loss that is the mean over targets
+LOGGED = {"entropy", "mean_token_accuracy", "aux_loss"}  # by SFTTrainer, of each batch
 READ_EVALUATION = ("get_eval_dataloader", "_get_eval_sampler", "prediction_step", "evaluation_loop")
 
 
 def refuse(trainer: Trainer) -> None:
-    """Refuse trainers, models and settings that flat batches of our plan contradict.
+    """Refuse trainers, models and settings that flat batches contradict.
 
     Raises:
         RecipeError: several devices in a process, rows without boundaries, a sampling strategy, kernels of Liger,
@@ -126,8 +115,9 @@ def refuse(trainer: Trainer) -> None:
             "use_liger_kernel": args.use_liger_kernel and "exchanges layers when train begins, behind every proof",
             "model_init": trainer.model_init and "makes the model again when train begins, behind every proof",
             "neftune_noise_alpha": trainer.neftune_noise_alpha and "adds noise by the length of the row",
-            "train_sampling_strategy": args.train_sampling_strategy != "random"
-            and "is set; the plan chooses the order",
+            "train_sampling_strategy": args.train_sampling_strategy == "batch_rebalance"
+            and "is batch_rebalance, which makes batches of other sizes; flat batches have no padding to balance",
+            "dispatch_batches": trainer.accelerator.dispatch_batches and "lets one process make the batches of all",
             "packing_strategy": is_packed and args.to_dict()["packing_strategy"] == "wrapped" and UNBOUNDED,
             "n_gpu": args.n_gpu > 1 and f"is {args.n_gpu}, and a flat batch is on one device; start it by torchrun",
             "compute_metrics": trainer.compute_metrics and not one_process and "reads rows that processes repeat",
@@ -226,23 +216,46 @@ class MeanOverTargets:
     """Sum of losses and number of targets; the mean of the batches' means would depend on the batches."""
 
     total: float = 0.0
-    num_targets: int = 0
+    counts: list[int] = field(default_factory=list)  # of each batch
 
     def add(self, mean: Tensor, num_targets: int) -> None:
         """Add a batch by its loss, the mean over its targets."""
-        if num_targets:
-            self.total += float(mean) * num_targets
-            self.num_targets += num_targets
+        self.total += float(mean) * num_targets if num_targets else 0.0
+        self.counts.append(num_targets)
 
     @classmethod
-    def of_parts(cls, parts: Sequence[Sequence[float]]) -> MeanOverTargets:
-        """Sum of parts of a set: `total` and `num_targets` of each."""
-        return cls(sum(total for total, _ in parts), int(sum(num for _, num in parts)))
+    def of_parts(cls, parts: Sequence[Any]) -> MeanOverTargets:
+        """Sum of parts of a set, with equally many batches: `total` and `counts` of each."""
+        return cls(
+            sum(total for total, _ in parts), [sum(nums) for nums in zip(*(nums for _, nums in parts), strict=True)]
+        )
+
+    @property
+    def num_targets(self) -> int:
+        return sum(self.counts)
 
     @property
     def mean(self) -> float:
         """In nats per target."""
         return self.total / self.num_targets
+
+
+def count_targets(batch: Mapping[str, Any]) -> Tensor:
+    """Number of targets of a batch, () int64; 0 without labels."""
+    labels = batch.get("labels")
+    return torch.tensor(0) if labels is None else (labels[..., 1:] != IGNORED).sum()
+
+
+def weigh_logs(trainer: Trainer, mode: str, counts: Sequence[int]) -> None:
+    """Replace what SFTTrainer is to log of the last batches by its mean over their targets.
+
+    Args:
+        mode: "train" or "eval".
+        counts: targets of each batch, on all ranks.
+    """
+    lists = vars(trainer)["_metrics"][mode] if is_sft(trainer) and any(counts) else {}
+    for name in LOGGED & lists.keys():
+        lists[name][-len(counts) :] = [float(np.average(lists[name][-len(counts) :], weights=counts))]
 
 
 def divide_by_targets(trainer: Trainer) -> None:
@@ -305,7 +318,7 @@ class Settings:
         """Refuse what was changed.
 
         Raises:
-            RecipeError: the collator, the loss, or with a loss of one's own the accumulation.
+            RecipeError: the collator or the loss.
         """
         for name, now in Settings.now(trainer, self.values).values.items():
             if now is not self.values[name] and not (isinstance(now, int) and now == self.values[name]):

@@ -1,64 +1,31 @@
 """Flat batches of tokenized examples by our plan: every token once, none of padding."""
 
+import copy
 import hashlib
+import math
 from collections.abc import Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 
-from unpad.batching.balance import assign_equally
+from unpad.batching.balance import assign, assign_equally
 from unpad.batching.plan import Plan
 from unpad.batching.sampler import MicroBatch, plan_whole
-from unpad.errors import PlanError, RecipeError, ResumeError, SourceError
+from unpad.errors import PlanError, RecipeError, SourceError
+from unpad.processes.group import ALONE, Group
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
-
-
-@dataclass(frozen=True)
-class Ranks:
-    """One rank among those that train a model, and how updates are divided among them.
-
-    Args:
-        rank: number of this one, from 0, of `size`.
-        micros: micro-batches of each rank in an update; the last update of an epoch may have fewer.
-    """
-
-    rank: int = 0
-    size: int = 1
-    micros: int = 1
-
-    def own(self, micros: Sequence[list[int]], lengths: np.ndarray) -> Iterator[list[int]]:
-        """The micro-batches of this rank among those of an epoch: equally many in every update, shared out by tokens.
-
-        Args:
-            micros: indices of sequences; a multiple of `size`.
-            lengths: tokens per sequence, (num_sequences,) int64.
-        """
-        if self.size == 1:
-            yield from micros
-            return
-        for start in range(0, len(micros), self.size * self.micros):
-            update = micros[start : start + self.size * self.micros]
-            costs = [float(lengths[np.asarray(micro)].sum()) for micro in update]
-            yield from (update[index] for index in assign_equally(costs, self.size)[self.rank])
-
 
 IGNORED = -100  # label of a token that is no target
 PACKED = "seq_lengths"  # column in which TRL writes the lengths of the sequences in a row
 PLACE = "unpad_place"  # of an example: number of its row, and which of the sequences in it
-PLAN = "UnpadPlan"  # key of the plan's identity in the state of a checkpoint
-ARGUMENTS = {  # of that identity: name -> what sets it as before
-    "tokens_per_micro": "attach(trainer, tokens_per_micro={})",
-    "micro-batches of an update": "gradient_accumulation_steps times the number of ranks = {}",
-    "seed": "data_seed={}",
-    "digest of the lengths": "the train_dataset of before, with the digest {}",
-    "micro-batches of an epoch": "num_train_epochs or max_steps as before, which give {}",
-}
+MICRO = "unpad_micro"  # of an example: number of its micro-batch in an update
+MICROS = "unpad_micros"  # of an update: its micro-batches, each a flat batch
 COLUMNS = ("input_ids", "labels", "attention_mask", PACKED)
 NUM_ITEMS = "num_items_in_batch"  # of an example and a batch: what the sum over targets is divided by
 EMPTY = ("token_type_ids", "special_tokens_mask")  # columns that tokenizers write, and causal models do not need
@@ -144,7 +111,9 @@ class Examples(Dataset[dict[str, Tensor]]):
         Raises:
             SourceError: the sampler has other targets than these examples.
         """
-        examples: list[dict[str, Any]] = [self[index] for index in indices or [~int(self.lengths.argmin())]]
+        usable = np.flatnonzero(self.targets)
+        shortest = int(usable[self.lengths[usable].argmin()])
+        examples: list[dict[str, Any]] = [self[index] for index in indices or [~shortest]]
         if isinstance(indices, MicroBatch):
             num_targets = sum(_size(example)[1] for example in examples)
             if num_targets != indices.num_targets:
@@ -160,6 +129,7 @@ class Examples(Dataset[dict[str, Tensor]]):
         return hashlib.blake2b(np.stack([self.lengths, self.targets]).tobytes(), digest_size=16).hexdigest()
 
     def plan(self, settings: PlanSettings, seed: int, epoch: int) -> Plan:
+        """The plan of an epoch. Examples are whole, and those without targets are left out; the ledger counts them."""
         return plan_whole(self.lengths, self.targets, settings, seed, epoch)
 
 
@@ -243,70 +213,137 @@ def _size(example: Mapping[str, Tensor]) -> tuple[int, int]:
 
 
 class PlannedBatches(Sampler[list[int]]):
-    """Micro-batches of one rank in every epoch, as indices of examples; every epoch and rank has the same number.
+    """Batches of one rank in an evaluation, as indices of examples; every rank has the same number.
 
-    The trainers of transformers count the steps of an epoch once, and their ranks wait for each other in every
-    micro-batch. Where the plan of an epoch has fewer micro-batches than that of another, or no multiple of the number
-    of ranks, some without targets are added.
+    Ranks wait for each other in every batch. Where the plan has no multiple of their number, some without targets are
+    added.
 
     Args:
-        tokens: most tokens of a micro-batch, unless a single example has more.
-        epochs: number of epochs with plans that are made; a later one repeats their order.
-        ranks: how micro-batches are divided; default one rank, which has all.
+        tokens: most tokens of a batch, unless a single example has more.
     """
 
-    def __init__(self, examples: Examples, tokens: int, *, epochs: int, seed: int, ranks: Ranks | None = None) -> None:
-        self.examples, self.seed, self.epoch, self.ranks = examples, seed, 0, ranks or Ranks()
-        self.settings = checked(PlanSettings, {"tokens_per_step": tokens, "tokens_per_micro": tokens})
-        self.epochs = max(epochs, 1)
-        plans = [self.plan(epoch) for epoch in range(self.epochs)]
-        self.ledger = plans[0].ledger
-        self.num = rounded_up(max(one.num_micros for one in plans), self.ranks.size)
-
-    def identity(self) -> dict[str, Any]:
-        """Everything that decides which rows an update trains, as JSON values by the names of `ARGUMENTS`."""
-        per_update, digest = self.ranks.micros * self.ranks.size, self.examples.digest()
-        values = (self.settings.tokens_per_micro, per_update, self.seed, digest, self.num)
-        return dict(zip(ARGUMENTS, values, strict=True))
-
-    def plan(self, epoch: int) -> Plan:
-        return self.examples.plan(self.settings, self.seed, epoch % self.epochs)
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
+    def __init__(self, examples: Examples, tokens: int, rank: int = 0, size: int = 1) -> None:
+        settings = checked(PlanSettings, {"tokens_per_step": tokens, "tokens_per_micro": tokens})
+        plan = examples.plan(settings, seed=0, epoch=0)
+        micros = [micro.seq_ids.tolist() for index in range(plan.num_steps) for micro in plan.step(index)]
+        micros = filled(micros, examples.lengths, rounded_up(len(micros), size))
+        self.own = share_of(micros, examples.lengths, rank, size)
 
     def __len__(self) -> int:
-        return self.num // self.ranks.size
+        return len(self.own)
 
     def __iter__(self) -> Iterator[list[int]]:
-        epoch = self.plan(self.epoch)
-        micros = [micro.seq_ids.tolist() for index in range(epoch.num_steps) for micro in epoch.step(index)]
-        yield from self.ranks.own(filled(micros, self.examples.lengths, self.num), self.examples.lengths)
+        return iter(self.own)
 
 
-def refuse_other_plan(kept: dict[str, Any] | None, now: dict[str, Any]) -> None:
-    """Refuse to go on from a checkpoint of another plan.
+class Updates(Sampler[list[tuple[int, int]]]):
+    """Batches of one rank in an epoch, with the rows of a trainer's own updates cut into micro-batches of ours.
+
+    A trainer takes `accumulation` batches for an update. The last of them has all micro-batches of the update for this
+    rank, and those before it are empty. Every rank has the same number of micro-batches in an update. Sequences without
+    targets are left out.
 
     Args:
-        kept: `PlannedBatches.identity` in the checkpoint; None in one of a trainer without `attach`.
-        now: that of the plan to go on with.
-
-    Raises:
-        ResumeError: names what differs, and its value of before.
+        batches: rows of the batches of this rank, as the trainer's own loader has them.
+        tokens: most tokens of a micro-batch, unless a single sequence has more.
     """
-    other = next((name for name, value in now.items() if kept is not None and kept.get(name) != value), None)
-    if kept is not None and other is None:
-        return
-    what, fix = "the checkpoint was written without unpad.hf.attach", "resume it without attach"
-    if kept is not None and other is not None:
-        what = f"the checkpoint is of another plan: {other} {now[other]}, was {kept.get(other)}"
-        fix = "resume it with " + ARGUMENTS[other].format(kept.get(other))
-    what += "; by this plan some rows would be skipped and others trained twice"
-    raise ResumeError(what, fix=f"{fix}, or begin anew from its weights")
+
+    def __init__(
+        self, examples: Examples, batches: BatchSampler, tokens: int, *, accumulation: int, group: Group = ALONE
+    ) -> None:
+        self.batches, self.lengths, self.tokens = batches, examples.lengths, tokens
+        self.accumulation, self.group = accumulation, group
+        self.whole: Any = getattr(batches, "batch_sampler", batches)  # of all ranks, around which accelerate puts one's
+        self.sampler = self.whole.sampler  # accelerate tells it the epoch
+        self.indices: list[list[int]] = [[] for _ in range(len(examples.data))]  # of the sequences of each row
+        usable = np.flatnonzero(examples.targets)
+        for index in usable.tolist():
+            self.indices[examples.places[index][0]].append(index)
+        self.shortest = int(usable[self.lengths[usable].argmin()])
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        """Indices of sequences, each with the number of its micro-batch in the update."""
+        ranks = self._rows()
+        for start in range(0, len(self), self.accumulation):
+            span = slice(start, min(start + self.accumulation, len(self)))
+            rows = [row for batches in ranks for batch in batches[span] for row in batch]
+            yield from ([] for _ in range(span.start + 1, span.stop))
+            yield [(index, number) for number, micro in enumerate(self._own(rows)) for index in micro]
+
+    def _rows(self) -> list[list[list[int]]]:
+        """Rows of the batches of every rank in an epoch."""
+        rows, group = [int(row) for row in self.sampler], self.group
+        if group.size > 1:  # some samplers draw another order on each rank
+            rows = group.exchange(rows if group.leads else [])[0]
+        batches = BatchSampler(rows, self.whole.batch_size, self.whole.drop_last)
+        if group.size == 1:
+            return [list(batches)]
+        ranks: list[Any] = [copy.copy(self.batches) for _ in range(group.size)]
+        for rank, own in enumerate(ranks):
+            own.batch_sampler, own.process_index = batches, rank
+        return list(map(list, ranks))
+
+    def _own(self, rows: Sequence[int]) -> list[list[int]]:
+        """Micro-batches of this rank in an update of these rows."""
+        indices, size = [index for row in rows for index in self.indices[row]], self.group.size
+        costs = self.lengths[indices].tolist()
+        num = rounded_up(max(math.ceil(sum(min(cost, self.tokens) for cost in costs) / self.tokens), 1), size)
+        while True:
+            micros = [[indices[at] for at in share] for share in assign(costs, num)]
+            if all(len(micro) < 2 or self.lengths[micro].sum() <= self.tokens for micro in micros):
+                silent = [~self.shortest]  # without a target, for a rank that has nothing else to compute
+                return share_of([micro or silent for micro in micros], self.lengths, self.group.rank, size)
+            num += rounded_up(max(num // 16, 1), size)
+
+
+class MicroBatches(Dataset[dict[str, Any]]):
+    """Examples by what `Updates` yields, each with the number of its micro-batch. Its length is that of the data."""
+
+    def __init__(self, examples: Examples) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples.data)
+
+    def __getitem__(self, place: tuple[int, int]) -> dict[str, Any]:
+        index, micro = place
+        return {**self.examples[index], MICRO: micro}
+
+
+def micros_of(rows: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Examples of `MicroBatches`, in order, by micro-batch."""
+    return [list(run) for _, run in groupby(rows, key=itemgetter(MICRO))]
+
+
+def collate_update(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A flat batch of all examples of an update, with those of its micro-batches as MICROS.
+
+    Without examples its tokens are (1, 0).
+    """
+    if not rows:
+        nothing = torch.zeros(1, 0, dtype=torch.int64)
+        return {**dict.fromkeys(("input_ids", "labels", "position_ids"), nothing), MICROS: []}
+    return {**collate(rows), MICROS: [collate(micro) for micro in micros_of(rows)]}
 
 
 def rounded_up(num: int, multiple: int) -> int:
     return -(-num // multiple) * multiple
+
+
+def share_of(micros: list[list[int]], lengths: np.ndarray, rank: int, size: int) -> list[list[int]]:
+    """The micro-batches of one of `size` ranks: equally many of each, shared out by tokens.
+
+    Args:
+        micros: indices of sequences; a multiple of `size`.
+        lengths: tokens per sequence, (num_sequences,) int64.
+    """
+    if size == 1:
+        return micros
+    costs = [float(lengths[np.asarray(micro)].sum()) for micro in micros]
+    return [micros[index] for index in assign_equally(costs, size)[rank]]
 
 
 def filled(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[int]]:
@@ -402,6 +439,6 @@ def steps(
         micros = [micro.seq_ids.tolist() for micro in epoch_plan.step(index)]
         num_targets = int(sum(examples.targets[micro].sum() for micro in micros))
         num = rounded_up(len(micros), world_size)
-        own = Ranks(rank, world_size, num // world_size).own(filled(micros, examples.lengths, num), examples.lengths)
+        own = share_of(filled(micros, examples.lengths, num), examples.lengths, rank, world_size)
         made = [collate([examples[one] for one in micro], columns) for micro in own]
         yield Step(made, torch.tensor(num_targets))

@@ -14,7 +14,6 @@ from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
 from unpad.hf.prepare import preparing
-from unpad.hf.update import proving
 from unpad.proof.foreign.measure import (
     EPS,
     LEAST,
@@ -26,6 +25,7 @@ from unpad.proof.foreign.measure import (
     take_gradient,
 )
 from unpad.proof.foreign.model import base_of, no_router_loss, untouched_generators
+from unpad.proof.foreign.undisturbed import proving
 from unpad.proof.foreign.update import has_media
 
 MODELS = ("model", "ref_model")  # of a trainer

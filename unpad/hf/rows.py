@@ -255,7 +255,7 @@ class CollatedRows:
                 if any(tried.row(number) != tried.row(number) for _ in range(2)):
                     raise RecipeError(
                         f"a row is drawn anew each time that it is read, by the data or by the collator {self.name}, "
-                        "and a plan is of rows that stay",
+                        "and lengths are read once",
                         where=f"row {number}",
                         fix="draw random numbers once, when the dataset is made",
                     )

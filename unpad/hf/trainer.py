@@ -1,8 +1,7 @@
-"""Our plan, flat batches and evaluation in Trainer of transformers and SFTTrainer of TRL."""
+"""Flat batches and exact evaluation in Trainer of transformers and SFTTrainer of TRL."""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -10,9 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import torch
 from accelerate.data_loader import prepare_data_loader
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
 from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
@@ -24,27 +24,28 @@ from unpad.hf.checks import (
     ProvedModel,
     Settings,
     check_alike,
+    count_targets,
     divide_by_targets,
     group_of,
     is_sft,
     keeps_evaluation,
     loss_of_ones_own,
-    own_counts,
     refuse,
     stop_packing,
     trial,
     warn_of_cuts,
+    weigh_logs,
 )
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import (
-    IGNORED,
-    PLAN,
+    MICROS,
     Examples,
+    MicroBatches,
     PlannedBatches,
-    Ranks,
+    Updates,
     collate,
+    collate_update,
     is_streamed,
-    refuse_other_plan,
 )
 from unpad.hf.prepare import Prepared, preparing
 from unpad.hf.rows import CollatedRows
@@ -52,6 +53,8 @@ from unpad.hf.update import OwnUpdate, doubts_of_own, prove_ours, take_own
 from unpad.processes.group import Group
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.lengths import refuse_long
+from unpad.proof.foreign.undisturbed import own_counts
+from unpad.recipes.training import PlanSettings
 
 
 @dataclass(repr=False)
@@ -67,7 +70,6 @@ class Attachment:
         rows_of: rows of a dataset as the trainer's collator gives them.
         examples: of every dataset that was read.
         loss: name of a loss of the user's own, which gets all logits; empty for others.
-        keeps_evaluation: whether the user's own class makes the batches of evaluations, or reads them.
         promised: what must stay as it was when the update was proved.
         group: the processes that train together.
         certificate: the proof of the same update on flat batches; None if no proof was asked for.
@@ -82,13 +84,11 @@ class Attachment:
     rows_of: Callable[[Any], CollatedRows]
     examples: dict[int, tuple[object, Examples]]
     loss: str
-    keeps_evaluation: bool
     group: Group
     certificate: ForeignCertificate | None = None
     promised: Settings = field(default_factory=lambda: Settings({}))
     evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
-    plan: dict[str, Any] = field(default_factory=dict)  # identity of the plan of that loader
 
     def __repr__(self) -> str:
         proof = self.certificate
@@ -108,8 +108,8 @@ class Attachment:
         self.model.check(trainer, called)
 
     def ledger(self, data: Any) -> Ledger:
-        """The fate of every token of a dataset in one epoch."""
-        return PlannedBatches(self.examples_of(data), self.tokens_per_micro, epochs=1, seed=0).ledger
+        """The fate of every token of a dataset in one epoch; `dataloader_drop_last` leaves out others in each."""
+        return self.examples_of(data).plan(PlanSettings(), seed=0, epoch=0).ledger
 
     @property
     def rows(self) -> CollatedRows:
@@ -127,76 +127,36 @@ METRICS = (
     "compute_metrics still reads the trainer's own batches, padded: leave out the places whose labels are -100, or its "
     "result depends on how rows are batched"
 )
+LATER = "the model sees later tokens (use_bidirectional_attention), so that its loss of the next token says nothing"
 EVALUATION = "eval_loss is now the mean over all targets of the set; the trainer's own is a mean of batches' means"
 
 
 class UnpadMixin(Trainer):
-    """Trainer with our plan, flat batches and exact evaluation, which `attach` mixes into the class of a trainer.
+    """Trainer with flat batches, which `attach` mixes into the class of a trainer.
 
-    `per_device_train_batch_size` no longer says anything: a micro-batch has up to `tokens_per_micro` tokens, and a step
-    `gradient_accumulation_steps` of them on every rank.
+    An update has the rows of the trainer's own, in the order of its sampler, and is cut into micro-batches of up to
+    `tokens_per_micro` tokens.
     """
 
     attachment: Attachment
 
     def get_train_dataloader(self) -> DataLoader[Any]:
-        """Micro-batches of the plan of every epoch."""
+        """As many batches as the trainer's own loader has, with the sequences of its rows."""
         attachment = self.attachment
         attachment.check(self)
         examples = attachment.trained = attachment.examples_of(self.train_dataset)
-        tokens, args = attachment.tokens_per_micro, self.args
-        epochs = math.ceil(args.num_train_epochs)
-        if args.max_steps > 0:  # the plan fills micro-batches, so that an epoch has at least so many
-            least = max(1, int(examples.lengths[examples.targets > 0].sum()) // tokens)
-            per_step = args.gradient_accumulation_steps * attachment.group.size
-            epochs = math.ceil(args.max_steps * per_step / least)
-        seed = args.seed if args.data_seed is None else args.data_seed
-        ranks = Ranks(attachment.group.rank, attachment.group.size, args.gradient_accumulation_steps)
-        planned = PlannedBatches(examples, tokens, epochs=epochs, seed=seed, ranks=ranks)
-        attachment.plan = planned.identity()
-        return self._flat_batches(examples, planned)
+        own, accumulation = super().get_train_dataloader().batch_sampler, self.args.gradient_accumulation_steps
+        updates = Updates(examples, own, attachment.tokens_per_micro, accumulation=accumulation, group=attachment.group)
+        return self._flat_batches(MicroBatches(examples), updates, collate_update)
 
-    def _init_training_state(self, *args: Any, **kwargs: Any) -> Any:
-        """Trainer's own, with the plan in the state that checkpoints keep.
-
-        Raises:
-            ResumeError: the checkpoint is of another plan, by which other rows would be skipped than were trained.
-        """
-        done = super()._init_training_state(*args, **kwargs)
-        kept = self.state.stateful_callbacks
-        if self.state.global_step and not self.args.ignore_data_skip:
-            refuse_other_plan(kept.get(PLAN), self.attachment.plan)
-        kept[PLAN] = self.attachment.plan
-        return done
-
-    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
-        """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own.
-
-        Streams, and metrics, which read rows as the collator makes them, keep the trainer's own ones.
-        """
-        attachment = self.attachment
-        if attachment.keeps_evaluation:
-            own: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
-            return own
-        attachment.check(self)
-        data = self.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(eval_dataset, str):
-            data = self.eval_dataset[eval_dataset]
-        if data is None:
-            raise RecipeError("the trainer has no eval_dataset", fix="pass eval_dataset to the trainer or to evaluate")
-        if is_streamed(data) or self.compute_metrics is not None:
-            padded: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
-            return padded
-        examples, ranks = attachment.examples_of(data), Ranks(attachment.group.rank, attachment.group.size)
-        planned = PlannedBatches(examples, attachment.tokens_per_eval, epochs=1, seed=0, ranks=ranks)
-        return self._flat_batches(examples, planned)
-
-    def _flat_batches(self, examples: Examples, sampler: Sampler[list[int]]) -> DataLoader[Any]:
+    def _flat_batches(
+        self, data: Dataset[Any], sampler: Sampler[list[Any]], collate_fn: Callable[[list[Any]], dict[str, Any]]
+    ) -> DataLoader[Any]:
         args = self.args
         loader = DataLoader(
-            examples,
+            data,
             batch_sampler=sampler,
-            collate_fn=collate,
+            collate_fn=collate_fn,
             num_workers=args.dataloader_num_workers,
             pin_memory=args.dataloader_pin_memory,
             persistent_workers=args.dataloader_persistent_workers,
@@ -215,27 +175,63 @@ class UnpadMixin(Trainer):
         )
         return prepared
 
-    def training_step(self, model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
-        """A micro-batch, forward and backward, with logits of targets alone."""
+    def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
+        """The micro-batches of an update, forward and backward, with logits of targets alone.
+
+        Returns:
+            The sum of their losses; 0 for the empty batches before the one that has them.
+        """
         self.attachment.model.check(self, model)
-        with self._targets_alone():
-            loss: Tensor = super().training_step(model, *args, **kwargs)
-        return loss
+        micros, total = inputs.get(MICROS, [inputs]), torch.zeros((), device=self.args.device)
+        if isinstance(num_items_in_batch, Tensor):
+            num_items_in_batch = num_items_in_batch.clamp(min=1)  # an update without targets adds nothing
+        self.current_gradient_accumulation_steps = len(micros)
+        syncs_each = self.accelerator.gradient_state.plugin_kwargs.get("sync_each_batch", False)
+        for number, micro in enumerate(micros, 1):
+            is_last = number == len(micros) or syncs_each
+            with nullcontext() if is_last else self.accelerator.no_sync(model), self._targets_alone():
+                total = total + super().training_step(model, dict(micro), num_items_in_batch)
+        if is_sft(self) and len(micros) > 1:
+            counts = torch.stack([count_targets(micro) for micro in micros])
+            weigh_logs(self, "train", self.accelerator.gather(counts).view(-1, len(micros)).sum(0).tolist())
+        return total
+
+    def _targets_alone(self) -> AbstractContextManager[None]:
+        """Compute the loss alone inside, unless a loss of the user's own reads logits."""
+        needs_all = self.attachment.loss or self.compute_loss_func is not None
+        return nullcontext() if needs_all else self.attachment.head.alone()
+
+
+class ExactEvaluation(UnpadMixin):
+    """The same, with flat batches and means over targets in evaluation, unless the user's own class makes these."""
+
+    def get_eval_dataloader(self, eval_dataset: Any = None) -> DataLoader[Any]:
+        """Flat batches of an evaluation set, of the dataset by that name, or of the trainer's own.
+
+        Streams, and metrics, which read rows as the collator makes them, keep the trainer's own ones.
+        """
+        attachment = self.attachment
+        attachment.check(self)
+        data = self.eval_dataset if eval_dataset is None else eval_dataset
+        if isinstance(eval_dataset, str):
+            data = self.eval_dataset[eval_dataset]
+        if data is None:
+            raise RecipeError("the trainer has no eval_dataset", fix="pass eval_dataset to the trainer or to evaluate")
+        if is_streamed(data) or self.compute_metrics is not None:
+            padded: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
+            return padded
+        examples, group = attachment.examples_of(data), attachment.group
+        planned = PlannedBatches(examples, attachment.tokens_per_eval, group.rank, group.size)
+        return self._flat_batches(examples, planned, collate)
 
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], prediction_loss_only: bool, ignore_keys: Any = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         """A batch of an evaluation, with its loss counted by its targets."""
         attachment = self.attachment
-        if attachment.keeps_evaluation:
-            own: tuple[Any, Any, Any] = super().prediction_step(
-                model, inputs, prediction_loss_only, ignore_keys=ignore_keys
-            )
-            return own
         if "cu_seq_lens_q" in inputs:
             attachment.model.check(self, model)
-        labels = inputs.get("labels")
-        num_targets = 0 if labels is None else int((labels[..., 1:] != IGNORED).sum())
+        num_targets = int(count_targets(inputs))
         with self._targets_alone() if prediction_loss_only else nullcontext(), own_counts(self.args):
             loss, logits, given = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         if loss is not None:
@@ -248,8 +244,6 @@ class UnpadMixin(Trainer):
     ) -> EvalLoopOutput:
         """An evaluation, with the mean over the targets of the whole set for its loss."""
         attachment = self.attachment
-        if attachment.keeps_evaluation:
-            return super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         evaluated, group = MeanOverTargets(), attachment.group
         examples = dataloader.dataset
         if isinstance(examples, Examples):
@@ -258,22 +252,18 @@ class UnpadMixin(Trainer):
         attachment.evaluated = evaluated
         out = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         if group.size > 1:  # accelerate's own loaders repeat sequences on the last ranks
-            parts = group.exchange([evaluated.total, evaluated.num_targets]) if isinstance(examples, Examples) else []
+            parts = group.exchange([evaluated.total, evaluated.counts]) if isinstance(examples, Examples) else []
             evaluated = MeanOverTargets.of_parts(parts)
         if evaluated.num_targets:
             out.metrics[f"{metric_key_prefix}_loss"] = evaluated.mean
+            weigh_logs(self, "eval", evaluated.counts)
         return out
-
-    def _targets_alone(self) -> AbstractContextManager[None]:
-        """Compute the loss alone inside, unless a loss of the user's own reads logits."""
-        needs_all = self.attachment.loss or self.compute_loss_func is not None
-        return nullcontext() if needs_all else self.attachment.head.alone()
 
 
 def attach(
     trainer: Trainer, tokens_per_micro: int = 4096, *, tokens_per_eval: int | None = None, prove: bool = True
 ) -> Attachment:
-    """Give a trainer our plan, flat batches without padding, and exact evaluation.
+    """Give a trainer flat batches without padding, of the rows of its own updates, and exact evaluation.
 
     The trainer's class becomes a subclass of its own with `UnpadMixin`. An update of rows of the data is proved first:
     in flat batches its sequences are what they are one at a time. A trainer that is refused, and its model, are as they
@@ -281,7 +271,7 @@ def attach(
 
     Args:
         trainer: a Trainer or an SFTTrainer, before `train`. Rows that SFTTrainer packed are taken apart again.
-        tokens_per_micro: most tokens of a micro-batch; a longer example is a micro-batch of its own.
+        tokens_per_micro: most tokens of a micro-batch, for memory alone; a longer sequence is one of its own.
         tokens_per_eval: the same in evaluation, whose result does not depend on it; by default as in training.
         prove: False leaves the proof out, for a model that was proved before.
 
@@ -324,19 +314,18 @@ def attach(
                 rows_of=partial(CollatedRows.of, trainer),
                 examples={id(trainer.train_dataset): (trainer.train_dataset, examples)},
                 loss=loss,
-                keeps_evaluation=keeps_evaluation(trainer),
                 group=group,
             )
             stack.enter_context(replacing(trainer, attachment))
             if own is not None:
                 attachment.certificate = prove_ours(trainer, own, prepared.limit)
-            talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.seed, args.data_seed, head.mode]
-            talk.own.append(examples.digest())
+            talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.train_batch_size, args.seed]
+            talk.own += [args.data_seed, head.mode, examples.digest()]
         check_alike("training data or arguments", talk.told)
-    if trainer.compute_metrics is not None and not attachment.keeps_evaluation:
-        doubts.append(METRICS)
-    if trainer.eval_dataset is not None and not attachment.keeps_evaluation:
-        doubts.append(EVALUATION)
+    if getattr(prepared.inner.config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
+        doubts.append(LATER)
+    if isinstance(trainer, ExactEvaluation):
+        doubts += [METRICS] * (trainer.compute_metrics is not None) + [EVALUATION] * (trainer.eval_dataset is not None)
     if own is not None and attachment.certificate is not None:
         doubts += doubts_of_own(own, attachment.certificate)
     for text in doubts:
@@ -351,11 +340,10 @@ def replacing(trainer: Trainer, attachment: Attachment) -> Iterator[None]:
     try:
         divide_by_targets(trainer)
         stop_packing(trainer)
-        trainer.__class__ = type(f"Unpad{kind.__name__}", (UnpadMixin, kind), {"__module__": __name__})
+        mixin = UnpadMixin if keeps_evaluation(trainer) else ExactEvaluation
+        trainer.__class__ = type(f"Unpad{kind.__name__}", (mixin, kind), {"__module__": __name__})
         vars(trainer)["attachment"] = attachment
-        # A loss of one's own may be right in one micro-batch and wrong in several.
-        names = (*PROMISED, "gradient_accumulation_steps") if attachment.loss else PROMISED
-        attachment.promised = Settings.now(trainer, names)
+        attachment.promised = Settings.now(trainer, PROMISED)
         yield
     except BaseException:
         trainer.__class__ = kind

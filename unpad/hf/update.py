@@ -1,9 +1,7 @@
 """An update of a trainer, on its own batches or on ours, compared with its sequences one at a time."""
 
 import copy
-import warnings
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -14,8 +12,8 @@ from torch import Tensor, nn
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
-from unpad.hf.checks import COUNT_TARGETS, is_sft, loss_of_ones_own, own_counts, refuse_losses, refuse_methods
-from unpad.hf.loader import PLACE, Examples, collate
+from unpad.hf.checks import COUNT_TARGETS, is_sft, loss_of_ones_own, refuse_losses, refuse_methods
+from unpad.hf.loader import MICRO, MICROS, PLACE, Examples, collate_update, micros_of
 from unpad.hf.rows import CollatedRows, Collator
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, ComparedUpdate, Precision, judge
@@ -30,8 +28,7 @@ from unpad.proof.foreign.measure import (
     one_at_a_time,
     take_gradient,
 )
-from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
-from unpad.proof.foreign.undisturbed import undisturbed, without_dropout
+from unpad.proof.foreign.undisturbed import proving
 from unpad.proof.foreign.update import LabelledSequence, Update, converted, labelled, read_batch, read_update
 
 LEAST_ROWS = 3  # of an update that is proved, so that mixing sequences up, or their weights, shows
@@ -81,7 +78,7 @@ class TrainerUpdate:
         """The update where weights are in their precision already; `exact` for fp64."""
         # In fp64 too: attention reads a mask of another precision than its own wrongly.
         batches = converted(list(self.batches), floats=torch.float64) if exact else self.batches
-        read = [read_batch(batch) for batch in batches]
+        read = list(map(read_batch, _micros(batches)))
         update = replace(read_update(read, self.sequences, complete=self.complete), whole=self.whole)
         sequences = update.one_at_a_time()
         own = loss_of_ones_own(self.trainer)
@@ -107,34 +104,6 @@ class TrainerUpdate:
         for batch in batches:
             loss += float(trainer.training_step(trainer.model, dict(batch), self.num_items))
         return loss, take_gradient(trainer.model)
-
-
-@contextmanager
-def proving(trainer: Trainer) -> Iterator[tuple[nn.Module, list[str]]]:
-    """The model of a trainer and notes on omitted parts; inside, steps have no side effects and no dropout.
-
-    Other processes compute the same, and nothing is sent.
-    """
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    with (
-        untouched_generators(),
-        undisturbed(trainer),
-        untouched(model),
-        no_router_loss(model) as router,
-        warnings.catch_warnings(),
-        without_dropout(model),
-        own_counts(trainer.args),
-    ):
-        warnings.simplefilter("ignore")  # of a step that is not meant to be one
-        for name in ("gather", "gather_for_metrics"):  # restored with the rest of the accelerator
-            vars(trainer.accelerator)[name] = lambda value, *args, **kwargs: value
-        if hasattr(trainer, "aux_loss_enabled"):  # of TRL, which adds that loss by itself
-            router |= trainer.aux_loss_enabled
-            trainer.aux_loss_enabled = False
-        notes = [NO_ROUTER_LOSS] if router else []
-        if trainer.accelerator.mixed_precision != "no":
-            notes.append(f"training will run in {trainer.accelerator.mixed_precision}; the proof does without")
-        yield model, notes
 
 
 # --------------------------------------------------------------------------- the first update of a loader
@@ -196,14 +165,25 @@ def _part(update: TrainerUpdate, examples: Sequence[Sequence[Any]], rows: Rows, 
         examples: rows of each micro-batch as the collator was given them.
         rows: the sequences of each.
     """
-    kept = enough(rows, [len(some) for some in examples])
+    micros = [micro for some in examples for micro in (micros_of(some) if _is_ours(update.trainer) else [some])]
+    kept = enough(rows, list(map(len, micros)))
     if len(kept) == len(rows):
         return update
     numbers = iter(range(len(rows)))
     made = [collator(copy.deepcopy([one for one in some if next(numbers) in kept])) for some in examples]
     sequences = [one for row in sorted(kept) for one in rows[row]]
-    whole = read_update([read_batch(batch) for batch in update.batches], update.sequences)
+    whole = read_update(list(map(read_batch, _micros(update.batches))), update.sequences)
     return TrainerUpdate.of(update.trainer, made, sequences, doubts=update.doubts, whole=whole)
+
+
+def _is_ours(trainer: Trainer) -> bool:
+    """True if the trainer has flat batches of ours."""
+    return "attachment" in vars(trainer)
+
+
+def _micros(batches: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Batches that the model sees of those of a loader."""
+    return [micro for batch in batches for micro in batch.get(MICROS, [batch])]
 
 
 def enough(rows: Rows, sizes: Sequence[int]) -> set[int]:
@@ -229,10 +209,9 @@ def enough(rows: Rows, sizes: Sequence[int]) -> set[int]:
 
 def _alone(trainer: Trainer, examples: Sequence[Any], collator: Collator) -> tuple[Rows, list[str]]:
     """The sequences of each row that a collator was given, and what may not be meant."""
-    attachment = vars(trainer).get("attachment")
-    if attachment is not None:
-        places = [tuple(example[PLACE].tolist()) for example in examples]
-        return [[attachment.rows.row(number).sequences()[part]] for number, part in places], []
+    if _is_ours(trainer):
+        places, given = [tuple(example[PLACE].tolist()) for example in examples], vars(trainer)["attachment"].rows
+        return [[given.row(number).sequences()[part]] for number, part in places], []
     settings = trainer.args.to_dict()
     if settings.get("packing") and settings["packing_strategy"] == "wrapped":
         raise ProofError(
@@ -369,10 +348,11 @@ def prove_ours(trainer: Trainer, own: OwnUpdate, limit: RowLimit | None) -> Fore
         numbers, sequences = [index for index in range(len(examples)) if examples.lengths[index]], [*own.sequences]
         if len(numbers) == 1:  # twice, which changes no mean, but shows whether the model keeps them apart
             numbers, sequences = numbers * 2, sequences * 2
-        parts = unequal(numbers, max(1, min(own.num_batches, len(numbers) // 2)))
+        parts = unequal(numbers, max(2, min(own.num_batches, len(numbers) // 2)))
         parts = [run for part in parts for run in within(part, examples.lengths[part].tolist(), limit)]
-        made = [collate([examples[index] for index in part]) for part in parts]
-        certificate = TrainerUpdate.of(trainer, made, sequences, truth=own.truth).certificate("fp32", notes)
+        chosen = [{**examples[index], MICRO: number} for number, part in enumerate(parts) for index in part]
+        made = TrainerUpdate.of(trainer, [collate_update(chosen)], sequences, truth=own.truth)
+        certificate = made.certificate("fp32", notes)
     if certificate.passed is False or is_of_another_loss(certificate):
         loss = loss_of_ones_own(trainer) or f"the loss of {type(trainer).__name__}"
         raise ProofError(

@@ -37,7 +37,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from unpad.errors import LostProcessError
-from unpad.nn.native import gradient_sum
+from unpad.nn.native.library import call, is_plain, operator, runs
 from unpad.processes.group import Group
 
 QUANTUM = 2.0**-47
@@ -199,8 +199,8 @@ class ExactSum:
         """
         gradients = [held.pop(index).flatten() for held in self._held if index in held]
         size, is_new = self.parameters[index].numel(), index not in self._summed
-        native = self._rounded and all(gradient_sum.accepts(gradient) for gradient in gradients)
-        add = gradient_sum.add_rounded if native else _add_by_torch
+        native = self._rounded and all(accepts(gradient) for gradient in gradients)
+        add = add_rounded if native else _add_by_torch
         exact = self._rounded and self.parameters[index].dtype != torch.float64
         block = _BLOCK * torch.get_num_threads() if self._device.type == "cpu" else _BLOCK_OF_GPU
         scratch = torch.empty(min(block, size) if sums is None else 0, dtype=torch.float64, device=self._device)
@@ -211,6 +211,29 @@ class ExactSum:
                 add(total, [gradient[part] for gradient in gradients], self._factor, SHIFT if exact else 0.0, is_new)
             if result is not None:
                 result[part].copy_(total)
+
+
+def accepts(gradient: Tensor) -> bool:
+    """True if the kernel reads gradients like this one: contiguous fp32 on the processor, kernels being enabled."""
+    return gradient.dtype == torch.float32 and runs(gradient) and gradient.is_contiguous() and is_plain(gradient)
+
+
+@operator("add_rounded", lambda *given: None, changes=["sums"])
+def add_rounded(sums: Tensor, gradients: Sequence[Tensor], factor: float, shift: float, replace: bool) -> None:
+    """Add (gradient * factor + shift) - shift of every gradient to the sums, in turn.
+
+    Args:
+        sums: contiguous fp64.
+        gradients: contiguous fp32, each with as many numbers as there are sums.
+        factor: a power of two, so that the product is exact.
+        shift: a number whose spacing to its neighbours is the multiple to round to.
+        replace: the sums hold nothing yet; the first gradient takes their place.
+    """
+    for number, gradient in enumerate(gradients):
+        assert (sums.dtype, gradient.dtype) == (torch.float64, torch.float32), (sums.dtype, gradient.dtype)
+        assert sums.numel() == gradient.numel(), (sums.numel(), gradient.numel())
+        first = replace and number == 0
+        call("add_rounded", gradient.numel(), factor, shift, first, torch.get_num_threads(), gradient, sums)
 
 
 def _add_by_torch(total: Tensor, gradients: Sequence[Tensor], factor: float, shift: float, replace: bool) -> None:

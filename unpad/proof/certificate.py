@@ -9,6 +9,7 @@ import copy
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -16,17 +17,17 @@ from torch import Tensor
 from unpad.batching.batch import RaggedBatch, Side, concatenate
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.errors import ProofError
-from unpad.models.contract import ORIGIN, LearnsPreferences, Model
+from unpad.models.contract import ORIGIN, WEIGHTS, LearnsPreferences, Model, ReadsTokens
 from unpad.models.objective import Objective
 from unpad.nn.attention import MATMUL
 from unpad.nn.kernel import as_weighted, by_definition, noted
+from unpad.nn.losses import Terms
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
 from unpad.nn.preference import PER_TOKEN
 from unpad.proof import measure
 from unpad.proof.content import gap_of, is_zero, units_of
 from unpad.proof.line import Certificate, Line, Lines, not_applicable
-from unpad.proof.plain import Provable, as_model
 from unpad.recipes.training import Weight
 from unpad.terminal.progress import counted
 from unpad.terminal.table import number_of
@@ -40,6 +41,48 @@ PADDING = "what padding holds is invisible"
 WEIGHTED = {kernel.value for kernel in MATMUL}
 SIDES: tuple[Side, Side] = ("left", "right")
 NOT_RUN = "training runs this kernel at lengths that the sample does not have"
+
+
+class Provable(Protocol):
+    """A torch module that `unpad.prove` accepts without being a `Model`."""
+
+    def __call__(self, batch: RaggedBatch) -> Tensor:
+        """Hidden states, (total_tokens, width)."""
+        ...
+
+    def losses(self, batch: RaggedBatch) -> Terms: ...
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]: ...
+
+
+class PlainModel(ReadsTokens):
+    """Model around a module with the members of `Provable`, and optionally `embed`, `weights`, `config.causal` and
+    `config.head_dim`."""
+
+    def __init__(self, module: Provable) -> None:
+        super().__init__()
+        self.module = module
+        self.weights = getattr(module, "weights", WEIGHTS)
+        config = getattr(module, "config", None)
+        self.causal, self.head_dim = getattr(config, "causal", True), getattr(config, "head_dim", None)
+
+    def forward(self, batch: RaggedBatch) -> Tensor:
+        return self.module(batch)
+
+    def losses(self, batch: RaggedBatch) -> Terms:
+        return self.module.losses(batch)
+
+    def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
+        return self.module.count_targets(batch)
+
+    def embed_tokens(self, ids: Tensor) -> Tensor:
+        embedded: Tensor = self.module.embed(ids)  # type: ignore[attr-defined]  # a module of tokens has it
+        return embedded
+
+
+def as_model(model: Model | Provable) -> Model:
+    """Return the model itself, or a user's module as one."""
+    return model if isinstance(model, Model) else PlainModel(model)
 
 
 def prove(

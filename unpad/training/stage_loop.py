@@ -22,7 +22,7 @@ from unpad.run.timers import Timers
 from unpad.terminal.printing import resume_run
 from unpad.terminal.table import number_of
 from unpad.training.consistency import check_weights
-from unpad.training.context import RunContext, SaveClock, StageRun
+from unpad.training.context import RunContext, SaveClock, SavedWatches, StageRun, Watch
 from unpad.training.memory import HeapKeeper, Room, used_at_most
 from unpad.training.optim import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.progress import end_stage, save_best, save_checkpoint
@@ -37,7 +37,6 @@ from unpad.training.stage import (
 )
 from unpad.training.step import OPTIMIZER_FIX, StepResult, non_finite, train_step
 from unpad.training.updates import LoadedUpdate, epoch_updates
-from unpad.training.watches.watch import SavedWatches, Watch
 
 
 def start_watches(stage: StageSetup, model: Model, saved: SavedWatches, timers: Timers) -> list[Watch]:

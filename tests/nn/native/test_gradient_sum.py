@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from tests.helpers.paths import check_operator, needs_kernels
-from unpad.nn.native import gradient_sum, library
+from unpad.nn.native import library
+from unpad.processes import sums as gradient_sum
 
 pytestmark = needs_kernels
 

@@ -1,49 +1,13 @@
 """The pictures of held-out patients: nothing is drawn that was not measured, and names are text."""
 
 import re
-from typing import Any
 
 import pytest
 
 from tests.helpers.run_folders import html_of
-from unpad.run.report.patients import MAX_EVENTS, course, section
+from unpad.run.report.patients import section
 
 COUNTS = {"patients": 30, "with_outcome": 10, "without_outcome": 18, "of_unknown_outcome": 2}
-
-
-def one_patient(**changes: Any) -> dict[str, Any]:
-    patient: dict[str, Any] = {
-        "days": [-400.0, -30.0, 0.0],
-        "probability": [0.25, 0.5, 1.0],
-        "attention": [0.1, 0.6, 0.2],
-        "events": [[0, "<b>age</b>", 1.5], [1, "glucose", -0.2], [1, "glucose", None], [2, "stroke", None]],
-        "outcome": True,
-        "p": 0.987,
-    }
-    return patient | changes
-
-
-def test_a_course_has_a_row_of_every_set_with_its_events():
-    drawn = course("patient 1", one_patient(days=[None, -30.04, 0.0])).html()
-    assert "98.7% in the end; the outcome came" in drawn
-    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in drawn.split("<tr>")[2:]]
-    assert cells == [
-        ["facts", "25.0%", "10.0%", "&lt;b&gt;age&lt;/b&gt; +1.50"],
-        ["-30", "50.0%", "60.0%", "glucose -0.20, glucose"],
-        ["0", "100.0%", "20.0%", "stroke"],
-    ]
-    wide = drawn.split('class="plot narrow"')[0]
-    for css, values in (("main", ("25", "50", "100")), ("held", ("10", "60", "20"))):
-        dots = re.findall(rf'<circle class="{css}"[^>]*><title>day ([\d,-]+): (\d+)<', wide)
-        assert dots == list(zip(("-30", "-30", "0"), values, strict=True))
-
-
-def test_a_course_of_one_moment_or_of_many_events_can_be_read():
-    many = [[0, f"code {i}", None] for i in range(MAX_EVENTS + 3)]
-    drawn = course("p", one_patient(days=[None], probability=[0.1], attention=[0.0], events=many)).html()
-    assert "nan" not in drawn
-    assert drawn.count("code ") == MAX_EVENTS
-    assert "and 3 more" in drawn
 
 
 def test_what_was_not_measured_is_not_drawn():
@@ -69,12 +33,8 @@ def test_calibration_shows_the_range_of_the_probabilities_and_joins_no_bins():
 
 def test_curves_say_what_chance_would_do():
     curve = [[0.0, 0.0], [0.5, 0.9], [1.0, 1.0]]
-    found = {"counts": COUNTS, "roc": curve, "precision_recall": curve, "courses": [one_patient()]}
-    page = html_of(section, found)
-    assert page.count("<svg") == 4  # the course for wide and for narrow screens
+    page = html_of(section, {"counts": COUNTS, "roc": curve, "precision_recall": curve})
     assert page.count("chance</span>") == 2
-    assert "patient 1" in page
-    assert "highest and the one of lowest probability" in page
 
 
 def test_chance_of_precision_is_the_share_of_patients_with_the_outcome():

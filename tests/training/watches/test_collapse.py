@@ -26,13 +26,13 @@ from unpad.recipes.file import parse_recipe
 from unpad.recipes.training import CollapseSettings, OptimSettings
 from unpad.run import checkpoint
 from unpad.run.timers import Timers
+from unpad.training.context import SavedWatches, Verdict
 from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.progress import Progress
 from unpad.training.stage import StageSetup
 from unpad.training.stage_loop import start_watches
 from unpad.training.step import train_step
 from unpad.training.watches.collapse import CollapseMonitor, CollapseState, LatentReading, LatentSample, read_latent
-from unpad.training.watches.watch import SavedWatches, Verdict
 
 TOPICS, WORDS, LATENT = 4, 6, 6
 FAST = CollapseSettings(every=10, warmup=30, patience=3, window=120)

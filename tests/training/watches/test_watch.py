@@ -13,9 +13,9 @@ from unpad.models.contract import Model
 from unpad.processes.group import ALONE, Group
 from unpad.run import checkpoint
 from unpad.run.timers import Timers
+from unpad.training.context import Action, SavedWatches, Verdict
 from unpad.training.stage import StageSetup
 from unpad.training.step import StepResult
-from unpad.training.watches.watch import Action, SavedWatches, Verdict
 
 pytestmark = pytest.mark.slow
 

@@ -8,11 +8,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from unpad.batching.layout import Layout
 from unpad.nn.attend import Attend
-from unpad.nn.autograd import apply
+from unpad.nn.autograd import apply, refuse_second_derivative
 from unpad.nn.native.library import call, computes, fields, operator, pointer
 from unpad.nn.precision import wide_dtype
 
@@ -58,8 +57,8 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, *grads: Any) -> tuple[Tensor | None, ...]:
+        refuse_second_derivative("attention")
         *shared, cos, sin, bases, out, log_z = ctx.saved_tensors
         before, after, key_bias = ctx.settings[:4], (*ctx.settings[4:], bases, ctx.window), shared[2]
         wants_qkv_bias, wants_bias = bool(ctx.needs_input_grad[1]), bool(ctx.needs_input_grad[2])

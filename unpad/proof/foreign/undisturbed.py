@@ -2,11 +2,15 @@
 
 import copy
 import re
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import nn
+
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS
+from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
 
 RANDOM = re.compile("drop|jitter|noise|^p$")
 
@@ -95,3 +99,42 @@ def undisturbed(trainer: Any) -> Iterator[None]:
             vars(trainer)["optimizer"] = None
         accelerator.scaler = None
         yield
+
+
+@contextmanager
+def own_counts(args: Any) -> Iterator[None]:
+    """Let the trainer divide a loss by the targets of this rank's batch alone inside."""
+    before = args.average_tokens_across_devices
+    args.average_tokens_across_devices = False
+    try:
+        yield
+    finally:
+        args.average_tokens_across_devices = before
+
+
+@contextmanager
+def proving(trainer: Any) -> Iterator[tuple[nn.Module, list[str]]]:
+    """The model of a trainer and notes on omitted parts; inside, steps have no side effects and no dropout.
+
+    Other processes compute the same, and nothing is sent.
+    """
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    with (
+        untouched_generators(),
+        undisturbed(trainer),
+        untouched(model),
+        no_router_loss(model) as router,
+        warnings.catch_warnings(),
+        without_dropout(model),
+        own_counts(trainer.args),
+    ):
+        warnings.simplefilter("ignore")  # of a step that is not meant to be one
+        for name in ("gather", "gather_for_metrics"):  # restored with the rest of the accelerator
+            vars(trainer.accelerator)[name] = lambda value, *args, **kwargs: value
+        if hasattr(trainer, "aux_loss_enabled"):  # of TRL, which adds that loss by itself
+            router |= trainer.aux_loss_enabled
+            trainer.aux_loss_enabled = False
+        notes = [NO_ROUTER_LOSS] if router else []
+        if trainer.accelerator.mixed_precision != "no":
+            notes.append(f"training will run in {trainer.accelerator.mixed_precision}; the proof does without")
+        yield model, notes

@@ -312,6 +312,6 @@ def write_report(folder: Path) -> Path:
 {"".join(one.html() for one in sections)}
 <details><summary>Recipe</summary><div class=box><pre>{recipe}</pre></div></details>
 """
-    path, style = folder / "report.html", shown.STYLE + family.style
-    storage.write_atomic(path, section.document(name, style, body), private=family.private)
+    path = folder / "report.html"
+    storage.write_atomic(path, section.document(name, shown.STYLE, body), private=family.private)
     return path

@@ -104,7 +104,6 @@ class PageSection:
     Args:
         note: beside the title, smaller.
         figures: HTML of each, as of `svg.py`.
-        css: class of the grid of figures.
         table: as of `table`.
         text: below all.
         folded: whether only the heading shows until a click.
@@ -113,7 +112,6 @@ class PageSection:
     title: str
     note: str = ""
     figures: Sequence[str] = ()
-    css: str = "plots"
     table: str = ""
     text: str = ""
     folded: bool = False
@@ -121,7 +119,7 @@ class PageSection:
     def html(self) -> str:
         """The section; empty with nothing below its heading but a note."""
         head = escape(self.title) + (f" <small>{escape(self.note)}</small>" if self.note else "")
-        figures = f'<div class="{self.css}">{"".join(self.figures)}</div>' if self.figures else ""
+        figures = f"<div class=plots>{''.join(self.figures)}</div>" if self.figures else ""
         text = f"<p class=none>{escape(self.text)}</p>" if self.text else ""
         below = f"{figures}{self.table}{text}"
         return f"<details><summary>{head}</summary>{below}</details>" if self.folded else f"<h2>{head}</h2>{below}"
@@ -151,7 +149,6 @@ class FamilySection:
 
     Args:
         draw: sections of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn.
-        style: CSS of it.
         perplexity: whether exp of the loss is meaningful.
         title, adds: heading and contents announced on the page before `unpad eval` has run; empty announces nothing.
         private: whether the page shows people, so that only its owner may read it.
@@ -161,7 +158,6 @@ class FamilySection:
     """
 
     draw: Callable[[dict[str, Any]], list[PageSection]]
-    style: str = ""
     perplexity: bool = True
     title: str = ""
     adds: str = ""

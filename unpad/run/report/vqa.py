@@ -1,7 +1,5 @@
-"""Report section of models with fewer visual tokens: kept numbers, and pictures of kept patches."""
+"""Models with fewer visual tokens: their section of the page, and pictures of kept patches for `unpad infer`."""
 
-import base64
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from rich.cells import cell_len
 
 from unpad import storage
@@ -175,20 +172,14 @@ def _hex(colour: tuple[int, int, int]) -> str:
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
-STYLE = """
-.kept{display:grid;gap:14px;grid-template-columns:repeat(auto-fit,minmax(min(460px,100%),1fr))}
-.kept svg{max-height:420px}
-.kept p{margin:0;padding:0 4px 6px;color:var(--soft);font-size:13px}
-"""
 PATCHES, BLOCK = "visual_tokens", "kept_block_"
 
 
-def to_json(metrics: Mapping[str, Any], pictures: Sequence[tuple[Kept, str]]) -> dict[str, Any]:
+def to_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Contents of `evaluation.json`, which the page draws.
 
     Args:
         metrics: those of `unpad eval`, `visual_tokens` and `kept_block_N` among them.
-        pictures: questions about one image, each with the right answer.
     """
 
     def three(name: str) -> list[float | None]:
@@ -200,38 +191,19 @@ def to_json(metrics: Mapping[str, Any], pictures: Sequence[tuple[Kept, str]]) ->
         "family": "vqa",
         "patches": metrics[PATCHES].value if blocks else 0.0,
         "kept": [three(f"{BLOCK}{block}") for block in range(blocks)],
-        "pictures": [_picture_to_json(picture, right) for picture, right in pictures],
     }
-
-
-def _picture_to_json(picture: Kept, right: str) -> dict[str, Any]:
-    return {
-        "question": picture.question,
-        "answer": picture.answer,
-        "right": right,
-        "patch": picture.patch,
-        "image": data_url(picture.pixels).partition(",")[2],
-        "stays": {str(block): np.flatnonzero(stays).tolist() for block, stays in picture.stays.items()},
-    }
-
-
-def picture_from_json(values: dict[str, Any]) -> Kept:
-    pixels = np.array(Image.open(io.BytesIO(base64.b64decode(values["image"]))).convert("RGB"))
-    total = pixels.shape[0] * pixels.shape[1] // values["patch"] ** 2
-    stays = {int(block): np.isin(np.arange(total), places) for block, places in values["stays"].items()}
-    return Kept(pixels, values["patch"], stays, values["question"], values["answer"])
 
 
 def section(evaluation: dict[str, Any]) -> list[PageSection]:
-    """Draw how many visual tokens are left, and the patches that stayed.
+    """Draw how many visual tokens are left.
 
     Args:
         evaluation: `evaluation.json`, as `to_json` returns it.
     """
-    figures = [_kept(np.array(evaluation["kept"], float), evaluation.get("patches"))] if evaluation["kept"] else []
-    pictures = [_picture(picture) for picture in evaluation["pictures"]]
-    shown = [PageSection("Patches that stayed", "", pictures, "kept")] if pictures else []
-    return [*([PageSection("Held-out questions", "", figures)] if figures else []), *shown]
+    if not evaluation["kept"]:
+        return []
+    figure = _kept(np.array(evaluation["kept"], float), evaluation.get("patches"))
+    return [PageSection("Held-out questions", figures=[figure])]
 
 
 def _kept(counts: np.ndarray, patches: float | None) -> str:
@@ -251,14 +223,8 @@ def _kept(counts: np.ndarray, patches: float | None) -> str:
     return plot("Visual tokens", lines, axes)
 
 
-def _picture(values: dict[str, Any]) -> str:
-    right = values["answer"] == values["right"]
-    note = "right" if right else f"the answer is {values['right']}"
-    return f"<figure>{to_svg(picture_from_json(values))}<p>{escape(note)}</p></figure>"
-
-
 ACCURACY = Performance("accuracy", "Accuracy", is_share=True)
 CHOICE = Performance(
     "caption_choice_of_20", "Right caption of 20", "caption_choice_chance", "a guess among 20", is_share=True
 )
-SECTION = FamilySection(section, STYLE, performance=(ACCURACY, CHOICE), length_unit="positions")
+SECTION = FamilySection(section, performance=(ACCURACY, CHOICE), length_unit="positions")

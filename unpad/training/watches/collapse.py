@@ -33,8 +33,8 @@ from unpad.recipes.training import CollapseSettings
 from unpad.run import checkpoint
 from unpad.storage.reading import known_fields, misfit
 from unpad.terminal.table import number_of
+from unpad.training.context import Action, SavedWatches, Verdict
 from unpad.training.stage import StageSetup
-from unpad.training.watches.watch import Action, SavedWatches, Verdict
 
 SEED = 77  # makes the draw of the sample independent of other draws from the run's seed
 

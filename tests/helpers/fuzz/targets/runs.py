@@ -1,6 +1,5 @@
 """Targets: every file of a run directory, as a report, a list of runs, a comparison and a resume read it."""
 
-import base64
 import json
 import re
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ from rich.console import Console
 
 from tests.helpers.fuzz.mutate import damage_rows, damaged, damaged_json, either
 from tests.helpers.fuzz.target import Builder, Target, WrongError, read_at
-from tests.helpers.fuzz.targets.rows import png_bytes
 from tests.helpers.fuzz.targets.stored import manifest_of
 from tests.helpers.toy import write_toy
 from unpad import storage
@@ -39,10 +37,6 @@ PATIENTS = {
     "family": "patients", "counts": {"patients": 5, "with_outcome": 2, "without_outcome": 3, "of_unknown_outcome": 0},
     "calibration": [{"predicted": 0.1, "observed": 0.2, "low": 0.0, "high": 0.3, "patients": 4}] * 3,
     "roc": [[0, 0], [0.5, 0.7], [1, 1]], "precision_recall": [[0, 1], [1, 0.5]],
-    "courses": [
-        {"days": [-9.0, 0.0, None], "probability": [0.1, 0.2, 0.3], "attention": [0.3, 0.3, 0.4],
-         "events": [[0, "a", 1.0], [1, "b", None]], "outcome": True, "p": 0.5},
-    ],
 }  # fmt: skip
 IMAGES = {
     "family": "images", "classes": ["a", "b"], "confusion": [[1, 2], [3, 4]],
@@ -51,10 +45,6 @@ IMAGES = {
 VQA = {
     "family": "vqa", "patches": 9.0,
     "kept": [[9, 8, 10], [4, 3, 5]],
-    "pictures": [
-        {"question": "q", "answer": "a", "right": "b", "patch": 3, "stays": {"0": [0, 1], "1": [1]},
-         "image": base64.b64encode(png_bytes()).decode()},
-    ],
 }  # fmt: skip
 CLASSES = {"classes": ["cat", "狗"]}
 NUMBERS = np.array([0.0, 140.0, 2.0])
