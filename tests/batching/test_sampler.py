@@ -1,7 +1,6 @@
 """The batch sampler for loops of one's own: every sequence once, updates of equal batches, and resuming."""
 
 import json
-import pickle
 from collections import Counter
 
 import numpy as np
@@ -49,23 +48,11 @@ def test_every_update_has_its_batches_on_every_rank_and_every_sequence_comes_onc
         )
 
 
-def test_ranks_have_like_numbers_of_tokens_and_no_batch_is_empty_where_others_can_be_halved():
-    ranks = [sampler(tokens=300, rank=rank, world_size=4) for rank in range(4)]
-    tokens = [[sum(LENGTHS[index] for index in batch) for batch in one] for one in ranks]
-    assert min(map(min, tokens)) > 0
-    for start in range(0, len(tokens[0]), 2):
-        shares = [sum(own[start : start + 2]) for own in tokens]
-        assert max(shares) - min(shares) <= 150
-
-
 def test_epochs_have_orders_of_their_own_and_a_seed_repeats_them():
-    made = []
-    for one in (sampler(), sampler(), sampler(seed=1)):
-        for epoch in range(2):
-            one.set_epoch(epoch)
-            made.append(list(one))
-    assert made[:2] == made[2:4]
-    assert made[0] != made[1] != made[4]
+    one, first = sampler(), list(sampler())
+    assert first == list(sampler()) != list(sampler(seed=1))
+    one.set_epoch(1)
+    assert list(one) != first
 
 
 @pytest.mark.parametrize("done", [0, 3, 4])
@@ -112,12 +99,6 @@ def test_workers_of_a_loader_give_each_sequence_once():
     loader = DataLoader(range(90), batch_sampler=sampler(), collate_fn=list, num_workers=2)
     assert [len(one) for one in loader] == [len(one) for one in sampler()]
     assert sorted(index for batch in loader for index in batch) == list(range(90))
-
-
-def test_a_batch_keeps_what_its_loss_is_divided_by_on_the_way_to_a_worker():
-    batch = next(iter(sampler()))
-    again = pickle.loads(pickle.dumps(batch))
-    assert (again, again.num_items, again.num_targets) == (batch, batch.num_items, batch.num_targets)
 
 
 def test_sequences_without_targets_are_left_out():

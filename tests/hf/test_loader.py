@@ -22,35 +22,23 @@ SEQUENCES = make_sequences(24, high=30)
 ROWS = make_rows(SEQUENCES)
 
 
-def test_a_step_in_a_loop_of_ones_own_has_the_gradient_of_one_sequence_at_a_time():
+@pytest.mark.promise("processes.hf")
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_losses_and_gradients_of_ranks_add_up_to_those_of_one_sequence_at_a_time(world_size):
     model = make_model("qwen3")
     wanted_loss, wanted = truth(model, ROWS)
     prepare(model)
-    (step,) = steps(ROWS, tokens_per_step=10_000, tokens_per_micro=64)
-    assert len(step.batches) > 4
-    assert int(step.num_targets) == targets_of(ROWS)
+    fields = {"tokens_per_step": 10_000, "tokens_per_micro": 64, "world_size": world_size}
+    own = [list(steps(ROWS, rank=rank, **fields)) for rank in range(world_size)]
+    assert len({len(step.batches) for (step,) in own}) == 1
     total = 0.0
-    for batch in step.batches:
-        loss = model(**batch, num_items_in_batch=step.num_targets).loss
-        loss.backward()
-        total += float(loss.detach())
-    assert total == pytest.approx(wanted_loss, rel=1e-5)
-    assert distance(take_gradient(model), wanted) < 1e-5
-
-
-@pytest.mark.promise("processes.hf")
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_the_gradients_of_ranks_add_up_to_that_of_one_sequence_at_a_time(world_size):
-    model = make_model("qwen3")
-    _, wanted = truth(model, ROWS)
-    prepare(model)
-    settings = {"tokens_per_step": 10_000, "tokens_per_micro": 64}
-    own = [next(steps(ROWS, rank=rank, world_size=world_size, **settings)) for rank in range(world_size)]
-    assert len({len(step.batches) for step in own}) == 1
-    for step in own:
+    for (step,) in own:
         assert int(step.num_targets) == targets_of(ROWS)
         for batch in step.batches:
-            model(**batch, num_items_in_batch=step.num_targets).loss.backward()
+            loss = model(**batch, num_items_in_batch=step.num_targets).loss
+            loss.backward()
+            total += float(loss.detach())
+    assert total == pytest.approx(wanted_loss, rel=1e-5)
     assert distance(take_gradient(model), wanted) < 1e-5
 
 
