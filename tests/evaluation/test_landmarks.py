@@ -111,7 +111,7 @@ def test_intervals_over_sets_draw_patients(monkeypatch):
     data = draw(NUM)
     scores = score_sets(Measuring(Guess(), data, np.arange(NUM), PLAN), True, True)
     pairs = np.arange(NUM) // 2
-    told, alone = summarise_sets(scores, data.codes, groups=pairs), summarise_sets(scores, data.codes)
+    told, alone = summarise_sets(scores, groups=pairs), summarise_sets(scores)
     assert {name: one.value for name, one in told.items()} == {name: one.value for name, one in alone.items()}
     assert told["reconstruction"].num_groups == NUM // 2
     assert told["reconstruction"].low != alone["reconstruction"].low

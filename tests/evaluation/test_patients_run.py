@@ -15,7 +15,7 @@ from tests.helpers.event_tables import FIRST_ID, draw_rows, put, put_meds
 from tests.helpers.families import patients
 from tests.helpers.patient_tables import FIRST, MODEL, PEOPLE, write_tables
 from tests.helpers.toy import quiet
-from tests.helpers.untrained_patients import CODES, Guess, draw
+from tests.helpers.untrained_patients import Guess, draw
 from unpad.batching.batch import RaggedBatch
 from unpad.data.family import open_data
 from unpad.data.measuring import Measuring
@@ -48,14 +48,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_everything_it_trains_is_measured(unpad, run):
     metrics = json.loads(unpad("eval", run, "--json", code=0).out)
     for name in ("loss", "auroc", "average_precision", "brier", "accuracy", "concordance",
-                 "reconstruction", "made_code", "made_code: age", "next_set_auroc"):  # fmt: skip
+                 "reconstruction", "made_code", "next_set_auroc"):  # fmt: skip
         assert metrics[name]["low"] <= metrics[name]["value"] <= metrics[name]["high"], name
     assert metrics["calibration_error"]["reason"].startswith("perfect probabilities: ")
-    codes = sum(name.startswith("made_code: ") for name in metrics)
-    assert "made_code: age" in unpad("eval", run, "--all").out
     shown = unpad("eval", run, "--replies", "2")
-    assert "made_code: " not in shown.out
-    assert f"and of {codes} single codes: --all" in shown.out
     assert shown.out.startswith("evaluated: ")
     told = shown.out + (run / "evaluation.json").read_text() + (run / "report.html").read_text()
     assert not [person for person in range(FIRST, FIRST + PEOPLE) if str(person) in told]
@@ -123,7 +119,7 @@ def test_the_recipe_for_own_tables_reads_such_tables_and_every_measure_is_explai
     sets = score_sets(Measuring(Guess(), draw(), np.arange(40), PlanSettings()), True, True)
     measures = {
         *outcome_rows(found, True, True).metrics(),
-        *summarise_sets(sets, CODES),
+        *summarise_sets(sets),
         *SetSequence(model_config(MODEL), 3).weights,
     }
     for name in [name for name in measures if ":" not in name]:

@@ -37,8 +37,6 @@ def test_a_row_of_the_table_equals_a_recount(name):
     assert row.attention_cells_needed == int((np.minimum(LENGTHS, 300) ** 2).sum())
     assert row.attention_cells_computed == sum(cells_of(m) for m in micros)
     assert row.ledger == made.ledger
-    means = [np.concatenate([m.stops - m.starts for m in made.step(i)]).mean() for i in range(made.num_steps)]
-    assert row.length_correlation == pytest.approx(np.corrcoef(means[:-1], means[1:])[0, 1])
 
 
 @pytest.mark.promise("plan.batch-size")

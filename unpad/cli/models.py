@@ -117,7 +117,6 @@ def evaluate(
             parser=new_path, help="Also write a row per example here: parquet, or JSON lines if it ends in .jsonl."
         ),
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Also show measures of single codes of patients.")] = False,
     settings: Overrides = None,
     debug: Debug = False,
 ) -> None:
@@ -133,7 +132,7 @@ def evaluate(
     from unpad.evaluation.metrics import metric_lines
     from unpad.evaluation.run import evaluate_new, evaluate_own
     from unpad.storage.parquet import check_file
-    from unpad.terminal.table import number_of, wrapped
+    from unpad.terminal.table import wrapped
 
     if rows is not None:
         check_file(rows, ".parquet", ".jsonl")
@@ -151,11 +150,8 @@ def evaluate(
         print_lines(shown if data is not None else (), to_errors=True)  # such as rows of unknown classes
         print_json(found.to_json() | found.facts)
     else:
-        briefly = {name: one for name, one in metrics.items() if everything or not name.startswith("made_code: ")}
-        few = number_of(len(metrics) - len(briefly), "single codes")
-        shown += [*metric_lines(briefly), *([f"and of {few}: --all"] if len(briefly) < len(metrics) else [])]
         judged = [line for one in found.simple.values() for line in wrapped(one["sentence"])]
-        print_lines([*shown, *judged])
+        print_lines([*shown, *metric_lines(metrics), *judged])
 
 
 @verbs.command(epilog="Example: unpad predict images-1 photos --out classes.csv    or    events-1 new.parquet")

@@ -247,19 +247,6 @@ def calibration_slope(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
     return line[:, 1].reshape(shape)
 
 
-def why_no_slope(labels: np.ndarray, p: np.ndarray) -> str:
-    """Reason why a calibration slope does not exist, where there are both outcomes; arguments as in `brier`."""
-    x = _logit(p)
-    came, not_come = x[labels > 0], x[labels == 0]
-    if x.min() == x.max():
-        return "all probabilities are equal"
-    if came.min() >= not_come.max():
-        return "a probability separates the outcomes, so that the slope is infinite"
-    if came.max() <= not_come.min():
-        return "a probability separates the outcomes the wrong way round, so that the slope is minus infinity"
-    return "the fit does not converge"
-
-
 def _logit(p: np.ndarray) -> np.ndarray:
     p = np.clip(p, CLOSEST, 1 - CLOSEST)
     logit: np.ndarray = np.log(p) - np.log1p(-p)

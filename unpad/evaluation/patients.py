@@ -136,8 +136,8 @@ def evaluate(run: LoadedRun, over: Measuring[EventData], num_shown: int) -> exam
     wanted = [patients.trains(model, "reconstruction"), patients.trains(model, "next_code")]
     if any(wanted):
         scores = sets.score_sets(over, *wanted)
-        metrics |= sets.summarise_sets(scores, data.codes, groups=groups)
-        by_patient = sets.set_columns(scores, data.codes)
+        metrics |= sets.summarise_sets(scores, groups)
+        by_patient = sets.set_columns(scores)
         columns |= by_patient
         counted = [name for name in by_patient if f"num_{name}" in by_patient]
         measures |= {name: example_rows.Ratio(name, f"num_{name}") for name in counted}
@@ -278,6 +278,7 @@ class _Over(NamedTuple):
 
 
 NEVER = "nobody is observed until the horizon"
+NO_FIT = "a threshold separates the outcomes, or all probabilities are equal, so that no fit converges"
 
 
 def _weights(rows: example_rows.Columns, known: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -289,14 +290,10 @@ def _outcome(rows: example_rows.Columns) -> tuple[np.ndarray, np.ndarray]:
     return (rows["label"] == 1).astype(np.int64), rows["probability"]
 
 
-def _why_no_outcome(labels: np.ndarray, p: np.ndarray, otherwise: str = "the fit does not converge") -> str:
+def _why_no_outcome(labels: np.ndarray, p: np.ndarray) -> str:
     if labels.all() or not labels.any():
         return "all patients have the outcome" if labels.all() else "no patient has the outcome"
-    return otherwise
-
-
-def _why_no_slope(labels: np.ndarray, p: np.ndarray) -> str:
-    return _why_no_outcome(labels, p, binary.why_no_slope(labels, p) if 0 < labels.mean() < 1 else "")
+    return NO_FIT
 
 
 def _in_pairs(metric: Metric, patient: np.ndarray, labels: np.ndarray, p: np.ndarray) -> Metric:
@@ -315,7 +312,7 @@ OF_OUTCOME: example_rows.Measures = {
     "accuracy": _OF_LABEL(binary.accuracy, share=True),
     "loss": LOSS,
     "calibration_error": _OF_LABEL(binary.calibration_error, beside_perfect=True),
-    "calibration_slope": _OF_LABEL._replace(why=_why_no_slope)(binary.calibration_slope),
+    "calibration_slope": _OF_LABEL(binary.calibration_slope),
     "calibration_intercept": _OF_LABEL(binary.calibration_intercept),
 }
 ONE_CLASS, NOBODY = "all have one class", "no patient has the class"

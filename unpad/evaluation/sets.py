@@ -1,6 +1,5 @@
 """Evaluation on the sets of patients: how well a model rebuilds each set, and whether it expects the next."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +15,6 @@ from unpad.models.contract import PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.nn.segments import real_tokens
 
-NUM_CODES = 12  # codes with a metric of their own
 RECALLS = (5, 10)
 
 
@@ -29,7 +27,7 @@ class SetScores:
         num_codes: size of the vocabulary of codes.
         patient: (num_sets,) int64, index of the patient.
         reconstruction: (num_sets,) float64, loss of rebuilding the set from its own latent; empty if not asked for.
-        event_patient, event_code: (num_events,) int64; empty without `reconstruction`.
+        event_patient: (num_events,) int64; empty without `reconstruction`.
         code_nats: (num_events,) float64, negative log probability of the code in the rebuilt set; parallel to them.
         sets, codes: (num_entries,) int64.
         above, equal: (num_entries,) int64, rank of the code in the model's expectation after the previous set, as of
@@ -42,7 +40,6 @@ class SetScores:
     patient: np.ndarray
     reconstruction: np.ndarray
     event_patient: np.ndarray
-    event_code: np.ndarray
     code_nats: np.ndarray
     sets: np.ndarray
     codes: np.ndarray
@@ -64,9 +61,9 @@ def score_sets(over: Measuring[EventData], reconstruction: bool, next_set: bool)
     for micro in replace(over, targets=once_each).micros():
         batch = data.load(micro).to(over.device)
         patient = place[micro.seq_ids][batch.require(EventSets).history.seq_of_token().cpu().numpy()]
-        rebuilt = _rebuilt(model, batch, patient) if reconstruction else _nothing()[1:5]
+        rebuilt = _rebuilt(model, batch, patient) if reconstruction else _nothing()[1:4]
         sets, codes = entries(batch, data.num_outputs)
-        expected = _expected(model, batch, patient, sets, codes) if next_set else _nothing()[7:]
+        expected = _expected(model, batch, patient, sets, codes) if next_set else _nothing()[6:]
         parts.append((patient, *rebuilt, sets + num_sets, codes, *expected))
         num_sets += len(patient)
     return SetScores(len(over.seq_ids), data.num_outputs, *map(np.concatenate, zip(*parts, strict=True)))
@@ -89,13 +86,12 @@ def _events(batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:
 def _nothing() -> tuple[np.ndarray, ...]:
     """The arrays of `SetScores` without a set."""
     whole, real = np.zeros(0, np.int64), np.zeros(0)
-    return whole, real, whole, whole, real, whole, whole, whole, whole, real
+    return whole, real, whole, real, whole, whole, whole, whole, real
 
 
 def _rebuilt(model: PredictsSets, batch: RaggedBatch, patient: np.ndarray) -> tuple[np.ndarray, ...]:
-    """`reconstruction`, `event_patient`, `event_code` and `code_nats` of one batch."""
-    set_of_event, code = _events(batch)
-    return _numpy(model.reconstruct(batch)), patient[set_of_event], code, _numpy(model.code_nll(batch))
+    """`reconstruction`, `event_patient` and `code_nats` of one batch."""
+    return _numpy(model.reconstruct(batch)), patient[_events(batch)[0]], _numpy(model.code_nll(batch))
 
 
 def _expected(
@@ -120,19 +116,18 @@ def _numpy(x: torch.Tensor) -> np.ndarray:
 # --------------------------------------------------------------------------- metrics
 
 
-def summarise_sets(scores: SetScores, names: Sequence[str], groups: np.ndarray | None = None) -> dict[str, Metric]:
-    """`reconstruction`, mean over sets, and of what was rebuilt `made_code`, nats per event, also by the most frequent
-    codes; of sets that follow another `next_set_loss`, nats per code, and `next_set_auroc` and `next_set_recall@k`,
-    means over sets, for every k that is less than the number of codes.
+def summarise_sets(scores: SetScores, groups: np.ndarray | None = None) -> dict[str, Metric]:
+    """`reconstruction`, mean over sets, and of what was rebuilt `made_code`, nats per event; of sets that follow one
+    `next_set_loss`, nats per code, and `next_set_auroc` and `next_set_recall@k`, means over sets, for every k that is
+    less than the number of codes.
 
     A set that follows none has not been expected, and a patient of one set has no part in the latter. A set that
     several examples of a patient hold counts in each, as in training. Intervals are over patients.
 
     Args:
-        names: of the codes.
         groups: (num_patients,) as of `metrics.bootstrap`, where a patient has several examples.
     """
-    columns, metrics = set_columns(scores, names), dict[str, Metric]()
+    columns, metrics = set_columns(scores), dict[str, Metric]()
     for name in (name for name in columns if not name.startswith("num_")):
         measure, counted = partial(ratio, columns[name], columns[f"num_{name}"]), columns[f"num_{name}"] > 0
         is_share = name.startswith(SHARES)
@@ -145,27 +140,21 @@ SHARES = ("next_set_auroc", "next_set_recall@")
 Means = dict[str, tuple[np.ndarray, np.ndarray]]  # by measure: values, and the patient of each, (num,) both
 
 
-def set_columns(scores: SetScores, names: Sequence[str]) -> dict[str, np.ndarray]:
+def set_columns(scores: SetScores) -> dict[str, np.ndarray]:
     """Sums of the numbers of every patient by measure, and as `num_MEASURE` how many they are, (num_patients,) each."""
     columns: dict[str, np.ndarray] = {}
-    for name, (values, patient) in set_measures(scores, names).items():
+    for name, (values, patient) in set_measures(scores).items():
         columns[name] = np.bincount(patient, values, scores.num_patients)
         columns[f"num_{name}"] = np.bincount(patient, minlength=scores.num_patients)
     return columns
 
 
-def set_measures(scores: SetScores, names: Sequence[str]) -> Means:
+def set_measures(scores: SetScores) -> Means:
     """The numbers that the measures of `summarise_sets` are means of."""
     measures: Means = {}
     if scores.reconstruction.size:
-        patient, code, nats = scores.event_patient, scores.event_code, scores.code_nats
         measures["reconstruction"] = scores.reconstruction, scores.patient
-        measures["made_code"] = nats, patient
-        times = np.bincount(code, minlength=len(names))
-        for chosen in np.argsort(-times, kind="stable")[:NUM_CODES]:
-            if times[chosen]:
-                mine = code == chosen
-                measures[f"made_code: {names[chosen]}"] = nats[mine], patient[mine]
+        measures["made_code"] = scores.code_nats, scores.event_patient
     later = scores.above >= 0
     if later.any():
         measures |= _next_set(scores, later)

@@ -1,7 +1,6 @@
 """`unpad plan`: cost of every batching strategy on the user's own data and machine, before anything trains."""
 
 import gc
-import math
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
@@ -109,9 +108,7 @@ def padding_lines(stage: StagePreview) -> list[str]:
 
 def _table(stage: StagePreview) -> list[str]:
     columns = ("trained", "context", "cut", "dropped", "attention") if stage.attends else (*stage.units, "dropped")
-    return text_table(
-        ("strategy", "padding", "steps", *columns, "corr"), [_cells(stage, row) for row in stage.rows], gap=1
-    )
+    return text_table(("strategy", "padding", "steps", *columns), [_cells(stage, row) for row in stage.rows], gap=1)
 
 
 def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
@@ -123,9 +120,8 @@ def _cells(stage: StagePreview, row: StrategyRow) -> list[str]:
         ratio = [f"x{row.attention_ratio:.2f}"]
     else:
         counts = [*trained_whole(ledger), sum(ledger.sequences[reason] for reason in ledger.dropped)]
-    correlation = "-" if math.isnan(row.length_correlation) else f"{row.length_correlation:+.2f}"
     counted = [_short(count) for count in counts]
-    return [_named(stage, row), f"{row.pad_share:.1%}", f"{row.steps:,}", *counted, *ratio, correlation]
+    return [_named(stage, row), f"{row.pad_share:.1%}", f"{row.steps:,}", *counted, *ratio]
 
 
 def _named(stage: StagePreview, row: StrategyRow) -> str:
@@ -315,14 +311,13 @@ def _notes(stage: StagePreview, setup: Setup, load: Load | None) -> list[str]:
     advice = to_json(stage.rows, stage.lengths, stage.settings, stage.units)["advice"]
     size, width = advice["batch_size"], advice["bucket_width"]
     shares = ", ".join(f"{w}: {share:.1%}" for w, share in width["pad_shares"].items())
-    correlation = "corr: correlation of the mean lengths of neighbouring steps."
     if stage.attends:
-        legend = ["* the recipe's. attention: query-key pairs computed over those needed.", correlation]
+        legend = "* the recipe's. attention: query-key pairs computed over those needed."
         fates = _token_lines(chosen.ledger, setup, stage.units)
     else:
-        legend, fates = [f"* the recipe's. {correlation}"], _sequence_lines(chosen.ledger, setup, stage.units)
+        legend, fates = "* the recipe's.", _sequence_lines(chosen.ledger, setup, stage.units)
     return [
-        *legend,
+        legend,
         *measured_lines(load),
         *fates,
         f"batch size for padded strategies: {size['value']} ({size['why']})"

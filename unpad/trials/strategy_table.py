@@ -46,7 +46,6 @@ class StrategyRow:
     Args:
         attention_cells_needed: query-key pairs inside sequences, before the causal mask halves them.
         attention_cells_computed: the same with padding, filler and the padding of length groups.
-        length_correlation: Pearson correlation of the mean lengths of neighbouring steps; nan where undefined.
         micro_tokens_min, micro_tokens_max: real tokens per micro-batch.
         pieces: sequences of all steps; a cut one counts once per piece.
         refused: why the strategy cannot plan these lengths; empty if it can.
@@ -60,7 +59,6 @@ class StrategyRow:
     pieces: int = 0
     attention_cells_needed: int = 0
     attention_cells_computed: int = 0
-    length_correlation: float = math.nan
     micro_tokens_min: int = 0
     micro_tokens_max: int = 0
     ledger: Ledger = field(default_factory=Ledger)
@@ -80,20 +78,19 @@ class StrategyRow:
             pieces=len(planned.order),
             attention_cells_needed=needed,
             attention_cells_computed=computed,
-            length_correlation=length_correlation(planned),
             micro_tokens_min=int(tokens.min(initial=tokens.max(initial=0))),
             micro_tokens_max=int(tokens.max(initial=0)),
             ledger=planned.ledger,
         )
 
     def __add__(self, other: StrategyRow) -> StrategyRow:
-        """The strategy over two stages, in which the mean lengths of steps do not follow each other."""
+        """The strategy over two stages."""
         if refused := self.refused or other.refused:
             return replace(self, refused=refused)
         sums = {name: getattr(self, name) + getattr(other, name) for name in SUMMED}
         low = min(self.micro_tokens_min, other.micro_tokens_min)
         high = max(self.micro_tokens_max, other.micro_tokens_max)
-        return replace(self, **sums, micro_tokens_min=low, micro_tokens_max=high, length_correlation=math.nan)
+        return replace(self, **sums, micro_tokens_min=low, micro_tokens_max=high)
 
     @property
     def pad_share(self) -> float:
@@ -111,10 +108,9 @@ class StrategyRow:
         return self.attention_cells_computed / max(self.attention_cells_needed, 1)
 
     def to_json(self) -> dict[str, Any]:
-        """All numbers; null for a correlation that is undefined."""
-        correlation = None if math.isnan(self.length_correlation) else self.length_correlation
+        """All numbers."""
         means = {"pad_share": self.pad_share, "micro_tokens_mean": self.micro_tokens_mean}
-        return {**vars(self), **means, "length_correlation": correlation, "ledger": self.ledger.to_json()}
+        return {**vars(self), **means, "ledger": self.ledger.to_json()}
 
 
 def compare(lengths: np.ndarray, settings: PlanSettings, **known: Any) -> list[StrategyRow]:
@@ -150,20 +146,6 @@ def plan_attention_cells(planned: Plan) -> tuple[int, int]:
         run = np.append(run, np.ones(filler[i], np.int64))
         computed += attention_cells(run, length_groups(run))
     return needed, computed
-
-
-def length_correlation(planned: Plan) -> float:
-    """Pearson correlation of the mean lengths of neighbouring steps: near 1 when a plan runs from short to long.
-
-    nan for fewer than three steps or equal means.
-    """
-    bounds = planned.micro_offsets[planned.step_offsets]
-    if len(bounds) < 4:
-        return math.nan
-    means = np.add.reduceat(planned.pieces.lengths[planned.order], bounds[:-1]) / np.diff(bounds)
-    before, after = means[:-1] - means[:-1].mean(), means[1:] - means[1:].mean()
-    scale = math.sqrt(float((before**2).sum() * (after**2).sum()))
-    return float((before * after).sum()) / scale if scale > 0 else math.nan
 
 
 # --------------------------------------------------------------------------- advice
