@@ -2,6 +2,7 @@
 
     python benchmarks/hf.py                  # writes benchmarks/hf.md and hf.json
     python benchmarks/hf.py --models 4x256 --rounds 5 --out /tmp/hf
+    python benchmarks/hf.py --pairs          # trainers of pairs, with their padding and without it
 
 Every side is a trainer with its own loader and `training_step`; a turn is one pass over all sequences and one update.
 Sides take turns in one process with one thread, and the time is that of the process, so that others on the machine
@@ -36,7 +37,15 @@ VOCAB, LONGEST, SHORTEST = 4000, 512, 8
 OURS = "Trainer, our batches"
 NATIVE = "Trainer, our batches, our kernels"
 PADDED = "Trainer, padded"
+WITHOUT, KERNELS = "without padding", "without padding, our kernels"
 GATES = {PADDED: 2.5, "the best of theirs": 1.2}  # of OURS, for the first model in fp32
+
+SHARED = {
+    "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "seed": 0, "logging_strategy": "no",
+    "dataloader_pin_memory": False, "gradient_accumulation_steps": 10_000, "learning_rate": 1e-4,
+}  # fmt: skip
+PAIRS_TITLE, SETS_TITLE = "## Trainers of pairs, with padding and without", "## Trainers as people write them"
+PAIRS = {"DPO": 16, "KTO": 16, "Reward": 16, "ORPO": 16, "CPO": 16, "GRPO": 8}  # rows of a pass, by kind of trainer
 
 
 @dataclass(frozen=True)
@@ -112,11 +121,7 @@ def sides(batch_size: int, tokens: int, bf16: bool) -> dict[str, Side]:
     """
     import unpad.hf
 
-    shared = {
-        "report_to": [], "use_cpu": True, "disable_tqdm": True, "save_strategy": "no", "bf16": bf16, "seed": 0,
-        "dataloader_pin_memory": False, "gradient_accumulation_steps": 10_000, "learning_rate": 1e-4,
-        "logging_strategy": "no",
-    }  # fmt: skip
+    shared = {**SHARED, "bf16": bf16}
 
     def plain(collator: Any, size: int = batch_size, **changes: Any) -> Callable[[Any, Any, Path], Any]:
         def make(model: Any, data: Any, folder: Path) -> Any:
@@ -169,28 +174,81 @@ def sides(batch_size: int, tokens: int, bf16: bool) -> dict[str, Side]:
 def word_tokenizer() -> Any:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import Whitespace
     from transformers import PreTrainedTokenizerFast
 
     words = Tokenizer(WordLevel({str(index): index for index in range(VOCAB)}, unk_token="0"))
+    words.pre_tokenizer = Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=words, eos_token="2", pad_token="0", unk_token="0")
+
+
+def pairs(num: int) -> list[dict[str, Any]]:
+    """Rows of a prompt and two answers; the prompt with the better answer is one of `sequences`."""
+    given = sequences(2 * num)
+    return [
+        {
+            "prompt": " ".join(map(str, one[: len(one) // 2])),
+            "chosen": " ".join(map(str, one[len(one) // 2 :])),
+            "rejected": " ".join(map(str, other[len(other) // 2 :])),
+        }
+        for one, other in zip(given[:num], given[num:], strict=True)
+    ]
+
+
+def pair_sides(kind: str, batch_size: int) -> dict[str, Side]:
+    """Sides of a trainer of TRL, by the name of its kind."""
+    import trl
+    from trl.experimental import cpo, orpo
+
+    import unpad.hf
+
+    home = {"CPO": cpo, "ORPO": orpo}.get(kind, trl)
+
+    def side(flat: bool, native: bool = False) -> Side:
+        def make(model: Any, data: Any, folder: Path) -> Any:
+            from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+            model.save_pretrained(folder)
+            auto, head = AutoModelForCausalLM, {}
+            if kind == "Reward":
+                auto, head = AutoModelForSequenceClassification, {"num_labels": 1}
+            model = auto.from_pretrained(folder, **head)  # a reference model is made of this folder too
+            fields = {**SHARED, "gradient_checkpointing": False, "bf16": False, "output_dir": str(folder)}
+            fields |= {"per_device_train_batch_size": batch_size}
+            given: dict[str, Any] = {}
+            if kind == "GRPO":
+                fields |= {"num_generations": 4, "max_completion_length": 32, "beta": 0.1, "steps_per_generation": 1}
+                given = {"reward_funcs": lambda completions, **rest: [float(len(one) % 7) for one in completions]}
+            args = getattr(home, f"{kind}Config")(**fields)
+            given |= {"model": model, "args": args, "train_dataset": data, "processing_class": word_tokenizer()}
+            trainer = getattr(home, f"{kind}Trainer")(**given)
+            if flat:
+                unpad.hf.without_padding(trainer)
+            return trainer
+
+        return Side(make, native=native, ours=flat)
+
+    return {PADDED: side(False), WITHOUT: side(True), KERNELS: side(True, native=True)}
 
 
 class Pass:
     """One pass of a trainer over all its data and one update, timed by the process."""
 
-    def __init__(self, side: Side, size: Size, folder: Path) -> None:
+    def __init__(self, side: Side, size: Size, rows: list[dict[str, Any]], folder: Path) -> None:
         from datasets import Dataset
 
         self.native = side.native
-        rows = sequences(size.sequences)
-        data = Dataset.from_list([{"input_ids": one, "labels": one} for one in rows])
         with self.kernels():
-            self.trainer = side.make(model_of(size), data, folder)
-        self.tokens = sum(map(len, rows))
+            self.trainer = side.make(model_of(size), Dataset.from_list(rows), folder)
         self.loader = self.trainer.get_train_dataloader()
         self.optimizer = torch.optim.AdamW(self.trainer.model.parameters(), lr=1e-4)
-        self.epoch = 0
-        self.cells = 0
+        self.epoch = self.cells = self.tokens = 0
+        self.trainer.model.base_model.register_forward_pre_hook(self.count, with_kwargs=True)
+
+    def count(self, module: Any, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+        ids, mask = args[0] if args else inputs["input_ids"], inputs.get("attention_mask")
+        self.cells += ids.numel()
+        self.tokens += int(mask.sum()) if mask is not None and mask.shape == ids.shape else ids.numel()
 
     def kernels(self) -> Any:
         return nullcontext() if self.native else library.switched_off()
@@ -198,9 +256,11 @@ class Pass:
     def __call__(self) -> float:
         """Real tokens per second of processor time."""
         trainer = self.trainer
+        self.cells = self.tokens = 0
         begin = time.process_time()
         with self.kernels():
             self.loader.set_epoch(self.epoch)
+            trainer.model.train()
             batches, count = trainer.get_batch_samples(iter(self.loader), len(self.loader), trainer.args.device)
             trainer.current_gradient_accumulation_steps = len(batches)
             for batch in batches:
@@ -208,34 +268,36 @@ class Pass:
             self.optimizer.step()
             self.optimizer.zero_grad()
         self.epoch += 1
-        self.cells = sum(batch["input_ids"].numel() for batch in batches)
         return self.tokens / (time.process_time() - begin)
 
 
-def measure(size: Size, rounds: int, batch_size: int, tokens: int, bf16: bool) -> dict[str, Any]:
-    found = sides(batch_size, tokens, bf16)
+def measure(name: str, size: Size, found: dict[str, Side], rows: list[dict[str, Any]], rounds: int) -> dict[str, Any]:
+    """Rates of all sides on the same rows, in turn.
+
+    Args:
+        name: of the part.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        passes = {name: Pass(side, size, Path(folder)) for name, side in found.items()}
+        passes = {side: Pass(one, size, rows, Path(folder)) for side, one in found.items()}
         for one in passes.values():
             one()  # untimed
-        rates: dict[str, list[float]] = {name: [] for name in passes}
+        rates: dict[str, list[float]] = {side: [] for side in passes}
+        computed: dict[str, list[float]] = {side: [] for side in passes}
         for number in range(rounds):
             names = list(passes)
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                rates[name].append(passes[name]())
-            print(f"{size.name}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-    computed = {name: one.cells / one.tokens for name, one in passes.items()}
-    theirs = [name for name, side in found.items() if not side.ours]
-    best = max(theirs, key=lambda name: spread(rates[name]).median)
+            for side in names[number % len(names) :] + names[: number % len(names)]:
+                rates[side].append(passes[side]())
+                computed[side].append(passes[side].cells / passes[side].tokens)
+            print(f"{name}: round {number + 1} of {rounds}", file=sys.stderr, flush=True)
+    theirs = [side for side, one in found.items() if not one.ours]
     return {
-        "model": size.name,
-        "precision": "bf16" if bf16 else "fp32",
+        "model": name,
         "tokens": next(iter(passes.values())).tokens,
-        "sequences": size.sequences,
+        "sequences": len(rows),
         "rates": rates,
-        "computed": computed,
-        "best": best,
-        "ours": [name for name, side in found.items() if side.ours],
+        "computed": {side: spread(shares).median for side, shares in computed.items()},
+        "best": max(theirs, key=lambda side: spread(rates[side]).median),
+        "ours": [side for side, one in found.items() if one.ours],
     }
 
 
@@ -265,6 +327,31 @@ def table(part: dict[str, Any], gates: bool) -> list[str]:
             )
         lines.append("")
     return lines
+
+
+def pairs_table(result: dict[str, Any]) -> str:
+    """The section on trainers of pairs."""
+    machine = result["machine"]
+    versions = ", ".join(f"{key} {value}" for key, value in machine["packages"].items() if value)
+    lines = [
+        PAIRS_TITLE,
+        "",
+        f"`{result['command']}`, {machine['processor']}, one thread, load {machine['load']:.1f} to "
+        f"{result['load_after']:.1f}; torch {machine['torch']}, {versions}.",
+        f"Llama 4 x 256, fp32; pairs whose better row has {SHORTEST} to {LONGEST} tokens, {result['batch_size']} a "
+        f"batch, reference passes and generation included. {result['rounds']} rounds; ratios as above.",
+        "",
+        "| trainer | padded, tokens/s | cells a token | without padding, to padded | the same on our kernels |",
+        "|---|---|---|---|---|",
+    ]
+    for part in result["parts"]:
+        rates = part["rates"]
+        cells = [part["model"], f"{spread(rates[PADDED]).median:,.0f}", f"{part['computed'][PADDED]:.2f}"]
+        for side in (WITHOUT, KERNELS):
+            ratio = interval([a / b for a, b in zip(rates[side], rates[PADDED], strict=True)])
+            cells.append(f"{ratio.median:.2f} ({ratio.low:.2f} to {ratio.high:.2f})")
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join([*lines, "", ""])
 
 
 def markdown(result: dict[str, Any]) -> str:
@@ -300,6 +387,7 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=2048)
     parser.add_argument("--bf16", action="store_true", help="also in bf16, where the processor has it")
+    parser.add_argument("--pairs", action="store_true", help="trainers of pairs instead")
     parser.add_argument("--out", type=Path, default=Path(__file__).with_suffix(""))
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -319,14 +407,27 @@ def main() -> None:
         "tokens_per_micro": args.tokens,
         "parts": parts,
     }
+    page, kept = args.out.with_suffix(".md"), args.out.with_suffix(".json")
+    before = page.read_text("utf-8") if page.is_file() else PAIRS_TITLE + SETS_TITLE
+    known = json.loads(kept.read_text("utf-8")) if kept.is_file() else {}
+    rows_of_pairs, mark, rest = before[before.index(PAIRS_TITLE) :].partition(SETS_TITLE)
+    if args.pairs:
+        for kind, num in PAIRS.items():
+            parts.append(measure(kind, SIZES["4x256"], pair_sides(kind, args.batch_size), pairs(num), args.rounds))
+            result["load_after"] = load_average()
+        kept.write_text(json.dumps({**known, "pairs": result}, indent=1) + "\n", encoding="utf-8")
+        page.write_text(before.replace(rows_of_pairs, pairs_table(result)), encoding="utf-8")
+        print(pairs_table(result))
+        return
     for name in args.models:
         for bf16 in (False, True) if args.bf16 else (False,):
-            parts.append(measure(SIZES[name], args.rounds, args.batch_size, args.tokens, bf16))
+            size = SIZES[name]
+            rows = [{"input_ids": one, "labels": one} for one in sequences(size.sequences)]
+            part = measure(name, size, sides(args.batch_size, args.tokens, bf16), rows, args.rounds)
+            parts.append({**part, "precision": "bf16" if bf16 else "fp32"})
             result["load_after"] = load_average()
-            args.out.with_suffix(".json").write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-            page = args.out.with_suffix(".md")
-            _, mark, rest = page.read_text("utf-8").partition("\n## Trainers as people") if page.is_file() else [""] * 3
-            page.write_text(markdown(result) + mark + rest, encoding="utf-8")
+            kept.write_text(json.dumps({**known, **result}, indent=1) + "\n", encoding="utf-8")
+            page.write_text(markdown(result) + rows_of_pairs + mark + rest, encoding="utf-8")
     print(markdown(result))
 
 

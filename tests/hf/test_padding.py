@@ -1,4 +1,4 @@
-"""`without_padding`: trainers of pairs compute the real tokens of their rows alone, and learn what they learnt."""
+"""Trainers of pairs: `without_padding` lets them learn what they learnt, and `prove_trainer` judges them."""
 
 import logging
 import random
@@ -13,6 +13,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, KTOConfig, KTOTr
 from trl.experimental.cpo import CPOConfig, CPOTrainer
 from trl.experimental.orpo import ORPOConfig, ORPOTrainer
 
+import unpad
 import unpad.hf
 from tests.hf.families import make_model
 from tests.proof.foreign.hugging_face import tokenizer
@@ -83,6 +84,78 @@ def test_a_trainer_learns_without_padding_what_it_learns_with_it(kind, seed, tmp
     assert gradient_error(learnt(trainer), expected) < 2e-5
     assert done.num_tokens < done.num_cells
     assert "padding left out" in repr(done)
+
+
+JUDGED = [one for one in CASES if one.values[0] != "grpo"]
+
+
+@pytest.mark.promise("hf.pairs")
+@pytest.mark.parametrize(("kind", "seed"), JUDGED)
+def test_a_trainer_of_pairs_is_sound(kind, seed, tmp_path):
+    trainer = make(kind, tmp_path, seed)
+    certificate = unpad.prove_trainer(trainer)
+    assert (certificate.verdict, certificate.precision) == ("sound", "fp64"), str(certificate)
+    assert certificate.finding("filler") is not None
+    assert not vars(trainer.model.base_model).get("forward")
+
+
+def collated(change):
+    """A trainer whose collator makes other masks."""
+
+    def plant(trainer: Trainer) -> None:
+        collate = trainer.data_collator
+        trainer.data_collator = lambda rows: change(collate(rows))
+
+    return plant
+
+
+def hide_end(batch):
+    """As a collator does that takes the end of a text for padding."""
+    return batch | {"attention_mask": batch["attention_mask"] * (batch["input_ids"] != 2)}
+
+
+def show_padding_on_the_left(batch):
+    gaps = (1 - batch["attention_mask"]).sum(1).tolist()
+    names = ("input_ids", "completion_mask")
+    rows = {name: torch.stack([row.roll(gap) for row, gap in zip(batch[name], gaps, strict=True)]) for name in names}
+    return batch | rows | {"attention_mask": torch.ones_like(batch["attention_mask"])}
+
+
+def score_padding(batch):
+    return batch | {"completion_mask": batch["completion_mask"] | (1 - batch["attention_mask"])}
+
+
+def shift_by_the_longest(batch):
+    """Completions begin where the batch's first one begins."""
+    begins = int(batch["completion_mask"][0].argmax())
+    mask = batch["attention_mask"].clone()
+    mask[:, :begins] = 0
+    return batch | {"completion_mask": mask}
+
+
+def mix_rows(trainer: Trainer) -> None:
+    trainer.model.model.layers[0].mlp.register_forward_hook(lambda module, args, output: output + output.mean((0, 1)))
+
+
+FAULTS = {
+    "hidden ends": (collated(hide_end), "cut"),
+    "visible padding": (collated(show_padding_on_the_left), "filler"),
+    "padding scored": (collated(score_padding), "gradient"),
+    "masks by the batch": (collated(shift_by_the_longest), "collated"),
+    "mixed rows": (mix_rows, "isolation"),
+}
+
+
+@pytest.mark.promise("hf.pairs")
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_trainer_of_pairs_whose_rows_depend_on_others_is_found(name, tmp_path):
+    plant, kind = FAULTS[name]
+    trainer = make("dpo", tmp_path)
+    plant(trainer)
+    certificate = unpad.prove_trainer(trainer)
+    assert certificate.passed is False
+    assert kind in {claim.kind for claim in certificate.failed}, str(certificate)
+    assert certificate.cause
 
 
 def refused(trainer: Trainer, error: type[Exception], text: str) -> None:

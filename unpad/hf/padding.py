@@ -1,9 +1,12 @@
-"""Padded rows of any trainer, computed end to end: the backbone sees real tokens alone, all around it sees rows."""
+"""Padded rows of any trainer, end to end or one at a time: the backbone sees tokens alone, all around it sees rows."""
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,19 +17,32 @@ from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
 from unpad.hf.prepare import preparing
+from unpad.hf.rows import Collator
+from unpad.proof.foreign.certificate import FOLLOWS, BatchClaim, ForeignCertificate
+from unpad.proof.foreign.judge import ComparedUpdate, Precision, judge
+from unpad.proof.foreign.kinds import NOT_TRAINED, TRAINER_FIX
 from unpad.proof.foreign.measure import (
     EPS,
     LEAST,
     MARGIN,
+    UpdateResults,
     by_rounding,
     gradient_error,
+    logits_in_batches,
     not_below_fp32,
     relative,
     take_gradient,
 )
-from unpad.proof.foreign.model import base_of, no_router_loss, untouched_generators
-from unpad.proof.foreign.undisturbed import proving
-from unpad.proof.foreign.update import has_media
+from unpad.proof.foreign.model import base_of, no_router_loss, untouched, untouched_generators
+from unpad.proof.foreign.undisturbed import attributes_kept, proving
+from unpad.proof.foreign.update import (
+    IGNORE,
+    ForeignBatch,
+    converted,
+    has_media,
+    labelled,
+    read_update,
+)
 
 MODELS = ("model", "ref_model")  # of a trainer
 KEPT = ("past_key_values", "output_hidden_states", "output_attentions")  # asked for these, rows stay padded
@@ -107,11 +123,25 @@ class _Rows:
             return None
         hidden = output[0]  # (1, num_tokens, dim)
         cells = hidden.new_zeros(self.shape[0] * self.shape[1], hidden.shape[-1]).index_copy(0, self.real, hidden[0])
-        padded = cells.unflatten(0, self.shape)
-        if isinstance(output, tuple):
-            return (padded, *output[1:])
-        output[next(iter(output))] = padded
-        return output
+        return _with_hidden(output, cells.unflatten(0, self.shape))
+
+
+def _models(trainer: Trainer) -> list[nn.Module]:
+    found = [getattr(trainer, name, None) for name in MODELS]
+    return [trainer.accelerator.unwrap_model(model) for model in found if isinstance(model, nn.Module)]
+
+
+def _backbones(trainer: Trainer) -> list[nn.Module]:
+    """What computes hidden states in a trainer's model, and in its reference model."""
+    return [getattr(base_of(model), "base_model", base_of(model)) for model in _models(trainer)]
+
+
+def _with_hidden(output: Any, hidden: Tensor) -> Any:
+    """The output of a backbone with other hidden states."""
+    if isinstance(output, tuple):
+        return (hidden, *output[1:])
+    output[next(iter(output))] = hidden
+    return output
 
 
 def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
@@ -135,12 +165,9 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
             raise RecipeError("a router's auxiliary loss reads padded rows", fix="set output_router_logits=False")
         padded, bounds = _step_and_bounds(trainer) if prove else (None, (0.0, 0.0))
         stack.push(lambda kind, *_: done.remove() if kind else None)
-        for name in MODELS:
-            if isinstance(model := getattr(trainer, name, None), nn.Module):
-                backbone: Any = base_of(trainer.accelerator.unwrap_model(model))
-                backbone = getattr(backbone, "base_model", backbone)
-                stack.enter_context(preparing(backbone))
-                done.hook(backbone)
+        for backbone in _backbones(trainer):
+            stack.enter_context(preparing(backbone))
+            done.hook(backbone)
         if padded is None:
             return done
         done.loss, done.gradient = errors = _errors(_step(trainer), padded)
@@ -178,3 +205,170 @@ def _step_and_bounds(trainer: Trainer) -> tuple[tuple[Tensor, dict[str, Tensor]]
 def _errors(found: tuple[Tensor, dict[str, Tensor]], truth: tuple[Tensor, dict[str, Tensor]]) -> tuple[float, float]:
     """Relative errors of the loss and of the gradient of all parameters."""
     return relative(found[0], truth[0]), gradient_error(found[1], truth[1])
+
+
+# --------------------------------------------------------------------------- trainers of pairs, judged
+
+OWN_LOSS = "logits are hidden states here; the loss is {}'s own, of its batches with every row computed alone"
+READS = "the rows are right and the loss is not: it reads cells of padding, or a row by its place in the batch"
+UNLIKE = "the collator gives a row other tokens, masks or labels beside others: place them by the row's own length"
+EMBEDDED = "{} gives its model something else than rows of token ids, or rows that the data do not have"
+Step = Callable[[Sequence[Mapping[str, Any]]], tuple[float, dict[str, Tensor]]]
+LABELS = ("crossing", "padding", "targets")  # which a loss of its own does not have
+
+
+@dataclass(frozen=True, eq=False)
+class PairsUpdate:
+    """The first update of a trainer of pairs.
+
+    Args:
+        step: loss and gradient of batches by `training_step`.
+        trained: tokens of the rows that the data have; others: those of rows that are computed and not trained on.
+        num_unlike: cells in which batches have something else for a row than the collator gives it alone.
+    """
+
+    trainer: Trainer
+    step: Step
+    batches: Sequence[Mapping[str, Any]]
+    trained: Sequence[Sequence[int]]
+    others: Sequence[Sequence[int]]
+    num_unlike: int
+
+    @classmethod
+    def of(
+        cls,
+        trainer: Trainer,
+        step: Step,
+        batches: Sequence[Mapping[str, Any]],
+        columns: Sequence[Sequence[str]],
+        examples: Sequence[Sequence[Mapping[str, Any]]],
+        collator: Collator,
+    ) -> PairsUpdate:
+        """An update of the rows of a trainer's data.
+
+        Args:
+            columns: of `columns_of_rows`.
+            examples: of each batch, as the collator was given them.
+
+        Raises:
+            ProofError: they have none of the columns.
+        """
+        rows: dict[bool, list[list[int]]] = {True: [], False: []}
+        part = slice(None, trainer.args.max_length)
+        if getattr(trainer.args, "truncation_mode", "") == "keep_end" and trainer.args.max_length:
+            part = slice(-trainer.args.max_length, None)
+        for example in (example for some in examples for example in some):
+            for names in columns:
+                if all(name in example for name in names):
+                    rows[NOT_TRAINED not in names].append([token for name in names for token in example[name]][part])
+        if not rows[True]:
+            raise ProofError(f"{type(trainer).__name__} has rows without the columns {columns[0]}", fix=TRAINER_FIX)
+        alone = [[collator([copy.deepcopy(one)]) for one in some] for some in examples]
+        num_unlike = sum(_num_unlike(batch, some) for batch, some in zip(batches, alone, strict=True))
+        return cls(trainer, step, batches, rows[True], rows[False], num_unlike)
+
+    def certificate(self, precision: Precision, notes: Sequence[str]) -> ForeignCertificate:
+        """Judge the update by the same step in which every row is computed alone, as the data have it."""
+        name = type(self.trainer).__name__
+        if any(map(has_media, self.batches)):
+            raise ProofError(f"{name} has pictures or sounds", fix="try unpad.hf.without_padding(trainer)")
+        models = nn.ModuleList(_models(self.trainer))
+        with untouched(models):
+            found = judge(models, precision, self._compare, [*notes, OWN_LOSS.format(name)])
+        claims = [claim for claim in found.findings if claim.kind not in LABELS]
+        claims = [
+            replace(one, kind="step", advice=READS if one.advice not in ("", FOLLOWS) else one.advice)
+            if one.kind == "loss"
+            else one
+            for one in claims
+        ]
+        if found.refused is None:
+            claims.insert(0, BatchClaim("collated", self.num_unlike, 0, UNLIKE if self.num_unlike else ""))
+        return replace(found, findings=tuple(claims), num_targets=0)
+
+    def _compare(self, exact: bool) -> ComparedUpdate:
+        """The update where weights are in their precision already; `exact` for fp64."""
+        batches = converted(list(self.batches), floats=torch.float64) if exact else self.batches
+        backbone = _backbones(self.trainer)[0]
+        calls: list[ForeignBatch] = []
+
+        def forward(inputs: Mapping[str, object]) -> Any:
+            return backbone(**inputs)[0]
+
+        def record(module: nn.Module, args: tuple[Any, ...], inputs: dict[str, Any]) -> None:
+            if torch.is_grad_enabled():  # as it is not for reference passes
+                calls.append(self._read(args, inputs))
+
+        handle = backbone.register_forward_pre_hook(record, with_kwargs=True)
+        try:
+            self.step(batches)
+        finally:
+            handle.remove()
+        update = read_update(calls, labelled(self.trained, None))
+        pieces = [replace(piece, row=row, start=0) for row, piece in enumerate(update.pieces)]
+        rows = [torch.tensor([update.ids_of(piece)], device=self.trainer.args.device) for piece in update.pieces]
+        alone = replace(update, batches=[self._read((row,), {}) for row in rows], pieces=pieces)
+        return ComparedUpdate(
+            update,
+            lambda: UpdateResults(logits_in_batches(forward, alone), *self._step_alone(batches)),
+            lambda: UpdateResults(logits_in_batches(forward, update), *self.step(batches)),
+            forward,
+        )
+
+    def _read(self, args: tuple[Any, ...], inputs: Mapping[str, Any]) -> ForeignBatch:
+        """A call of a backbone as a batch without labels.
+
+        Raises:
+            ProofError: it has no token ids.
+        """
+        ids, mask = args[0] if args else inputs.get("input_ids"), inputs.get("attention_mask")
+        if not isinstance(ids, Tensor):
+            raise ProofError(EMBEDDED.format(type(self.trainer).__name__), fix=TRAINER_FIX)
+        real = mask > 0 if isinstance(mask, Tensor) and mask.shape == ids.shape else ids == ids
+        given = {**inputs, "input_ids": ids, "use_cache": False}
+        return ForeignBatch(given, {}, ids, torch.full_like(ids, IGNORE), real)
+
+    def _step_alone(self, batches: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, Tensor]]:
+        """A step in which the models compute every row alone."""
+        with ExitStack() as stack:
+            for backbone in _backbones(self.trainer):
+                stack.enter_context(attributes_kept(backbone))
+                vars(backbone)["forward"] = partial(self._forward_alone, backbone.forward)
+            return self.step(batches)
+
+    def _forward_alone(self, forward: Callable[..., Any], *args: Any, **inputs: Any) -> Any:
+        """Hidden states of the rows of a call that are known, one row at a time and without mask; zeros elsewhere."""
+        batch = self._read(args, inputs)
+        batch = replace(batch, real=batch.ids == batch.ids)  # tokens that a wrong mask hides are of their rows too
+        shape, width, output = batch.ids.shape, batch.ids.shape[1], None
+        hidden = dict[int, Tensor]()
+        for _, row, cells in read_update([batch], labelled([*self.trained, *self.others], None)).places(0):
+            given = {
+                name: value[row : row + 1, cells] if isinstance(value, Tensor) and value.shape == shape else value
+                for name, value in batch.inputs.items()
+                if name not in ("attention_mask", "position_ids", "cache_position")
+            }
+            output = forward(**given)
+            hidden[row] = F.pad(output[0][0], (0, 0, cells.start, width - cells.stop))  # (seq, dim)
+        if output is None:
+            raise ProofError(EMBEDDED.format(type(self.trainer).__name__), fix=TRAINER_FIX)
+        blank = torch.zeros_like(next(iter(hidden.values())))
+        return _with_hidden(output, torch.stack([hidden.get(row, blank) for row in range(len(batch.ids))]))
+
+
+def _num_unlike(batch: Mapping[str, Any], alone: Sequence[Mapping[str, Any]]) -> int:
+    """Cells of a batch that differ from those of its examples alone, where these begin or end its rows.
+
+    An example may have several rows: the first of all examples come first, then the second ones.
+    """
+    num = 0
+    for name, whole in batch.items():
+        if isinstance(whole, Tensor) and whole.dim():
+            for index, one in enumerate(alone):
+                rows = whole[index :: len(alone)].cpu()
+                own = one[name].cpu()
+                ends = [(), ()] if own.dim() == 1 else [(slice(own.shape[1]),), (slice(-own.shape[1], None),)]
+                num += sum(
+                    min(int((row[end] != mine).sum()) for end in ends) for row, mine in zip(rows, own, strict=False)
+                )
+    return num

@@ -14,10 +14,11 @@ from transformers import Trainer
 from unpad.errors import ProofError, RecipeError
 from unpad.hf.checks import COUNT_TARGETS, is_sft, loss_of_ones_own, refuse_losses, refuse_methods
 from unpad.hf.loader import MICRO, MICROS, PLACE, Examples, collate_update, micros_of
+from unpad.hf.padding import PairsUpdate
 from unpad.hf.rows import CollatedRows, Collator
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, ComparedUpdate, Precision, judge
-from unpad.proof.foreign.kinds import no_trainer_of_tokens
+from unpad.proof.foreign.kinds import columns_of_rows, no_trainer_of_tokens
 from unpad.proof.foreign.lengths import RowLimit, within
 from unpad.proof.foreign.measure import (
     OTHER_LOSS,
@@ -87,7 +88,7 @@ class TrainerUpdate:
         return ComparedUpdate(
             update,
             lambda: one_at_a_time(self.model, sequences),
-            lambda: UpdateResults(logits_in_batches(self._forward, update), *self._step(batches)),
+            lambda: UpdateResults(logits_in_batches(self._forward, update), *self.step(batches)),
             self._forward,
             self.truth,
             own,
@@ -97,7 +98,7 @@ class TrainerUpdate:
     def _forward(self, inputs: Mapping[str, object]) -> Any:
         return self.trainer.model(**{**inputs, **({"use_cache": False} if is_sft(self.trainer) else {})})  # as it does
 
-    def _step(self, batches: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, Tensor]]:
+    def step(self, batches: Sequence[Mapping[str, Any]]) -> tuple[float, dict[str, Tensor]]:
         """Loss and gradient of an update by `training_step` over its micro-batches."""
         trainer, loss = self.trainer, 0.0
         trainer.current_gradient_accumulation_steps = len(batches)  # as `train` does; there is none before
@@ -123,7 +124,8 @@ def prove_trainer(
     generators, modes, the trainer's state and order of data; only a data stream that cannot be restarted is read ahead.
 
     Args:
-        trainer: a Trainer of transformers, SFTTrainer of TRL, or a subclass, built and not yet run.
+        trainer: a Trainer of transformers, SFTTrainer or a trainer of pairs of TRL, or a subclass, built and not yet
+            run.
         sequences: token ids of all sequences of the data; by default those that its collator makes of each row alone
             that the trainer gives to it, which it may have cut before, split where they are packed.
         loss_masks: of `sequences`, True where a token is a target; by default all but the first.
@@ -141,12 +143,17 @@ def prove_trainer(
         raise ProofError("the trainer runs in several processes or on several devices", fix="prove it in one process")
     if "lomo" in str(trainer.args.optim).lower():
         raise ProofError("this optimizer changes weights during backward", fix="prove with another optim")
-    if reason := no_trainer_of_tokens(trainer):
+    of_pairs = columns_of_rows(trainer)
+    if (sequences or not of_pairs) and (reason := no_trainer_of_tokens(trainer)):
         raise ProofError(reason.what, fix=reason.fix)
     refuse_methods(trainer, COUNT_TARGETS)
-    refuse_losses(trainer)
+    if not of_pairs:
+        refuse_losses(trainer)
     with proving(trainer) as (model, notes):
         batches, num_items, examples, collator = _first(trainer)
+        if of_pairs:
+            step = TrainerUpdate(trainer, model, batches, num_items, ()).step
+            return PairsUpdate.of(trainer, step, batches, of_pairs, examples, collator).certificate(precision, notes)
         if sequences is not None:
             update = TrainerUpdate(trainer, model, batches, num_items, labelled(sequences, loss_masks), complete=False)
             return update.certificate(precision, notes)

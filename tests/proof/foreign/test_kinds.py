@@ -57,7 +57,7 @@ class MyBert(BertForMaskedLM):
     """A class of a user's own."""
 
 
-class MyDPOTrainer(trl.DPOTrainer):
+class MyGRPOTrainer(trl.GRPOTrainer):
     """A trainer of a user's own."""
 
 
@@ -77,7 +77,7 @@ def seq2seq(folder: Path) -> Trainer:
     return Seq2SeqTrainer(model=net, args=args, train_dataset=data, data_collator=collator)
 
 
-PAIRS = datasets.Dataset.from_list([{"prompt": "t4 t5", "chosen": "t6 t7", "rejected": "t8"}] * 4)
+PROMPTS = datasets.Dataset.from_list([{"prompt": "t4 t5"}] * 4)
 OFF = {"bf16": False, "gradient_checkpointing": False}
 
 
@@ -86,15 +86,10 @@ def adapted() -> nn.Module:
     return made
 
 
-def preferences(folder: Path, kind: type[Trainer] = trl.DPOTrainer) -> Trainer:
-    args = trl.DPOConfig(output_dir=str(folder), **COMMON, **OFF)
-    return kind(model=adapted(), args=args, train_dataset=PAIRS, processing_class=tokenizer())  # type: ignore[call-arg]
-
-
-def reward(folder: Path) -> Trainer:
-    net = model("llama", AutoModelForSequenceClassification, num_labels=1)
-    args = trl.RewardConfig(output_dir=str(folder), **COMMON, **OFF)
-    return trl.RewardTrainer(model=net, args=args, train_dataset=PAIRS, processing_class=tokenizer())
+def generating(folder: Path, kind: type[Trainer] = trl.GRPOTrainer) -> Trainer:
+    args = trl.GRPOConfig(output_dir=str(folder), num_generations=2, **COMMON, **OFF)
+    given = {"reward_funcs": lambda completions, **rest: [0.0] * len(completions), "processing_class": tokenizer()}
+    return kind(model=adapted(), args=args, train_dataset=PROMPTS, **given)  # type: ignore[arg-type]
 
 
 def lengths(value: int) -> list[object]:
@@ -146,11 +141,10 @@ REFUSED: dict[str, tuple[Callable[[Path], Trainer], str]] = {
     "a causal model whose collator hides tokens": (
         lambda folder: masked(folder, build("gpt2")), "ProofError: DataCollatorForLanguageModeling has mlm=True",
     ),
-    "DPO": (preferences, "ProofError: DPOTrainer of TRL: it has an objective of its own"),
-    "a trainer of one's own from DPO": (
-        lambda folder: preferences(folder, MyDPOTrainer), "ProofError: MyDPOTrainer is a DPOTrainer of TRL",
+    "GRPO": (generating, "ProofError: GRPOTrainer of TRL: it has an objective of its own"),
+    "a trainer of one's own from GRPO": (
+        lambda folder: generating(folder, MyGRPOTrainer), "ProofError: MyGRPOTrainer is a GRPOTrainer of TRL",
     ),
-    "Reward": (reward, "ProofError: RewardTrainer of TRL: it has"),
 }  # fmt: skip
 
 

@@ -104,7 +104,7 @@ def test_thresholds_that_are_not_known_are_not_drawn():
 def test_latents_and_runs_of_any_size_are_drawn(latent, readings):
     rows = [{"step": 10 * i, "values": values(10 * i, latent)} for i in range(1, readings + 1)]
     shown = report.section(rows, None).html()
-    assert shown.count("<svg") == shown.count("</svg>") == 7  # the wide one twice
+    assert shown.count("<svg") == shown.count("</svg>") == 6
     assert len(shown) < 400_000
 
 

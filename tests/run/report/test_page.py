@@ -31,7 +31,7 @@ def test_page_needs_no_network_and_no_scripts(tmp_path):
     assert page.startswith("<!doctype html>")
     for outside in ("http:", "https:", "<script", "<link", "src=", "@import", "url("):
         assert outside not in page, outside
-    assert page.count("<svg") == page.count("</svg>") == 8  # the loss has one for narrow screens
+    assert page.count("<svg") == page.count("</svg>") == 7
     assert "nan" not in page.split("</style>")[1].lower().replace("finance", "")
 
 
@@ -83,7 +83,6 @@ def test_the_page_begins_with_a_judgement_and_shows_the_weights_in_use(tmp_path,
     used = dict(zip(places, losses, strict=True)).get(weights, min(losses))
     assert shown == f"{used:#.4g}"
     assert ("in use; best" in note) == (used != min(losses))
-    assert "<title>step 30 to 32: " in page
 
 
 TILE = re.compile(r"<div class=tile><span>([^<]*)</span><b>([^<]*)</b><small>([^<]*)</small>")
@@ -121,17 +120,6 @@ def test_the_page_begins_with_what_the_model_is_worth_beside_a_guess(tmp_path):
     keep_evaluation(folder, 50, json.loads(json.dumps(values).replace("NaN", "null")), [])
     told = "a guess among 20 5.0%; of the evaluation, step 50"
     assert TILE.findall(write_report(folder).read_text())[1] == ("Right caption of 20", "40.0%", told)
-
-
-def test_a_wide_figure_has_a_drawing_for_narrow_screens_of_the_same_curve(tmp_path):
-    page = write_report(run_directory(tmp_path / "run")).read_text()
-    (figure,) = re.findall(r"<figure class=wide>.*?</figure>", page)
-    drawings = re.findall(r'<svg class="plot (\w+)" viewBox="0 0 (\d+) \d+".*?</svg>', figure)
-    assert drawings == [("broad", "1060"), ("narrow", "520")]
-    broad, narrow = (len(re.findall("<circle", part)) for part in figure.split("</svg>")[:2])
-    assert broad == narrow == 6
-    assert "@media(max-width:760px)" in page.split(".narrow{display:none}")[1][:40]
-    assert ".broad{display:none}" in page
 
 
 def test_the_times_of_a_resumed_run_name_the_steps_that_they_cover(tmp_path):

@@ -12,7 +12,8 @@ from unpad.proof.foreign.update import Labels, Update, count_cut, read_labels
 from unpad.proof.line import Certificate, Line, not_applicable
 from unpad.terminal.table import columns, wrapped
 
-Kind = Literal["cut", "unknown", "crossing", "padding", "targets", "isolation", "filler", "logits", "loss", "gradient"]
+Counted = Literal["cut", "unknown", "crossing", "padding", "targets", "collated"]  # tokens, targets or cells
+Kind = Literal[Counted, "isolation", "filler", "logits", "loss", "step", "gradient"]
 Verdict = Literal["sound", "leaking", "cut", "wrong loss", "refused", "not proven"]
 
 CLAIMS: dict[Kind, str] = {
@@ -25,10 +26,12 @@ CLAIMS: dict[Kind, str] = {
     "filler": "the padding's content moves the logits",
     "logits": "logits = one at a time",
     "loss": "reported loss = mean over targets",
+    "step": "loss of the step = of its rows computed alone",
+    "collated": "cells of rows other than with the row alone",
     "gradient": "gradient of the update = one at a time",
 }
 LEAKS: tuple[Kind, ...] = ("crossing", "isolation", "filler")
-COUNTED: tuple[Kind, ...] = ("cut", "unknown", "crossing", "padding", "targets")
+COUNTED: tuple[Kind, ...] = get_args(Counted)
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
@@ -133,7 +136,8 @@ class ForeignCertificate:
         text = Certificate(tuple(finding.line() for finding in self.findings)).text() if self.findings else []
         notes = [part for note in self.notes for part in wrapped(f"note: {note}", columns())]
         refused = wrapped(f"refused: {self.refused}", columns()) if self.refused is not None else []
-        size = f"{self.num_sequences} sequences, {self.num_tokens} tokens, {self.num_targets} targets"
+        targets = f", {self.num_targets} targets" if self.num_targets else ""
+        size = f"{self.num_sequences} sequences, {self.num_tokens} tokens{targets}"
         return [*text[:-1], *notes, *refused, f"{self.verdict} in {self.precision}: {size}"]
 
     def to_dict(self) -> dict[str, Any]:

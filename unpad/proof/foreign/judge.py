@@ -137,6 +137,7 @@ def judge(
 
 
 def _fix(model: nn.Module) -> str:
+    """What to do where a model raises on a sequence alone, with its number of positions where it has one."""
     limit = getattr(config_of(model), "max_position_embeddings", None)
     rows = f", with rows of at most its {limit:,} positions" if isinstance(limit, int) else ""
     return f"prove a model of causal language{rows}"
@@ -164,7 +165,7 @@ def _remarks(update: Update) -> list[str]:
     """Notes on what these batches do not have, so that nothing is shown of it."""
     counts = [batch.num_targets for batch in update.batches]
     alike = "all batches have as many targets, so a mean of their means would be the mean over targets too"
-    return [alike] if len(counts) > 1 and len(set(counts)) == 1 else []
+    return [alike] if len(counts) > 1 and len(set(counts)) == 1 and counts[0] else []
 
 
 def _not_random(certificate: ForeignCertificate, together: Callable[[], UpdateResults]) -> ForeignCertificate:

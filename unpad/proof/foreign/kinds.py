@@ -18,6 +18,16 @@ HEADS = (  # ends of the names of classes with a head of another kind
 OTHER_TASK = "is no causal language model: it predicts something else than the next token"
 CAUSAL_FIX = "use a causal language model, as AutoModelForCausalLM makes it"
 
+NOT_TRAINED = "KL_completion_ids"  # column of rows that are computed and not trained on
+INPUTS = (("chosen_input_ids",), ("rejected_input_ids",))
+# Trainers of TRL that are judged by their rows: the columns that the tokens of a row stand in.
+ROWS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "DPOTrainer": (("prompt_ids", "chosen_ids"), ("prompt_ids", "rejected_ids")),
+    "RewardTrainer": (("chosen_ids",), ("rejected_ids",)),
+    "KTOTrainer": (("prompt_ids", "completion_ids"), ("prompt_ids", NOT_TRAINED)),
+    "ORPOTrainer": INPUTS,
+    "CPOTrainer": INPUTS,
+}
 TOKENS = ("SFTTrainer", "_BaseTrainer")  # trainers of TRL that train on the next token, or leave it open
 TRAINER_FIX = "try unpad.hf.without_padding(trainer), which proves a step; unpad.prove_callable judges its model"
 
@@ -69,12 +79,22 @@ def _is_of_trl(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "trl" and getattr(module, kind.__name__, None) is kind
 
 
+def _of_trl(trainer: object) -> type | None:
+    return next((kind for kind in type(trainer).__mro__ if _is_of_trl(kind)), None)
+
+
+def columns_of_rows(trainer: object) -> tuple[tuple[str, ...], ...]:
+    """The columns of the rows of a trainer of pairs that is judged; empty for others."""
+    ours = _of_trl(trainer)
+    return ROWS.get(ours.__name__, ()) if ours else ()
+
+
 def no_trainer_of_tokens(trainer: object) -> Reason | None:
     """The reason why a trainer does not train on the next token; None if there is none.
 
     It is the trainer's class, its model or its collator.
     """
-    ours = next((kind for kind in type(trainer).__mro__ if _is_of_trl(kind)), None)
+    ours = _of_trl(trainer)
     if ours is not None and ours.__name__ not in TOKENS:
         own = "" if type(trainer) is ours else f"{type(trainer).__name__} is a "
         what = (

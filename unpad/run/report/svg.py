@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
 
@@ -11,14 +11,12 @@ import numpy as np
 
 from unpad.run.report.history import Array
 
-COLUMNS = 40  # of a drawing, in which it names its values
 MAX_POINTS = 500  # per drawn line; more would overlap
 WIDE = (1060, 340)  # pixels of a figure over the whole page
 COLOURS = {  # of the page by day
     "card": "#fff", "ink": "#1b1c1e", "soft": "#696d74", "line": "#e6e5e0", "main": "#2563eb", "held": "#c2570c",
     "bad": "#b42318",
 }  # fmt: skip
-NARROW = (520, 280)  # of the same figure on a narrow screen, where the wide one would be unreadable
 
 STYLE = """
 figure{padding:14px 14px 8px}
@@ -48,10 +46,7 @@ path.limit{stroke:var(--bad)}
 .mid{text-anchor:middle}
 svg text.name{fill:var(--ink);font-weight:600}
 rect{stroke:var(--line)}
-.narrow{display:none}
-@media(max-width:760px){svg.plot text{font-size:17px}.broad{display:none}.narrow{display:block}}
-rect.values{fill:transparent;stroke:none}
-rect.values:hover{fill:var(--main);fill-opacity:.1}
+@media(max-width:760px){svg.plot text{font-size:17px}}
 rect.hit{fill:var(--main)}
 rect.miss{fill:var(--held)}
 svg text.on{fill:#fff}
@@ -189,20 +184,14 @@ def plot(
     end = max(axes.begin + 1.0, *(x[-1] for line in lines for x, _ in line.segments if len(x)))
     ys = np.concatenate([y for _, y in points])
 
-    def drawing(sized: Axes, css: str) -> str:
-        frame = _frame(sized, end, ys)
-        body = _grid(frame)
-        if limit is not None and frame.marks[0] < limit < frame.marks[-1]:
-            body += _level(frame, limit)
-        body += "".join(_stage(frame, name, first) for name, first in stages or [])
-        body += "".join(_curve(frame, line, x, y, axes.over) for line, segments in thinned for x, y in segments)
-        return drawn(title, body + _values(frame, thinned, title, axes.over), sized.size, css)
-
-    unit += ", logarithmic" if _frame(axes, end, ys).log else ""
-    if axes.size[0] <= NARROW[0]:
-        return framed(title, unit, drawing(axes, "plot"), legend)
-    both = drawing(axes, "plot broad") + drawing(replace(axes, size=NARROW), "plot narrow")
-    return framed(title, unit, both, legend, "wide")
+    frame = _frame(axes, end, ys)
+    body = _grid(frame)
+    if limit is not None and frame.marks[0] < limit < frame.marks[-1]:
+        body += _level(frame, limit)
+    body += "".join(_stage(frame, name, first) for name, first in stages or [])
+    body += "".join(_curve(frame, line, x, y, axes.over) for line, segments in thinned for x, y in segments)
+    unit += ", logarithmic" if frame.log else ""
+    return framed(title, unit, drawn(title, body, axes.size, "plot"), legend, "wide" if frame.wide else "")
 
 
 def picture(title: str, line: Curve, axes: Axes, marks: list[tuple[str, float]]) -> str:
@@ -357,26 +346,6 @@ def _curve(frame: _Frame, line: Curve, x: Array, y: Array, over: str) -> str:
         for a, b, step, value in zip(px, py, x, y, strict=True):
             body += f'<circle class="{line.css}" cx={a:.1f} cy={b:.1f} r=3.2>'
             body += f"<title>{escape(over)} {step:,.0f}: {value:.4g}</title></circle>"
-    return body
-
-
-def _values(frame: _Frame, lines: Sequence[tuple[Curve, list[tuple[Array, Array]]]], title: str, over: str) -> str:
-    """Columns over a drawing that name their values where the pointer rests: the mean of every line but a faint one."""
-    if all(line.dots for line, _ in lines if line.css != "raw"):  # they name theirs themselves
-        return ""
-    edges, body = np.linspace(frame.begin, frame.end, COLUMNS + 1), ""
-    named = [
-        (line.label or title, np.concatenate([x for x, _ in segments]), np.concatenate([y for _, y in segments]))
-        for line, segments in lines
-        if segments and line.css != "raw"
-    ]
-    for low, high in pairwise(edges.tolist()):
-        means = [(name, y[(x >= low) & (x <= high)]) for name, x, y in named]
-        said = "; ".join(f"{name} {values.mean():.4g}" for name, values in means if values.size)
-        left, right = frame.x(np.array([low, high])).tolist()
-        sides = f"x={left:.1f} y={frame.top} width={right - left:.1f} height={frame.bottom - frame.top:.0f}"
-        head = f"{over} {low:,.0f} to {high:,.0f}"
-        body += f"<rect class=values {sides}><title>{escape(f'{head}: {said}')}</title></rect>" if said else ""
     return body
 
 
