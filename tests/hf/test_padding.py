@@ -42,9 +42,9 @@ def reward(completions: list[str], **rest: Any) -> list[float]:
     return [float(sum(map(ord, text)) % 7) for text in completions]
 
 
-def make(kind: str, folder: Path, seed: int = 0) -> Trainer:
+def make(kind: str, folder: Path, seed: int = 0, family: str = "llama", **changes: Any) -> Trainer:
     if not (folder / "model").exists():  # of which reference models are made
-        make_model("llama").save_pretrained(folder / "model")
+        make_model(family).save_pretrained(folder / "model")
     arguments: dict[str, Any] = {"max_steps": 3, "learning_rate": 0.1, "optim": "sgd", "bf16": False, "use_cpu": True}
     arguments |= {"output_dir": str(folder), "report_to": [], "save_strategy": "no", "disable_tqdm": True, "seed": seed}
     auto, fields = AutoModelForCausalLM, {}
@@ -57,7 +57,7 @@ def make(kind: str, folder: Path, seed: int = 0) -> Trainer:
     model = auto.from_pretrained(folder / "model", pad_token_id=0, **fields)
     trainer, config = KINDS[kind]
     given |= {"train_dataset": rows_for(seed), "processing_class": tokenizer()}
-    return trainer(model, args=config(**arguments), **given)
+    return trainer(model, args=config(**arguments | changes), **given)
 
 
 def learnt(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -158,6 +158,12 @@ def test_a_trainer_of_pairs_whose_rows_depend_on_others_is_found(name, tmp_path)
     assert certificate.cause
 
 
+@pytest.mark.parametrize(("kind", "family", "changes"), [("reward", "gpt2", {}), ("dpo", "llama", {"bf16": True})])
+def test_positions_begin_in_each_row_and_no_reference_is_in_mixed_precision(kind, family, changes, tmp_path):
+    done = unpad.hf.without_padding(make(kind, tmp_path, family=family, **changes))
+    assert max(done.loss, done.gradient) < 5e-6
+
+
 def refused(trainer: Trainer, error: type[Exception], text: str) -> None:
     """The trainer is refused, and its model computes as before."""
     before = trainer.model.config._attn_implementation
@@ -179,10 +185,13 @@ def test_a_model_that_mixes_the_tokens_of_a_row_is_refused_and_as_before(tmp_pat
     refused(trainer, ProofError, "without padding a step has another loss")
 
 
-def test_a_routers_loss_and_a_model_without_padded_rows_are_refused(tmp_path):
+def test_a_routers_loss_pooled_rows_and_no_padded_rows_are_refused(tmp_path):
     trainer = make("dpo", tmp_path)
     trainer.aux_loss_enabled = True
     refused(trainer, RecipeError, "auxiliary loss")
+    trainer = make("dpo", tmp_path)
+    trainer.model.model.register_forward_hook(lambda module, args, output: setattr(output, "pooler_output", output[0]))
+    refused(trainer, ProofError, "pools rows before its head")
     trainer = make("dpo", tmp_path)
     trainer.data_collator = lambda rows, collate=trainer.data_collator: collate(rows) | {"output_hidden_states": True}
     refused(trainer, RecipeError, "0 padded rows reach the model")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from unpad.errors import ProofError, RecipeError
 from unpad.hf.prepare import preparing
 from unpad.hf.rows import Collator
 from unpad.proof.foreign.certificate import FOLLOWS, BatchClaim, ForeignCertificate
-from unpad.proof.foreign.judge import ComparedUpdate, Precision, judge
+from unpad.proof.foreign.judge import ComparedUpdate, Precision, judge, refused
 from unpad.proof.foreign.kinds import NOT_TRAINED, TRAINER_FIX
 from unpad.proof.foreign.measure import (
     EPS,
@@ -108,7 +108,9 @@ class _Rows:
         self.owner.num_tokens += len(self.real)
         self.owner.most_rows = max(self.owner.most_rows, len(ids))
         bounds = F.pad(lengths.cumsum(0, dtype=torch.int32), (1, 0))
-        given = {"position_ids": mask.cumsum(1) - 1, **kwargs, "input_ids": ids}
+        given = {**kwargs, "input_ids": ids}
+        if given.get("position_ids") is None:
+            given["position_ids"] = mask.cumsum(1) - 1
         flat = {  # ids, positions, and what else has a value a token
             name: value.flatten()[self.real][None] if isinstance(value, Tensor) and value.shape == ids.shape else value
             for name, value in given.items()
@@ -137,7 +139,13 @@ def _backbones(trainer: Trainer) -> list[nn.Module]:
 
 
 def _with_hidden(output: Any, hidden: Tensor) -> Any:
-    """The output of a backbone with other hidden states."""
+    """The output of a backbone with other hidden states.
+
+    Raises:
+        ProofError: it has more of each row than these.
+    """
+    if getattr(output, "pooler_output", None) is not None:
+        raise ProofError("the model pools rows before its head", fix="train with padding")
     if isinstance(output, tuple):
         return (hidden, *output[1:])
     output[next(iter(output))] = hidden
@@ -163,17 +171,24 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
     with ExitStack() as stack:
         if stack.enter_context(no_router_loss(model)) or getattr(trainer, "aux_loss_enabled", False):
             raise RecipeError("a router's auxiliary loss reads padded rows", fix="set output_router_logits=False")
-        padded, bounds = _step_and_bounds(trainer) if prove else (None, (0.0, 0.0))
+        padded = _step(trainer) if prove else None
         stack.push(lambda kind, *_: done.remove() if kind else None)
         for backbone in _backbones(trainer):
             stack.enter_context(preparing(backbone))
             done.hook(backbone)
         if padded is None:
             return done
-        done.loss, done.gradient = errors = _errors(_step(trainer), padded)
+        try:
+            found = _step(trainer)
+        except ProofError:
+            raise
+        except Exception as error:
+            raise RecipeError(f"no step without padding: {refused(error)}", fix="train with padding") from error
+        done.loss, done.gradient = errors = _errors(found, padded)
         if done.most_rows < 2:
             what = f"{done.most_rows} padded rows reach the model in a batch, which need no flattening"
             raise RecipeError(what, fix="raise per_device_train_batch_size, or leave unpad.hf.without_padding out")
+        bounds = _bounds(trainer, found) if max(errors) > LEAST else errors  # the least bound takes no further step
         if any(error > most for error, most in zip(errors, bounds, strict=True)):
             raise ProofError(
                 f"without padding a step has another loss ({done.loss:.1e}) and gradient ({done.gradient:.1e})",
@@ -184,22 +199,31 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
     return done
 
 
+@contextmanager
+def _fp32(trainer: Trainer) -> Iterator[None]:
+    """No mixed precision in models that accelerate prepared for it, such as reference models."""
+    with ExitStack() as stack:
+        for model in _models(trainer):
+            if (forward := vars(model).get("_original_forward")) is not None:
+                stack.enter_context(attributes_kept(model))
+                vars(model)["forward"] = forward
+        yield
+
+
 def _step(trainer: Trainer) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradient of `training_step` on the first batch of the trainer's loader, without dropout."""
-    with proving(trainer) as (model, _), untouched_generators(0), not_below_fp32(model):
+    with proving(trainer) as (model, _), _fp32(trainer), untouched_generators(0), not_below_fp32(model):
         batches, num_items = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, trainer.args.device)
         trainer.current_gradient_accumulation_steps = 1  # `train` sets it
         loss = trainer.training_step(trainer.model, batches[0], num_items)
         return loss.detach(), take_gradient(trainer.model)
 
 
-def _step_and_bounds(trainer: Trainer) -> tuple[tuple[Tensor, dict[str, Tensor]], tuple[float, float]]:
-    """A step, and the errors that it may have: MARGIN times those of one rounding of all weights."""
-    step = _step(trainer)
+def _bounds(trainer: Trainer, step: tuple[Tensor, dict[str, Tensor]]) -> tuple[float, float]:
+    """The errors that a step may have: MARGIN times those of one rounding of all weights."""
     model = trainer.accelerator.unwrap_model(trainer.model)
-    rounded = _errors(by_rounding(model, EPS, lambda: _step(trainer)), step)
-    loss, gradient = (max(LEAST, MARGIN * error) for error in rounded)
-    return step, (loss, gradient)
+    loss, gradient = _errors(by_rounding(model, EPS, lambda: _step(trainer)), step)
+    return max(LEAST, MARGIN * loss), max(LEAST, MARGIN * gradient)
 
 
 def _errors(found: tuple[Tensor, dict[str, Tensor]], truth: tuple[Tensor, dict[str, Tensor]]) -> tuple[float, float]:
@@ -273,7 +297,7 @@ class PairsUpdate:
         if any(map(has_media, self.batches)):
             raise ProofError(f"{name} has pictures or sounds", fix="try unpad.hf.without_padding(trainer)")
         models = nn.ModuleList(_models(self.trainer))
-        with untouched(models):
+        with untouched(models), _fp32(self.trainer):
             found = judge(models, precision, self._compare, [*notes, OWN_LOSS.format(name)])
         claims = [claim for claim in found.findings if claim.kind not in LABELS]
         claims = [
