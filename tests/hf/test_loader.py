@@ -7,15 +7,13 @@ import datasets
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
 from unpad import BatchSampler
 from unpad.errors import SourceError
 from unpad.hf import Collator, Examples, collate, prepare, steps
-from unpad.hf.loader import PlannedBatches, filled
+from unpad.hf.loader import filled
 from unpad.recipes.training import PlanSettings
 
 SEQUENCES = make_sequences(24, high=30)
@@ -63,19 +61,6 @@ def test_every_token_is_in_one_batch_and_no_batch_is_padded():
             assert all(batch["position_ids"][0, span].tolist() == list(range(span.stop - span.start)) for span in spans)
     assert sequences == Counter(tuple(row["input_ids"]) for row in ROWS)
     assert Examples([*ROWS, silent]).plan(PlanSettings(), 0, 0).ledger.dropped == {"no_target": 3}
-
-
-@settings(deadline=None, max_examples=60)
-@given(
-    lengths=st.lists(st.integers(2, 40), min_size=1, max_size=60), tokens=st.integers(1, 100), size=st.integers(1, 3)
-)
-def test_an_evaluation_has_each_sequence_once_in_the_same_number_of_batches(lengths, tokens, size):
-    examples = Examples([{"input_ids": list(range(length))} for length in lengths])
-    ranks = [PlannedBatches(examples, tokens, rank, size) for rank in range(size)]
-    batches = [batch for sampler in ranks for batch in sampler]
-    assert {len(sampler) for sampler in ranks} == {len(batches) // size}
-    assert sorted(index for batch in batches for index in batch if index >= 0) == list(range(len(lengths)))
-    assert all(sum(lengths[index] for index in batch) <= tokens or len(batch) == 1 for batch in batches)
 
 
 def test_micro_batches_without_targets_make_up_the_number():
@@ -152,7 +137,7 @@ def test_a_column_with_a_value_a_token_is_carried_or_refused_by_name():
         with pytest.raises(SourceError, match="a value for every token in the column weight"):
             make(weighted if make is Examples else rows)
     batches = [Collator(columns=["weight"])([Examples(weighted, columns=["weight"])[0]])]
-    batches += [batch for step in steps(rows, columns=["weight"]) for batch in step.batches]
+    batches += [batch for step in steps(Examples(rows, columns=["weight"])) for batch in step.batches]
     for batch in batches:
         assert torch.equal(batch["weight"], 0.5 * batch["input_ids"])
         assert "id" not in batch

@@ -15,6 +15,7 @@ from unpad.errors import PlanError, RecipeError, ResumeError
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
 
+PLAN = ("tokens", "gradient_accumulation_steps", "world_size", "seed", "digest of lengths and targets")
 PLANNED = 4  # epochs that are planned to find a number of batches for all
 
 
@@ -75,10 +76,8 @@ class BatchSampler(Sampler[list[int]]):
         self.lengths = np.asarray(lengths, np.int64)
         self.targets = np.maximum(self.lengths - 1, 0) if targets is None else np.asarray(targets, np.int64)
         if self.targets.shape != self.lengths.shape or not self.targets.any():
-            raise PlanError(
-                f"{self.targets.sum()} targets of {len(self.targets)} sequences, and {len(self.lengths)} lengths",
-                fix="pass one length and one number of targets for each sequence",
-            )
+            what = f"{self.targets.sum()} targets of {len(self.targets)} sequences, and {len(self.lengths)} lengths"
+            raise PlanError(what, fix="pass one length and one number of targets for each sequence")
         if gradient_accumulation_steps < 1:
             raise RecipeError("an update of no batch", fix="set gradient_accumulation_steps to 1 or more")
         self.rank, self.world_size = _place(rank, world_size)
@@ -129,10 +128,8 @@ class BatchSampler(Sampler[list[int]]):
             AttributeError: there is one.
         """
         if self.world_size > 1:
-            raise RecipeError(
-                "the batches of this sampler are shared out among ranks already",
-                fix="leave the loader out of accelerator.prepare; set use_distributed_sampler=False in Lightning",
-            )
+            fix = "leave the loader out of accelerator.prepare; set use_distributed_sampler=False in Lightning"
+            raise RecipeError("the batches of this sampler are shared out among ranks already", fix=fix)
         raise AttributeError("batch_size")
 
     def state_dict(self, position: int | None = None) -> dict[str, Any]:
@@ -159,14 +156,10 @@ class BatchSampler(Sampler[list[int]]):
 
     def _identity(self) -> dict[str, Any]:
         """What decides on the batches."""
-        sizes = np.stack([self.lengths, self.targets]).astype("<i8")
-        return {
-            "tokens": self.settings.tokens_per_micro,
-            "gradient_accumulation_steps": self.per_update // self.world_size,
-            "world_size": self.world_size,
-            "seed": self.seed,
-            "digest of lengths and targets": blake2b(sizes.tobytes(), digest_size=8).hexdigest(),
-        }
+        digest = blake2b(np.stack([self.lengths, self.targets]).astype("<i8").tobytes(), digest_size=8).hexdigest()
+        accumulated = self.per_update // self.world_size
+        values = (self.settings.tokens_per_micro, accumulated, self.world_size, self.seed, digest)
+        return dict(zip(PLAN, values, strict=True))
 
     def _own(self) -> list[MicroBatch]:
         """The batches of this rank in the epoch."""
@@ -214,10 +207,8 @@ def _place(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Number of this process, and of all."""
     known = distributed.is_available() and distributed.is_initialized()
     if world_size is None and not known and int(os.environ.get("WORLD_SIZE", "1")) > 1:
-        raise RecipeError(
-            "several processes were started, and without torch.distributed each would take every row",
-            fix="make the sampler after init_process_group, or pass rank and world_size",
-        )
+        what = "several processes were started, and without torch.distributed each would take every row"
+        raise RecipeError(what, fix="make the sampler after init_process_group, or pass rank and world_size")
     size = world_size if world_size is not None else distributed.get_world_size() if known else 1
     number = rank if rank is not None else distributed.get_rank() if known and size > 1 else 0
     if not 0 <= number < size:

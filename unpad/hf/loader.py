@@ -30,7 +30,6 @@ COLUMNS = ("input_ids", "labels", "attention_mask", PACKED)
 NUM_ITEMS = "num_items_in_batch"  # of an example and a batch: what the sum over targets is divided by
 EMPTY = ("token_type_ids", "special_tokens_mask")  # columns that tokenizers write, and causal models do not need
 LOOKED_AT = 8  # rows that tell columns with a value a token from others
-Row = Mapping[str, Sequence[int]]
 
 
 class Rows(Protocol):
@@ -117,10 +116,8 @@ class Examples(Dataset[dict[str, Tensor]]):
         if isinstance(indices, MicroBatch):
             num_targets = sum(_size(example)[1] for example in examples)
             if num_targets != indices.num_targets:
-                raise SourceError(
-                    f"a batch has {num_targets} targets, and {indices.num_targets} by its sampler",
-                    fix="make it with BatchSampler(examples.lengths, targets=examples.targets, ...)",
-                )
+                what = f"a batch has {num_targets} targets, and {indices.num_targets} by its sampler"
+                raise SourceError(what, fix="make it with BatchSampler(rows.lengths, targets=rows.targets, ...)")
             examples = [{**example, NUM_ITEMS: indices.num_items} for example in examples]
         return examples
 
@@ -160,15 +157,11 @@ def refuse_columns(rows: Sequence[Mapping[str, Any]], columns: Sequence[str]) ->
     names = [name for name in (rows[0] if rows else ()) if name not in (*COLUMNS, *columns, PLACE, NUM_ITEMS)]
     for name in names:
         values = [row.get(name) for row in rows]
-        wide = all(
-            isinstance(value, list | tuple | np.ndarray | Tensor) and len(value) == len(row.get("input_ids", ()))
-            for value, row in zip(values, rows, strict=True)
-        )
+        kinds, pairs = (list, tuple, np.ndarray, Tensor), zip(values, rows, strict=True)
+        wide = all(isinstance(one, kinds) and len(one) == len(row.get("input_ids", ())) for one, row in pairs)
         if wide and not (name in EMPTY and all(not torch.as_tensor(value).any() for value in values)):
-            raise SourceError(
-                f"rows have a value for every token in the column {name}, which flat batches would not have",
-                fix=f"pass columns=({name!r},) to have it in the batches, or remove it from the rows",
-            )
+            what = f"rows have a value for every token in the column {name}, which flat batches would not have"
+            raise SourceError(what, fix=f"pass columns=({name!r},) to have it there, or remove it from the rows")
 
 
 def read(row: Mapping[str, Any], place: tuple[int, int, slice], columns: Sequence[str]) -> dict[str, Tensor]:
@@ -184,11 +177,9 @@ def read(row: Mapping[str, Any], place: tuple[int, int, slice], columns: Sequenc
     named = {"input_ids": ids, "labels": labels, **{name: torch.as_tensor(row.get(name, ())) for name in columns}}
     for name, value in named.items():
         if value.shape[:1] != ids.shape:
-            raise SourceError(
-                f"a row has {ids.numel()} input_ids and {len(value)} {name}",
-                where=f"row {number}",
-                fix="give one label per token, -100 where there is no loss; and one value in each further column",
-            )
+            what = f"a row has {ids.numel()} input_ids and {len(value)} {name}"
+            fix = "give one label per token, -100 where there is no loss; and one value in each further column"
+            raise SourceError(what, where=f"row {number}", fix=fix)
     real = torch.as_tensor(row["attention_mask"])[span].bool() if "attention_mask" in row else slice(None)
     sequence = {name: value[span][real] for name, value in named.items()}
     sequence["labels"][:1] = IGNORED
@@ -210,30 +201,6 @@ def places_of(number: int, row: Mapping[str, Any]) -> Iterator[tuple[int, int, s
 def _size(example: Mapping[str, Tensor]) -> tuple[int, int]:
     """Tokens and targets."""
     return len(example["labels"]), int((example["labels"] != IGNORED).sum())
-
-
-class PlannedBatches(Sampler[list[int]]):
-    """Batches of one rank in an evaluation, as indices of examples; every rank has the same number.
-
-    Ranks wait for each other in every batch. Where the plan has no multiple of their number, some without targets are
-    added.
-
-    Args:
-        tokens: most tokens of a batch, unless a single example has more.
-    """
-
-    def __init__(self, examples: Examples, tokens: int, rank: int = 0, size: int = 1) -> None:
-        settings = checked(PlanSettings, {"tokens_per_step": tokens, "tokens_per_micro": tokens})
-        plan = examples.plan(settings, seed=0, epoch=0)
-        micros = [micro.seq_ids.tolist() for index in range(plan.num_steps) for micro in plan.step(index)]
-        micros = filled(micros, examples.lengths, rounded_up(len(micros), size))
-        self.own = share_of(micros, examples.lengths, rank, size)
-
-    def __len__(self) -> int:
-        return len(self.own)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.own)
 
 
 class Updates(Sampler[list[tuple[int, int]]]):
@@ -398,14 +365,7 @@ class Step(NamedTuple):
 
 
 def steps(
-    data: Sequence[Row],
-    *,
-    columns: Sequence[str] = (),
-    seed: int = 0,
-    epoch: int = 0,
-    rank: int = 0,
-    world_size: int = 1,
-    **settings: Any,
+    data: Rows, *, seed: int = 0, epoch: int = 0, rank: int = 0, world_size: int = 1, **settings: Any
 ) -> Iterator[Step]:
     """Yield the steps of an epoch for a training loop of one's own.
 
@@ -420,7 +380,7 @@ def steps(
     `world_size`.
 
     Args:
-        data, columns: as in `Examples`.
+        data: `Examples`, or rows for them.
         rank, world_size: number of this process and of all; every one calls this with the same other arguments.
         settings: fields of the recipe's `plan` section. Examples are never cut.
 
@@ -430,7 +390,7 @@ def steps(
     """
     if not 0 <= rank < world_size:
         raise RecipeError(f"there is no rank {rank} of {world_size}", fix="pass 0 <= rank < world_size")
-    examples = Examples(data, columns)
+    examples = data if isinstance(data, Examples) else Examples(data)
     chosen = checked(PlanSettings, settings)
     epoch_plan = examples.plan(chosen, seed, epoch)
     if epoch_plan.pad_to.any() or epoch_plan.fill_to.any() or chosen.max_tokens is not None:
@@ -440,5 +400,5 @@ def steps(
         num_targets = int(sum(examples.targets[micro].sum() for micro in micros))
         num = rounded_up(len(micros), world_size)
         own = share_of(filled(micros, examples.lengths, num), examples.lengths, rank, world_size)
-        made = [collate([examples[one] for one in micro], columns) for micro in own]
+        made = [collate([examples[one] for one in micro], examples.columns) for micro in own]
         yield Step(made, torch.tensor(num_targets))

@@ -17,6 +17,7 @@ from transformers import Trainer
 from transformers.trainer_utils import EvalLoopOutput
 
 from unpad.batching.ledger import Ledger
+from unpad.batching.sampler import BatchSampler
 from unpad.errors import RecipeError
 from unpad.hf.checks import (
     PROMISED,
@@ -41,7 +42,6 @@ from unpad.hf.loader import (
     MICROS,
     Examples,
     MicroBatches,
-    PlannedBatches,
     Updates,
     collate,
     collate_update,
@@ -221,7 +221,8 @@ class ExactEvaluation(UnpadMixin):
             padded: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
             return padded
         examples, group = attachment.examples_of(data), attachment.group
-        planned = PlannedBatches(examples, attachment.tokens_per_eval, group.rank, group.size)
+        sizes: dict[str, Any] = {"targets": examples.targets, "tokens": attachment.tokens_per_eval}
+        planned = BatchSampler(examples.lengths, **sizes, rank=group.rank, world_size=group.size)
         return self._flat_batches(examples, planned, collate)
 
     def prediction_step(

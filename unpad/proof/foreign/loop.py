@@ -63,10 +63,8 @@ def _compare(
         batches = converted(list(batches), floats=torch.float64)
     try:
         calls, _ = _run(step, batches, model)
-    except ProofError:
-        raise
     except Exception as error:
-        raise refused(error) from error
+        raise error if isinstance(error, ProofError) else refused(error) from error
     update = read_update([read_batch(one) for one in calls], sequences)
     alone = update.one_at_a_time()
     truth = measure.one_at_a_time(model, alone)
