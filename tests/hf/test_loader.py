@@ -4,7 +4,6 @@ from collections import Counter
 from itertools import pairwise
 
 import datasets
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -13,7 +12,6 @@ from tests.hf.families import IGNORED, distance, make_model, make_rows, make_seq
 from unpad import BatchSampler
 from unpad.errors import SourceError
 from unpad.hf import Collator, Examples, collate, prepare, steps
-from unpad.hf.loader import filled
 from unpad.recipes.training import PlanSettings
 
 SEQUENCES = make_sequences(24, high=30)
@@ -61,12 +59,6 @@ def test_every_token_is_in_one_batch_and_no_batch_is_padded():
             assert all(batch["position_ids"][0, span].tolist() == list(range(span.stop - span.start)) for span in spans)
     assert sequences == Counter(tuple(row["input_ids"]) for row in ROWS)
     assert Examples([*ROWS, silent]).plan(PlanSettings(), 0, 0).ledger.dropped == {"no_target": 3}
-
-
-def test_micro_batches_without_targets_make_up_the_number():
-    lengths = np.array([5, 2, 1, 9])
-    assert filled([[0, 1, 2], [3]], lengths, 4) == [[0, 1, 2], [3], [~2], [~2]]
-    assert filled([[0, 1, 2]], lengths, 1) == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from torch import distributed
@@ -15,6 +15,7 @@ from unpad.errors import PlanError, RecipeError, ResumeError
 from unpad.recipes.section import checked
 from unpad.recipes.training import PlanSettings
 
+Indices = TypeVar("Indices", bound=list[int])
 PLAN = ("tokens", "gradient_accumulation_steps", "world_size", "seed", "digest of lengths and targets")
 PLANNED = 4  # epochs that are planned to find a number of batches for all
 
@@ -172,10 +173,22 @@ class BatchSampler(Sampler[list[int]]):
             update = micros[start : start + self.per_update]
             targets = [int(self.targets[micro].sum()) for micro in update]
             num_items = max(sum(targets), 1) / self.per_update
-            shares = assign_equally([float(self.lengths[micro].sum()) for micro in update], self.world_size)
-            chosen = shares[self.rank] if self.world_size > 1 else range(self.per_update)
-            own += [MicroBatch(update[at].tolist(), targets[at], num_items) for at in chosen]
+            batches = [MicroBatch(one.tolist(), num, num_items) for one, num in zip(update, targets, strict=True)]
+            own += share_of(batches, self.lengths, self.rank, self.world_size)
         return own
+
+
+def share_of(micros: list[Indices], lengths: np.ndarray, rank: int, size: int) -> list[Indices]:
+    """The micro-batches of one of `size` ranks: equally many of each, shared out by tokens.
+
+    Args:
+        micros: indices of sequences; a multiple of `size`.
+        lengths: tokens per sequence, (num_sequences,) int64.
+    """
+    if size == 1:
+        return micros
+    costs = [float(lengths[np.asarray(micro, np.int64)].sum()) for micro in micros]
+    return [micros[index] for index in assign_equally(costs, size)[rank]]
 
 
 def plan_whole(lengths: np.ndarray, targets: np.ndarray, settings: PlanSettings, seed: int, epoch: int) -> Plan:

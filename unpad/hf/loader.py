@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, Dataset, IterableDataset, Sampler
 
-from unpad.batching.balance import assign, assign_equally
+from unpad.batching.balance import assign
 from unpad.batching.plan import Plan
-from unpad.batching.sampler import MicroBatch, plan_whole
+from unpad.batching.sampler import MicroBatch, plan_whole, share_of
 from unpad.errors import PlanError, RecipeError, SourceError
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.section import checked
@@ -300,30 +300,6 @@ def rounded_up(num: int, multiple: int) -> int:
     return -(-num // multiple) * multiple
 
 
-def share_of(micros: list[list[int]], lengths: np.ndarray, rank: int, size: int) -> list[list[int]]:
-    """The micro-batches of one of `size` ranks: equally many of each, shared out by tokens.
-
-    Args:
-        micros: indices of sequences; a multiple of `size`.
-        lengths: tokens per sequence, (num_sequences,) int64.
-    """
-    if size == 1:
-        return micros
-    costs = [float(lengths[np.asarray(micro)].sum()) for micro in micros]
-    return [micros[index] for index in assign_equally(costs, size)[rank]]
-
-
-def filled(micros: list[list[int]], lengths: np.ndarray, num: int) -> list[list[int]]:
-    """Add micro-batches until there are `num`: of the shortest sequence without targets, which changes no sum.
-
-    Args:
-        micros: indices of sequences.
-        lengths: tokens per sequence, (num_sequences,) int64.
-    """
-    shortest = min((index for micro in micros for index in micro), key=lambda index: int(lengths[index]))
-    return micros + [[~shortest]] * (num - len(micros))
-
-
 def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]], columns: Sequence[str] = ()) -> dict[str, Any]:
     """Rows of `input_ids` and, if not all tokens are targets, `labels`, end to end as one row without padding.
 
@@ -398,7 +374,7 @@ def steps(
     for index in range(epoch_plan.num_steps):
         micros = [micro.seq_ids.tolist() for micro in epoch_plan.step(index)]
         num_targets = int(sum(examples.targets[micro].sum() for micro in micros))
-        num = rounded_up(len(micros), world_size)
-        own = share_of(filled(micros, examples.lengths, num), examples.lengths, rank, world_size)
-        made = [collate([examples[one] for one in micro], examples.columns) for micro in own]
+        micros += [[] for _ in range(-len(micros) % world_size)]
+        own = share_of(micros, examples.lengths, rank, world_size)
+        made = [collate(examples.__getitems__(micro), examples.columns) for micro in own]
         yield Step(made, torch.tensor(num_targets))

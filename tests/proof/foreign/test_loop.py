@@ -70,14 +70,13 @@ def test_a_loop_of_accelerate_with_its_own_loss_is_proved_and_everything_is_as_b
                 accelerator.clip_grad_norm_(wrapped.parameters(), 1e9)
 
     model.get_input_embeddings().weight.grad = torch.ones_like(model.get_input_embeddings().weight)
-    before = [torch.get_rng_state(), nn.Module.__call__]
+    before = torch.get_rng_state()
     weights = {name: value.clone() for name, value in model.state_dict().items()}
     certificate = prove_loop(lambda batch: step(dict(batch)), batches())
     assert certificate.passed, str(certificate)
     assert certificate.num_sequences == len(ROWS)
     assert accelerator.step % 2 == 0  # whole updates: the next batch is the first of one
-    assert torch.equal(torch.get_rng_state(), before[0])
-    assert nn.Module.__call__ is before[1]
+    assert torch.equal(torch.get_rng_state(), before)
     assert model.training
     assert [name for name, one in model.named_parameters() if one.grad is not None] == ["model.embed_tokens.weight"]
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())

@@ -2,11 +2,13 @@
 
 import inspect
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from unpad.errors import ProofError
@@ -29,8 +31,7 @@ def prove_loop(step: Step, batches: Sequence[Batch], *, precision: Precision = "
         certificate = unpad.prove_loop(lambda batch: (model(**batch).loss / 2).backward(), batches)
 
     The steps run as they are, without dropout and a router's auxiliary loss. The reference is the mean cross-entropy
-    over all targets, of each sequence alone. Weights, gradients, generators, modes and buffers are as before
-    afterwards.
+    over all targets, of each sequence alone. Weights, gradients, generators and modes are as before afterwards.
 
     Args:
         step: `step(batch)` computes a batch forward and backward, its loss divided as the loop divides it, in full
@@ -104,37 +105,24 @@ def _dot(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
     return sum(float((one[name].double() * other[name].double()).sum()) for name in one.keys() & other.keys())
 
 
-class _Called(BaseException):
-    """Ends a step at the model that it calls; no step catches it."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self.module = module
-
-
 def _model_of(step: Step, batches: Sequence[Batch]) -> nn.Module:
     """The outermost module that a step calls with `input_ids`, without what other libraries put around it."""
-    call, found = nn.Module.__call__, None
+    found = list[nn.Module]()
 
-    def stopped(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        names = [*inspect.signature(module.forward).parameters][: len(args)]
-        if "input_ids" in (*names, *kwargs):
-            raise _Called(module)
-        return call(module, *args, **kwargs)
+    def note(module: nn.Module, args: object, kwargs: dict[str, Any], made: object) -> None:
+        if "input_ids" in kwargs:
+            found.append(module)  # the outermost one ends last
 
-    setattr(nn.Module, "__call__", stopped)  # noqa: B010 - hooks of all modules before they compute see no keywords
-    try:
+    with register_module_forward_hook(note, with_kwargs=True, always_call=True), torch.no_grad():
         for batch in batches:  # all of them, as some loops count the batches of an update
-            try:
+            with suppress(Exception):  # a backward pass raises without gradients
                 step(batch)
-            except _Called as called:
-                found = called.module
-    finally:
-        setattr(nn.Module, "__call__", call)  # noqa: B010
-    if found is None:
+    if not found:
         raise ProofError("the step calls no model with input_ids", fix="let it call model(input_ids=..., ...)")
-    while name := next((name for name in WRAPPED if name in found._modules), ""):
-        found = found.get_submodule(name)
-    return found
+    model = found[-1]
+    while name := next((name for name in WRAPPED if name in model._modules), ""):
+        model = model.get_submodule(name)
+    return model
 
 
 def _refuse_update(optimizer: object, args: object, kwargs: object) -> NoReturn:
