@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from unpad.evaluation import vqa
-from unpad.evaluation.metrics import EXTREMES, Metric, likely, mean_of, measured, metric_lines, ratio, student, too_good
+from unpad.evaluation.metrics import EXTREMES, Metric, mean_of, measured, metric_lines, ratio, student, too_good
 
 
 @pytest.mark.promise("data.holdout")
@@ -58,13 +58,6 @@ def test_a_figure_that_is_too_good_is_said_where_its_interval_and_guessing_allow
     assert bool(said) == says
     limits = (0.79, 0.81)  # a perfect AUROC of 16 and of 18 rows with the outcome
     assert [bool(too_good({"auroc": Metric(1, low, 1, 60)})) for low in limits] == [False, True]
-
-
-def test_the_lower_limit_of_a_likely_share_is_that_of_wilson():
-    # Table 1 of Newcombe (1998), "Two-sided confidence intervals for the single proportion", method 3.
-    limits = {(81, 263): 0.2553, (15, 148): 0.0624, (0, 20): 0.0, (1, 29): 0.0061}
-    for (right, num), low in limits.items():
-        assert likely(right / num, num).low == pytest.approx(low, abs=1e-4)
 
 
 def test_intervals_count_groups_and_not_their_members():

@@ -689,6 +689,7 @@ def sorts(folder: Path) -> None:
     named(plain(folder, data(ROWS), train_sampling_strategy="batch_rebalance"), "is batch_rebalance, which makes")
     trainer = plain(folder, data(ROWS), accelerator_config={"dispatch_batches": True})
     named(trainer, "dispatch_batches lets one process make the batches")
+    named(plain(folder, data(ROWS), auto_find_batch_size=True), "auto_find_batch_size makes updates smaller")
 
 
 def drops_the_last(folder: Path) -> None:
@@ -919,7 +920,7 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a router's auxiliary loss": (balances,),
     "the usual loss, wrong in the trainer's own batches": (mended,),
     "`get_train_dataloader`, `_get_dataloader`": (own_batches,),
-    "`train_sampling_strategy`, `_get_train_sampler`, `dispatch_batches`": (sorts,),
+    "`train_sampling_strategy`, `_get_train_sampler`": (sorts,),
     "a streamed dataset": (streams,),
     "a streamed dataset to evaluate": (evaluates_streams,),
     "`dataloader_drop_last`, `data_seed`": (drops_the_last,),

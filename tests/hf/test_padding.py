@@ -158,6 +158,18 @@ def test_a_trainer_of_pairs_whose_rows_depend_on_others_is_found(name, tmp_path)
     assert certificate.cause
 
 
+def test_a_step_that_raises_and_a_collator_of_several_rows_are_refused(tmp_path):
+    trainer = make("dpo", tmp_path)
+    collate = trainer.data_collator
+    trainer.data_collator = lambda rows: {k: v for k, v in collate(rows).items() if k != "attention_mask"}
+    certificate = unpad.prove_trainer(trainer)
+    assert certificate.verdict == "refused"
+    assert "attention_mask" in certificate.refused
+    trainer.data_collator = lambda rows: collate(rows[:-1])
+    with pytest.raises(ProofError, match="no batch of one row"):
+        unpad.prove_trainer(trainer)
+
+
 @pytest.mark.parametrize(("kind", "family", "changes"), [("reward", "gpt2", {}), ("dpo", "llama", {"bf16": True})])
 def test_positions_begin_in_each_row_and_no_reference_is_in_mixed_precision(kind, family, changes, tmp_path):
     done = unpad.hf.without_padding(make(kind, tmp_path, family=family, **changes))

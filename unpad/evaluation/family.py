@@ -16,7 +16,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.data.family import Data
 from unpad.data.measuring import DataType, Measuring
-from unpad.evaluation.metrics import HeldOut, NewFacts, likely, too_good
+from unpad.evaluation.metrics import HeldOut, NewFacts
 from unpad.models.contract import Model, ScoresTokens
 from unpad.nn.precision import Precision, autocast
 from unpad.recipes.recipe import Recipe
@@ -107,20 +107,7 @@ def held_out(over: Measuring[Data]) -> HeldOut:
     """Measure a model on held-out sequences, in its own precision (fp32 unless it was converted); processes that share
     the work return the same."""
     result = measures_of(over.data.family).held_out(over)
-    loss = float(result.loss)  # a comparison with a number of numpy is no bool of JSON
-    return replace(result, loss=loss, warning=_too_good(over, result.values))
-
-
-def _too_good(over: Measuring[Data], values: dict[str, float]) -> str:
-    classes = over.data.class_labels()
-    if classes is None:
-        return ""
-    labels = classes[0][over.seq_ids]
-    counts = np.bincount(labels[labels >= 0], minlength=2)
-    num = int(counts.sum())
-    nums = {"accuracy": num, "auroc": int(counts.min())}  # an AUROC is as sure as the rarer class is frequent
-    judged = {name: likely(values[name], size) for name, size in nums.items() if name in values}
-    return too_good(judged | {"commonest_class": likely(float(counts.max() / max(num, 1)), num)})
+    return replace(result, loss=float(result.loss))  # a comparison with a number of numpy is no bool of JSON
 
 
 def check_new(data: Data, path: Path) -> NewFacts:

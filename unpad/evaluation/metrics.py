@@ -80,13 +80,6 @@ def extremes(values: np.ndarray) -> Metric:
     return Metric(float(values.mean()), float(values.min()), float(values.max()), len(values), EXTREMES)
 
 
-def likely(share: float, num: int) -> Metric:
-    """A share with its approximate lower limit (Wilson 1927), where resampling would take too long."""
-    squared = 1.96**2 / max(num, 1)
-    spread = math.sqrt(squared * (share * (1 - share) + squared / 4))
-    return Metric(share, (share + squared / 2 - spread) / (1 + squared), math.nan, num)
-
-
 def too_good(metrics: Mapping[str, Metric]) -> str:
     """What is to be said of an AUROC or accuracy that is seldom reached without a leak; "" for other figures.
 
@@ -127,14 +120,12 @@ class HeldOut:
         values: logged measures, `loss` among them.
         num_targets: number of targets.
         refused: measures that the data does not allow -> the reason.
-        warning: of `too_good`.
     """
 
     loss: float
     values: dict[str, float]
     num_targets: int
     refused: dict[str, str] = field(default_factory=dict)
-    warning: str = ""
 
 
 def metric_lines(metrics: dict[str, Metric]) -> list[str]:

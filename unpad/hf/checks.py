@@ -113,6 +113,8 @@ def refuse(trainer: Trainer) -> None:
     _refuse_named(
         {
             "use_liger_kernel": args.use_liger_kernel and "exchanges layers when train begins, behind every proof",
+            "auto_find_batch_size": args.auto_find_batch_size
+            and "makes updates smaller; tokens_per_micro bounds memory",
             "model_init": trainer.model_init and "makes the model again when train begins, behind every proof",
             "neftune_noise_alpha": trainer.neftune_noise_alpha and "adds noise by the length of the row",
             "train_sampling_strategy": args.train_sampling_strategy == "batch_rebalance"

@@ -275,7 +275,7 @@ class PairsUpdate:
             examples: of each batch, as the collator was given them.
 
         Raises:
-            ProofError: they have none of the columns.
+            ProofError: they have none of the columns, or the collator makes no batch of one.
         """
         rows: dict[bool, list[list[int]]] = {True: [], False: []}
         part = slice(None, trainer.args.max_length)
@@ -287,7 +287,10 @@ class PairsUpdate:
                     rows[NOT_TRAINED not in names].append([token for name in names for token in example[name]][part])
         if not rows[True]:
             raise ProofError(f"{type(trainer).__name__} has rows without the columns {columns[0]}", fix=TRAINER_FIX)
-        alone = [[collator([copy.deepcopy(one)]) for one in some] for some in examples]
+        try:
+            alone = [[collator([copy.deepcopy(one)]) for one in some] for some in examples]
+        except Exception as error:
+            raise ProofError(f"the collator makes no batch of one row: {refused(error)}", fix=TRAINER_FIX) from error
         num_unlike = sum(_num_unlike(batch, some) for batch, some in zip(batches, alone, strict=True))
         return cls(trainer, step, batches, rows[True], rows[False], num_unlike)
 
@@ -326,6 +329,10 @@ class PairsUpdate:
         handle = backbone.register_forward_pre_hook(record, with_kwargs=True)
         try:
             self.step(batches)
+        except ProofError:
+            raise
+        except Exception as error:
+            raise refused(error) from error
         finally:
             handle.remove()
         update = read_update(calls, labelled(self.trained, None))

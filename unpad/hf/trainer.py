@@ -244,13 +244,10 @@ class ExactEvaluation(UnpadMixin):
         self, dataloader: DataLoader[Any], *args: Any, metric_key_prefix: str = "eval", **kwargs: Any
     ) -> EvalLoopOutput:
         """An evaluation, with the mean over the targets of the whole set for its loss."""
-        attachment = self.attachment
-        evaluated, group = MeanOverTargets(), attachment.group
-        examples = dataloader.dataset
+        attachment, group, examples = self.attachment, self.attachment.group, dataloader.dataset
         if isinstance(examples, Examples):
-            told = group.exchange([attachment.tokens_per_eval, examples.digest()])
-            check_alike("sequences of evaluation", told)
-        attachment.evaluated = evaluated
+            check_alike("sequences of evaluation", group.exchange([attachment.tokens_per_eval, examples.digest()]))
+        evaluated = attachment.evaluated = MeanOverTargets()
         out = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         if group.size > 1:  # accelerate's own loaders repeat sequences on the last ranks
             parts = group.exchange([evaluated.total, evaluated.counts]) if isinstance(examples, Examples) else []

@@ -17,7 +17,7 @@ from unpad.hf.loader import MICRO, MICROS, PLACE, Examples, collate_update, micr
 from unpad.hf.padding import PairsUpdate
 from unpad.hf.rows import CollatedRows, Collator
 from unpad.proof.foreign.certificate import ForeignCertificate
-from unpad.proof.foreign.judge import NO_ROUTER_LOSS, ComparedUpdate, Precision, judge
+from unpad.proof.foreign.judge import NO_ROUTER_LOSS, ComparedUpdate, Precision, describe, judge, raise_memory
 from unpad.proof.foreign.kinds import columns_of_rows, no_trainer_of_tokens
 from unpad.proof.foreign.lengths import RowLimit, within
 from unpad.proof.foreign.measure import (
@@ -29,6 +29,7 @@ from unpad.proof.foreign.measure import (
     one_at_a_time,
     take_gradient,
 )
+from unpad.proof.foreign.model import config_of
 from unpad.proof.foreign.undisturbed import proving
 from unpad.proof.foreign.update import LabelledSequence, Update, converted, labelled, read_batch, read_update
 
@@ -298,8 +299,17 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
         size = -(-len(small) // -(-most // args.per_device_train_batch_size))  # as many micro-batches as of all rows
         parts = [small.data[start : start + size] for start in range(0, len(small), size)]
         batches = [small.batch(part) for part in parts]
-        with not_below_fp32(model):
-            truth = one_at_a_time(model, sequences)
+        try:
+            with not_below_fp32(model):
+                truth = one_at_a_time(model, sequences)
+        except Exception as error:
+            raise_memory(error)
+            longest, limit = (
+                max(len(one.ids) for one in sequences),
+                getattr(config_of(model), "max_position_embeddings", "own"),
+            )
+            what = f"the model cannot compute sequences of up to {longest} tokens alone: {describe(error)}"
+            raise RecipeError(what, fix=f"cut or leave out rows longer than its {limit} positions") from error
         certificate = TrainerUpdate.of(trainer, batches, sequences, truth=truth).certificate("fp32", notes)
     if certificate.refused is not None:
         raise RecipeError(

@@ -127,7 +127,6 @@ class Monitor:
         self._has_board = True
         self._purge_step: int | None = None
         self._known: set[tuple[Any, ...]] = set()
-        self._noticed: set[str] = set()
         self._forget()
         self._num_large, self._warned_at = 0, -math.inf
         self._seconds, self._waited = 0.0, 0.0  # of this process's steps
@@ -181,9 +180,9 @@ class Monitor:
         Raises:
             CheckpointError: a line of the metrics before others that are kept is damaged; names file:line.
         """
-        self._metrics.truncate(lambda row: row["step"] <= step if history.is_metric(row) else None)
+        self._metrics.truncate(lambda row: None if history.metric_fault(row) else row["step"] <= step)
         # Depends only on the clock.
-        lost = self._timing.truncate(lambda row: row["step"] <= step if history.is_timing(row) else None, mend=True)
+        lost = self._timing.truncate(lambda row: None if history.timing_fault(row) else row["step"] <= step, mend=True)
         self._say_lost(history.TIMING, lost)
         self._purge_step = step + 1
         self._forget()
@@ -352,11 +351,9 @@ class Monitor:
         """Log an event with its time; fields are JSON values. The screen shows a field `message` alone."""
         self._event(kind, fields, shown=kind in (SHOWN_ON_TERMINAL if self._screen.is_live else SHOWN_ENTRIES))
 
-    def notice(self, kind: str, once: str = "", **fields: Any) -> None:
-        """Log an event of any kind and show it; of several with one name `once` only the first."""
-        if not once or once not in self._noticed:
-            self._noticed.add(once)
-            self._event(kind, fields, shown=True)
+    def notice(self, kind: str, **fields: Any) -> None:
+        """Log an event of any kind and show it."""
+        self._event(kind, fields, shown=True)
 
     def _event(self, kind: str, fields: dict[str, Any], shown: bool) -> None:
         self._finished |= kind == "finished"

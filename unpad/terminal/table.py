@@ -136,14 +136,13 @@ def folded(line: str, width: int) -> list[str]:
     return [*lines, here.rstrip()]
 
 
-def wrapped(text: str, width: int | None = None, *, indent: int = 0, breaks_words: bool = False) -> list[str]:
+def wrapped(text: str, width: int | None = None, *, indent: int = 0) -> list[str]:
     """Break a text into lines at its spaces and between Chinese characters, which take two cells each; no line begins
     with a mark that closes or ends with one that opens. A word or path wider than a line stays whole, for copying.
 
     Args:
         width: in cells, indent included; default: the terminal's, at most 80.
         indent: blanks before each line.
-        breaks_words: break words wider than a line anywhere.
     """
     room = (width or columns()) - indent
     lines, here = [], ""
@@ -153,8 +152,6 @@ def wrapped(text: str, width: int | None = None, *, indent: int = 0, breaks_word
             if here and cells(here + gap + part) > room:
                 lines.append(here)
                 here = gap = ""
-            *full, part = _broken(part, room) if breaks_words else [part]
-            lines += full
             here, gap = here + gap + part, ""
     return [" " * indent + line if line else "" for line in [*lines, here]]
 
@@ -172,16 +169,6 @@ def _parts(word: str) -> list[str]:
         else:
             parts.append(letter)
     return parts
-
-
-def _broken(part: str, room: int) -> list[str]:
-    """Pieces of at most `room` cells."""
-    pieces = [""]
-    for letter in part:
-        if pieces[-1] and cells(pieces[-1] + letter) > room:
-            pieces.append("")
-        pieces[-1] += letter
-    return pieces
 
 
 def cells(text: str) -> int:

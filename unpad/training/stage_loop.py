@@ -381,8 +381,6 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
         progress.checks_without_progress += 1
     with run.timers("log"):
         run.monitor.evaluation(progress.step, name, result.values, result.num_targets, improved, result.refused, mode)
-        if result.warning:
-            run.monitor.notice("warning", once="too_good", message=f"{result.warning}: unpad doctor {setup.folder}")
     if train.patience is not None and progress.checks_without_progress >= train.patience:
         best = f"best by more than {least:.2g}:" if least else "best"  # later ones may be lower
         message = (

@@ -1,4 +1,4 @@
-"""What alone tells the label is named before training, and figures that are too good while it goes on."""
+"""What alone tells the label is named before training, and figures that are too good after it."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -47,15 +47,13 @@ def test_what_alone_tells_the_label_is_said_by_data_check(code, days, said, unpa
 @pytest.mark.slow
 @pytest.mark.promise("doctor.patients")
 @pytest.mark.parametrize("leaks", [True, False])
-def test_figures_that_are_too_good_are_said_once_in_training_and_by_every_evaluation(leaks, unpad, tmp_path):
+def test_figures_that_are_too_good_are_said_by_every_evaluation(leaks, unpad, tmp_path):
     settings = {"optim": {"lr": 2e-2}, "train": {"max_epochs": 4, "threads": 1}}
     path = with_events(tmp_path / "p", "hospice", [-1] * leaks, 600, **settings)
     trained = unpad("train", path, "--out", "run", code=0)
     assert (trained.out + trained.err).count("alone tells label 1") == leaks
     said = "auroc 1.0000 is too good to be trusted: look for a leak: unpad doctor "
-    assert (trained.out + trained.err).count(said) == leaks
     assert unpad("eval", "run", code=0).out.count(f"warning: {said}run") == leaks
-    assert (said in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")) == leaks
 
 
 def test_the_area_by_ranks_is_the_auroc():

@@ -66,22 +66,22 @@ WRONG: dict[str, tuple[object, ...]] = {
 @pytest.mark.parametrize("kind", FIELDS)
 def test_a_row_of_the_metrics_has_every_field_that_its_kind_is_read_by(kind):
     row = {"step": 3, "stage": "tune", "kind": kind, **FIELDS[kind]}
-    assert history.is_metric(row)
-    assert history.is_metric({**row, "more": None})
+    assert not history.metric_fault(row)
+    assert not history.metric_fault({**row, "more": None})
     for name in row:
-        assert not history.is_metric({key: value for key, value in row.items() if key != name}), name
+        assert history.metric_fault({key: value for key, value in row.items() if key != name}), name
     for name in row if kind == "train" else row.keys() & {"step", "stage", "kind", "values"}:
-        assert not any(history.is_metric({**row, name: wrong}) for wrong in WRONG.get(name, ())), name
+        assert all(history.metric_fault({**row, name: wrong}) for wrong in WRONG.get(name, ())), name
     if kind == "train":
-        assert all(history.is_metric({**row, "loss": value}) for value in (3, "inf", "-inf", "nan"))
+        assert not any(history.metric_fault({**row, "loss": value}) for value in (3, "inf", "-inf", "nan"))
 
 
 def test_a_row_of_the_times_has_every_number():
     row = dict.fromkeys(history.TIME_NUMBERS, 0.5) | {"step": 3}
-    assert history.is_timing(row)
-    assert not any(history.is_timing({key: value for key, value in row.items() if key != name}) for name in row)
-    assert not any(history.is_timing({**row, name: "text"}) for name in row)
-    assert not history.is_timing({**row, "step": 3.0})
+    assert not history.timing_fault(row)
+    assert all(history.timing_fault({key: value for key, value in row.items() if key != name}) for name in row)
+    assert all(history.timing_fault({**row, name: "text"}) for name in row)
+    assert history.timing_fault({**row, "step": 3.0})
 
 
 def test_steps_that_are_missing_are_those_that_are_not_there():

@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from rich.cells import cell_len
 
 from tests.helpers.kept_patches import GRID, PATCH, QUESTION, kept
 from unpad.errors import RecipeError
 from unpad.run.report import vqa
-from unpad.terminal.table import wrapped
 
 
 @pytest.mark.promise("vqa.hard-pruning")
@@ -47,16 +45,6 @@ def test_a_picture_has_a_panel_per_layer_and_text_as_text():
 def test_several_pictures_have_numbers(tmp_path):
     vqa.write_pictures([kept(), kept()], tmp_path / "out.svg")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out-1.svg", "out-2.svg"]
-
-
-@pytest.mark.parametrize(
-    "text", ["", "one", "several words that do not fit in a line", "a" * 50, "图里是什么形状？" * 5, "a 图 " * 20]
-)
-def test_lines_fit_and_nothing_is_lost(text):
-    lines = wrapped(text, 12, breaks_words=True)
-    assert lines
-    assert all(cell_len(line) <= 12 for line in lines)
-    assert "".join(lines).replace(" ", "") == text.replace(" ", "")
 
 
 def test_images_of_every_size_can_be_drawn():

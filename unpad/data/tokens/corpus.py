@@ -131,16 +131,11 @@ def open_corpus(
     with work.stage("encode"):
         parts = _originals(work, tokenizer) + _copies(work, tokenizer)
     with work.stage("open"):
-        tokens = token_set(work, parts)
+        weights = [source.weight for kind in TEXT_KINDS for source in getattr(recipe.data, kind)]
+        hashes = [(str(file.file.path), file.sha256) for file in work.files]
+        tokens = build_token_set(parts, weights, hashes, corpus_files.split_settings(work))
     work.read.clear()  # the rows take several times the memory of their tokens
     return Corpus(tokens, tokenizer, report_of(work, tokens, tokenizer, rows_used, bad), work)
-
-
-def token_set(work: Preparation, parts: Sequence[CorpusShard]) -> TokenSet:
-    """Number the sequences of all parts."""
-    weights = [source.weight for kind in TEXT_KINDS for source in getattr(work.recipe.data, kind)]
-    hashes = [(str(file.file.path), file.sha256) for file in work.files]
-    return build_token_set(parts, weights, hashes, corpus_files.split_settings(work))
 
 
 def report_of(

@@ -155,19 +155,9 @@ def metric_fault(row: dict[str, Any]) -> str:
     return misfit(row, _ROWS.get(kind, _ReadingRow) if isinstance(kind, str) else _Row)
 
 
-def is_metric(row: dict[str, Any]) -> bool:
-    """True if an object is a row of `metrics.jsonl`."""
-    return not metric_fault(row)
-
-
 def timing_fault(row: dict[str, Any]) -> str:
     """Reason why an object is no row of `timing.jsonl`; "" for one that is."""
     return misfit(upgrade.time_row(row), _TimeRow)
-
-
-def is_timing(row: dict[str, Any]) -> bool:
-    """True if an object is a row of `timing.jsonl`."""
-    return not timing_fault(row)
 
 
 def entry_fault(row: dict[str, Any]) -> str:

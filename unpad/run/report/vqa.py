@@ -52,8 +52,8 @@ class Kept:
         """Question and answer in lines that fit under the panels, each with its colour."""
         cells = max(int(self.size[0] / CELL), 24)
         return [
-            *((line, SOFT) for line in wrapped(self.question, cells, breaks_words=True)),
-            *((line, INK) for line in wrapped(self.answer or "(no answer)", cells, breaks_words=True)),
+            *((line, SOFT) for line in wrapped(self.question, cells)),
+            *((line, INK) for line in wrapped(self.answer or "(no answer)", cells)),
         ]
 
     @property
