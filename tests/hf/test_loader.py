@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from tests.hf.families import IGNORED, distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
 from unpad import BatchSampler
 from unpad.errors import SourceError
-from unpad.hf import Collator, Examples, collate, prepare, steps
+from unpad.hf import Collator, Examples, prepare, steps
 from unpad.recipes.training import PlanSettings
 
 SEQUENCES = make_sequences(24, high=30)
@@ -72,12 +72,6 @@ def test_every_token_is_in_one_batch_and_no_batch_is_padded():
 def test_data_that_cannot_be_batched_is_refused(rows, message):
     with pytest.raises(SourceError, match=message):
         Examples(rows)
-
-
-def test_labels_default_to_all_tokens_but_the_first():
-    batch = collate([{"input_ids": [5, 6]}, {"input_ids": torch.tensor([7])}])
-    assert batch["labels"].tolist() == [[IGNORED, 6, IGNORED]]
-    assert batch["cu_seq_lens_q"].dtype == torch.int32
 
 
 # --------------------------------------------------------------------------- in loaders of torch
