@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tests.hf.families import IGNORED, SHARED, VOCAB, distance, make_model, make_rows, make_sequences
-from tests.hf.trainers import Recorder, make_trainer, tokenizer, trained
+from tests.hf.trainers import Backwards, Recorder, make_trainer, tokenizer, trained
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -676,11 +676,6 @@ def as_alone(folder: Path, base: type[Trainer] | None = None, **options: Any) ->
     assert found.num_steps == wanted.num_steps > 1
     assert distance(found.gradient, wanted.gradient) < 1e-5
     return pair[0]
-
-
-class Backwards(Trainer):
-    def _get_train_sampler(self, *args: Any) -> Any:
-        return list(reversed(range(len(self.train_dataset))))
 
 
 def sorts(folder: Path) -> None:

@@ -17,7 +17,7 @@ from transformers import TrainerCallback
 
 from tests.helpers.ranks import run_processes
 from tests.hf.families import distance, make_model, truth
-from tests.hf.trainers import ROWS, WHOLE, Recorder, held_out_loss, make_trainer
+from tests.hf.trainers import ROWS, WHOLE, Recorder, Stop, held_out_loss, make_trainer, weights_of
 from unpad.errors import UnlikeProcessesError, UnpadError
 from unpad.hf import attach
 from unpad.hf.loader import MICRO, MICROS, Examples, Updates, micros_of
@@ -103,11 +103,6 @@ def gradients(kind: str, family: str, folder: Path, dtype: torch.dtype, **option
     }
 
 
-class Stop(TrainerCallback):
-    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        control.should_training_stop = state.global_step == 2
-
-
 def weights(kind: str, folder: Path, tokens: int | None, *callbacks: TrainerCallback, **options: Any) -> Tensor:
     """Weights after three epochs of 16 rows in batches of 3, which ranks share by repeating some; None: no `attach`."""
     resume, dropout = options.pop("resume", None), options.pop("dropout", 0.0)
@@ -119,7 +114,7 @@ def weights(kind: str, folder: Path, tokens: int | None, *callbacks: TrainerCall
     if tokens is not None:
         attach(trainer, tokens_per_micro=tokens)
     trainer.train(resume_from_checkpoint=resume)
-    found = torch.cat([p.detach().flatten() for p in model.parameters()])
+    found = weights_of(model)
     assert len({str(each) for each in told(found.tolist())}) == 1
     return found
 
@@ -140,7 +135,7 @@ def as_alone(folder: Path) -> list[float]:
 def resumed(folder: Path) -> bool:
     """Whether weights after a resume are those of a run that was not stopped, with clipping and dropout."""
     options = {"optim": "adamw_torch", "save_strategy": "steps", "save_steps": 1, "learning_rate": 1e-2, "dropout": 0.1}
-    stopped = weights("plain", folder, 32, Stop(), **options)
+    stopped = weights("plain", folder, 32, Stop(2), **options)
     whole = weights("plain", folder / "whole", 32, **options)
     again = weights("plain", folder, 32, resume=str(folder / "checkpoint-2"), **options)
     return bool(torch.equal(whole, again)) and not torch.equal(stopped, whole)

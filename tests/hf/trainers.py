@@ -57,6 +57,27 @@ class Recorder(TrainerCallback):
         self.logs.append(dict(logs))
 
 
+class Stop(TrainerCallback):
+    """Ends training behind an update; 0 goes on."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        control.should_training_stop |= state.global_step == self.step
+
+
+class Backwards(Trainer):
+    """An order of rows of one's own."""
+
+    def _get_train_sampler(self, *args: Any) -> Any:
+        return list(reversed(range(len(self.train_dataset))))
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()])
+
+
 def trained(trainer: Trainer) -> Recorder:
     """What a training computed."""
     recorder = Recorder()

@@ -141,7 +141,7 @@ REFUSED: dict[str, tuple[Callable[[Path], Trainer], str]] = {
     "a causal model whose collator hides tokens": (
         lambda folder: masked(folder, build("gpt2")), "ProofError: DataCollatorForLanguageModeling has mlm=True",
     ),
-    "GRPO": (generating, "ProofError: GRPOTrainer of TRL: it has an objective of its own"),
+    "GRPO": (generating, "ProofError: GRPOTrainer of TRL: it generates the rows of a step"),
     "a trainer of one's own from GRPO": (
         lambda folder: generating(folder, MyGRPOTrainer), "ProofError: MyGRPOTrainer is a GRPOTrainer of TRL",
     ),

@@ -9,21 +9,19 @@ from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
 
-from tests.hf.families import make_model, make_rows, make_sequences
-from unpad import BatchSampler, prove_loop
+from tests.hf.families import make_model, make_rows, make_sequences, targets_of
+from unpad import prove_loop
 from unpad.errors import ProofError
-from unpad.hf import Collator, Examples, prepare
+from unpad.hf import collate, prepare
 
 ROWS = make_rows(make_sequences(9, high=24))
 NUM = "num_items_in_batch"
 
 
-def batches(num: int = 2) -> list[dict[str, Any]]:
-    """Those of one update."""
-    examples = Examples(ROWS)
-    tokens = int(examples.lengths.sum() * 0.7)
-    sampler = BatchSampler(examples.lengths, targets=examples.targets, tokens=tokens, gradient_accumulation_steps=num)
-    return [Collator()(examples.__getitems__(indices)) for indices in sampler]
+def batches() -> list[dict[str, Any]]:
+    """Those of one update, each with the targets of the update over its number of batches."""
+    made = [collate(ROWS[:6]), collate(ROWS[6:])]
+    return [{**one, NUM: targets_of(ROWS) / 2} for one in made]
 
 
 def loop(model: nn.Module, *leave_out: str, share: float = 0.5) -> Callable[[dict[str, Any]], None]:

@@ -28,6 +28,7 @@ ROWS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ORPOTrainer": INPUTS,
     "CPOTrainer": INPUTS,
 }
+GENERATING = ("GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer")
 TOKENS = ("SFTTrainer", "_BaseTrainer")  # trainers of TRL that train on the next token, or leave it open
 TRAINER_FIX = "try unpad.hf.without_padding(trainer), which proves a step; unpad.prove_callable judges its model"
 
@@ -97,10 +98,9 @@ def no_trainer_of_tokens(trainer: object) -> Reason | None:
     ours = _of_trl(trainer)
     if ours is not None and ours.__name__ not in TOKENS:
         own = "" if type(trainer) is ours else f"{type(trainer).__name__} is a "
-        what = (
-            f"{own}{ours.__name__} of TRL: it has an objective of its own, which is not the next token of each sequence"
-        )
-        return Reason(what, TRAINER_FIX)
+        generates = ours.__name__ in GENERATING
+        why = "generates the rows of a step" if generates else "has an objective that is not the next token"
+        return Reason(f"{own}{ours.__name__} of TRL: it {why}, and is not judged", TRAINER_FIX)
     model, collator = getattr(trainer, "model", None), getattr(trainer, "data_collator", None)
     reason = no_causal_model(model) if isinstance(model, nn.Module) else None
     if reason is None and getattr(collator, "mlm", False):
