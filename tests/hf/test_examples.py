@@ -32,7 +32,7 @@ def make(folder: Path, model_type: str) -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     torch.manual_seed(0)
-    module.make(folder, model_type, conversations=36)  # 32 to train on: two whole updates of a trainer
+    module.make(folder, model_type, conversations=36)
 
 
 def run(script: Path, folder: Path) -> dict[str, Any]:
@@ -108,9 +108,14 @@ def test_an_example_of_a_loop_is_proved_and_learns_on_two_processes_what_it_lear
     assert apart < 1e-3 * moved
 
 
-@pytest.mark.parametrize("name", LOOPS)
-def test_an_example_of_a_loop_has_at_most_forty_lines(name):
-    assert len((FOLDER / f"{name}.py").read_text().splitlines()) <= 40
+PAGES = {"plain_loop": "loop", "accelerate_loop": "accelerate", "lightning_module": "lightning", "trainer": "attach"}
+
+
+@pytest.mark.parametrize(("name", "page"), PAGES.items())
+def test_an_example_of_a_loop_has_at_most_forty_lines_with_which_its_page_begins(name, page):
+    script = (FOLDER / f"{name}.py").read_text()
+    assert len(script.splitlines()) <= 40
+    assert (ROOT / "docs" / f"hf_{page}.md").read_text().split("```")[1] == f"python\n{script}"
 
 
 @pytest.mark.parametrize(
