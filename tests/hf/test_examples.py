@@ -68,7 +68,7 @@ def test_two_lines_make_a_script_correct(name, model_type, fault, tmp_path):
     assert losses == pytest.approx(losses[:1] * 3, rel=1e-6)
 
 
-LOOPS = ["plain_loop", "accelerate_loop", "lightning_module", "trainer"]
+LOOPS = {"plain_loop": "loop", "accelerate_loop": "accelerate", "lightning_module": "lightning", "trainer": "attach"}
 
 
 def proof_of(made: dict[str, Any]) -> ForeignCertificate:
@@ -108,10 +108,7 @@ def test_an_example_of_a_loop_is_proved_and_learns_on_two_processes_what_it_lear
     assert apart < 1e-3 * moved
 
 
-PAGES = {"plain_loop": "loop", "accelerate_loop": "accelerate", "lightning_module": "lightning", "trainer": "attach"}
-
-
-@pytest.mark.parametrize(("name", "page"), PAGES.items())
+@pytest.mark.parametrize(("name", "page"), LOOPS.items())
 def test_an_example_of_a_loop_has_at_most_forty_lines_with_which_its_page_begins(name, page):
     script = (FOLDER / f"{name}.py").read_text()
     assert len(script.splitlines()) <= 40
@@ -120,11 +117,7 @@ def test_an_example_of_a_loop_has_at_most_forty_lines_with_which_its_page_begins
 
 @pytest.mark.parametrize(
     ("script", "missing"),
-    [
-        ("sft.py", "trl"),
-        ("trainer.py", "datasets"),
-        ("tiny.py", "transformers"),
-    ],
+    [("sft.py", "trl"), ("trainer.py", "datasets"), ("tiny.py", "transformers")],
 )
 def test_a_script_says_what_to_install(script, missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)

@@ -218,16 +218,6 @@ def test_a_reply_is_stopped_and_stays_as_far_as_it_came(way, chat, shown):
     assert chat.bodies("/v1/chat/completions")[-1]["messages"][1] == {"role": "assistant", "content": "one two"}
 
 
-def test_texts_are_copied_as_they_are(chat, visit):
-    shown = visit(chat, permissions=["clipboard-read", "clipboard-write"])
-    ask(shown, "markup")
-    tap(shown, "Copy")
-    remark(shown, "Copied")
-    assert shown.evaluate("navigator.clipboard.readText()") == MARKUP
-    shown.evaluate("copyOldWay('by another way')")  # of pages that have no clipboard
-    assert shown.evaluate("navigator.clipboard.readText()") == "by another way"
-
-
 def test_retries_and_edits_keep_what_was_there_as_branches(chat, shown):
     ask(shown, "First")
     ask(shown, "Second")
@@ -324,15 +314,6 @@ def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat, shown):
         ready(shown)
         assert shown.locator(".branches").count() == came, "a reply without a text is no branch"
     assert len(chat.bodies("/v1/chat/completions")) == 8
-
-
-def test_a_connection_that_breaks_off_leaves_what_came(chat, shown):
-    begin(shown, "reset", reply_to("reset"))
-    chat.go_on.set()
-    ready(shown)
-    assert said(shown) == ["reset", reply_to("reset")]
-    assert shown.locator(".note.bad").inner_text() == "The connection broke off, so this is not all of the reply."
-    assert shown.locator("#gone").is_hidden(), "the server may well be there"
 
 
 def test_what_is_doubtful_stands_beside_the_answer(shown):

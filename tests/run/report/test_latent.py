@@ -69,7 +69,6 @@ def test_a_run_with_a_latent_has_its_plots_with_their_thresholds(tmp_path):
         assert '<path class="limit"' in shown.split(f"<b>{name}</b>")[1].split("</figure>")[0], name
     assert "latent red at step 500" in page
     assert "nan" not in shown.lower()
-    assert len(shown) < 200_000
 
 
 @pytest.mark.promise("patients.report")
