@@ -96,3 +96,14 @@ def test_a_limit_of_addresses_that_libraries_do_not_fit_into_is_named_before_the
         assert done.returncode == code
         assert done.stderr.startswith("OutOfMemoryError: the libraries take about") == (code != 0)
         assert ("the limit is 681 MB\n  at: ulimit -v\n  do: raise it" in done.stderr) == (code != 0)
+
+
+@pytest.mark.parametrize(
+    ("load", "verb", "policy"), [(99.0, "train", "PASSIVE"), (0.0, "train", None), (0.0, "serve", "PASSIVE")]
+)
+def test_waiting_threads_sleep_on_busy_cores_and_in_a_server(load, verb, policy, monkeypatch):
+    monkeypatch.setattr(os, "environ", {})
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    monkeypatch.setattr(sys, "argv", ["unpad", verb])
+    __main__._choose_waiting()
+    assert os.environ.get("OMP_WAIT_POLICY") == policy

@@ -26,6 +26,7 @@ def main() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     except KeyboardInterrupt:
         _leave()
+    _choose_waiting()
     from unpad.cli.main import main
     from unpad.processes.worker import leave, started_by_torchrun
 
@@ -37,6 +38,17 @@ def main() -> None:
     except SystemExit as end:
         leave(end.code)
     leave(0)
+
+
+def _choose_waiting() -> None:
+    """Let threads that wait for each other sleep where other processes use the cores, and in a server.
+
+    OpenMP reads this when torch is loaded. Threads that spin beside others make a token a hundred times slower; on idle
+    cores those that sleep make training a tenth slower.
+    """
+    is_busy = hasattr(os, "getloadavg") and os.getloadavg()[0] >= (os.cpu_count() or 1) / 2
+    if is_busy or sys.argv[1:2] == ["serve"]:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _misreads_names() -> bool:

@@ -281,13 +281,6 @@ def changes_the_data(folder: Path) -> None:
         trainer.train()
 
 
-def random_collator(folder: Path) -> None:
-    def drawn(rows: list[dict[str, Any]]) -> Any:
-        return padded([(ids, [IGNORED if random.random() < 0.3 else one for one in ids]) for ids in tokens_of(rows)])
-
-    named(plain(folder, alone(SEQUENCES), drawn), "a row is drawn anew each time .* the collator .*drawn")
-
-
 def other_in_batches(folder: Path) -> None:
     def to_the_shortest(rows: list[dict[str, Any]]) -> Any:
         least = min(map(len, tokens_of(rows)))
@@ -319,13 +312,6 @@ def hides_tokens(folder: Path) -> None:
     model = AutoModelForMaskedLM.from_config(AutoConfig.for_model("bert", **BERT))
     trainer = make_trainer("plain", model, folder, train_dataset=alone(SEQUENCES), data_collator=collator)
     named(trainer, "BertForMaskedLM is no causal language model")
-
-
-def no_ids(folder: Path) -> None:
-    def towers(rows: list[dict[str, Any]]) -> Any:
-        return {f"ids_{side}": torch.tensor([row["input_ids"][:3] for row in rows]) for side in "ab"}
-
-    named(plain(folder, alone(SEQUENCES), towers), "towers makes no input_ids, but ids_a, ids_b")
 
 
 def changes_rows(folder: Path) -> None:
@@ -873,10 +859,10 @@ SETUPS: dict[str, tuple[Callable[[Path], None], ...]] = {
     "a collator whose `attention_mask` hides what it labels, such as the end of a sequence": (hides_the_end,),
     "rows that are packed": (packed,),
     "`with_transform`, `set_transform`": (transformed,),
-    "rows that are drawn anew each time that they are read, by the data or the collator": (drawn_anew, random_collator),
+    "rows that are drawn anew each time that they are read, by the data or the collator": (drawn_anew,),
     "a callback that changes the lengths of rows": (changes_the_data,),
     "a collator that gives a row other targets in a batch than alone": (other_in_batches,),
-    "a collator that fails on a single row, or gives no labels or `input_ids`": (no_single_rows, no_ids),
+    "a collator that fails on a single row, or gives no labels or `input_ids`": (no_single_rows,),
     "a collator that changes the rows of the data": (changes_rows,),
     "a column that the collator gives besides tokens, labels and boundaries": (further_columns,),
     "a loss of one's own that is the mean cross-entropy over targets": (right_losses,),

@@ -206,4 +206,15 @@ def test_a_routers_loss_pooled_rows_and_no_padded_rows_are_refused(tmp_path):
     refused(trainer, ProofError, "pools rows before its head")
     trainer = make("dpo", tmp_path)
     trainer.data_collator = lambda rows, collate=trainer.data_collator: collate(rows) | {"output_hidden_states": True}
-    refused(trainer, RecipeError, "0 padded rows reach the model")
+    refused(trainer, RecipeError, "0 rows of tokens reach the model")
+
+
+def test_what_the_first_step_does_not_compare_is_said(tmp_path):
+    trainer = make("dpo", tmp_path)
+    trainer.compute_loss = lambda model, inputs, **kwargs: 0 * type(trainer).compute_loss(trainer, model, inputs)
+    refused(trainer, RecipeError, "without padding or gradient: nothing can be compared")
+    trainer = make("dpo", tmp_path)
+    done = unpad.hf.without_padding(trainer)
+    done.sides.clear()  # as of a first batch of equal rows
+    with pytest.warns(UserWarning, match="padding on the (left|right) was not compared"):
+        trainer.train()

@@ -477,22 +477,6 @@ def test_the_page_speaks_chinese_to_chinese_browsers_and_changes_on_request(chat
     assert shown.locator("html").get_attribute("lang") == "en"
 
 
-def test_errors_of_the_server_are_told_in_the_language_of_the_page(visit, tmp_path):
-    with standing_in("chat") as server:
-        shown = visit(server, **CHINESE)
-        long = "the message makes a prompt of 2,000 tokens, the model's context is 1,024"
-        for asked, kind, told in (
-            ("refuse", "内容超出模型的上下文长度", long), ("fail", "服务器出错", "scores are not finite"),
-        ):  # fmt: skip
-            ask(shown, asked)
-            assert shown.locator(".note.bad").last.inner_text() == f"{kind}。服务器说明：{told}"
-    with standing_in("images") as server:
-        shown = visit(server, **CHINESE)
-        (tmp_path / "a.png").write_bytes(b"no image")
-        give(shown, ".drop", "drop", tmp_path / "a.png")
-        shown.locator(".note.bad", has_text="文件不是可用的图片格式。服务器说明：E_FORMAT").wait_for()
-
-
 def test_every_error_of_the_server_has_words_in_chinese():
     folder = Path(protocol.__file__).parent
     sources = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*.py"))

@@ -30,8 +30,7 @@ class ClassPredictions(Likeliest):
     @property
     def nll(self) -> np.ndarray:
         """(num_rows,) nats."""
-        nll: np.ndarray = -self.log_p[np.arange(len(self.labels)), self.labels]
-        return nll
+        return np.asarray(-self.log_p[np.arange(len(self.labels)), self.labels])
 
 
 @torch.no_grad()

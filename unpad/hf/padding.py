@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -45,6 +46,7 @@ from unpad.proof.foreign.update import (
 )
 
 MODELS = ("model", "ref_model")  # of a trainer
+SUCH = "let the first batch have several rows of other lengths, with a gradient"
 KEPT = ("past_key_values", "output_hidden_states", "output_attentions")  # asked for these, rows stay padded
 
 
@@ -57,6 +59,7 @@ class WithoutPadding:
         loss, gradient: relative errors of a `training_step` beside the same step with padding; 0 if none was proved.
         num_cells, num_tokens: of the batches that were computed since then.
         most_rows: of a batch.
+        sides: on which batches had padding; is_proved: whether a step was compared.
     """
 
     trainer: Trainer
@@ -65,6 +68,8 @@ class WithoutPadding:
     num_cells: int = 0
     num_tokens: int = 0
     most_rows: int = 0
+    sides: set[str] = field(default_factory=set)
+    is_proved: bool = False
     handles: list[RemovableHandle] = field(default_factory=list)
 
     def __repr__(self) -> str:
@@ -102,6 +107,10 @@ class _Rows:
         lengths = mask.sum(1)
         if not bool(lengths.all()):
             return None
+        sides = {side for side, edge in (("left", mask[:, 0]), ("right", mask[:, -1])) if not bool(edge.all())}
+        if self.owner.is_proved and (new := sides - self.owner.sides):
+            warnings.warn(f"padding on the {' and '.join(sorted(new))} was not compared: {SUCH}", stacklevel=2)
+        self.owner.sides |= sides
         self.real = mask.flatten().nonzero().flatten()
         self.shape = ids.shape[0], ids.shape[1]
         self.owner.num_cells += mask.numel()
@@ -185,9 +194,9 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
         except Exception as error:
             raise RecipeError(f"no step without padding: {refused(error)}", fix="train with padding") from error
         done.loss, done.gradient = errors = _errors(found, padded)
-        if done.most_rows < 2:
-            what = f"{done.most_rows} padded rows reach the model in a batch, which need no flattening"
-            raise RecipeError(what, fix="raise per_device_train_batch_size, or leave unpad.hf.without_padding out")
+        if done.most_rows < 2 or not done.sides or not any(bool(one.any()) for one in found[1].values()):
+            what = f"{done.most_rows} rows of tokens reach the model in the first batch, without padding or gradient"
+            raise RecipeError(f"{what}: nothing can be compared", fix=SUCH)
         bounds = _bounds(trainer, found) if max(errors) > LEAST else errors  # the least bound takes no further step
         if any(error > most for error, most in zip(errors, bounds, strict=True)):
             raise ProofError(
@@ -195,7 +204,7 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
                 where=type(trainer).__name__,
                 fix="train with padding",
             )
-        done.num_cells = done.num_tokens = 0
+        done.num_cells, done.num_tokens, done.is_proved = 0, 0, True
     return done
 
 
@@ -329,8 +338,6 @@ class PairsUpdate:
         handle = backbone.register_forward_pre_hook(record, with_kwargs=True)
         try:
             self.step(batches)
-        except ProofError:
-            raise
         except Exception as error:
             raise refused(error) from error
         finally:

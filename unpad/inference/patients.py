@@ -28,14 +28,12 @@ class Likeliest:
     @property
     def chosen(self) -> np.ndarray:
         """The likeliest class of every row, (num_rows,) int64."""
-        chosen: np.ndarray = self.log_p.argmax(1)
-        return chosen
+        return np.asarray(self.log_p.argmax(1))
 
     @property
     def right(self) -> np.ndarray:
         """(num_rows,) float64, 1 where the likeliest class is the row's."""
-        right: np.ndarray = (self.chosen == self.labels).astype(np.float64)
-        return right
+        return np.asarray(self.chosen == self.labels, np.float64)
 
 
 @dataclass(frozen=True)
@@ -74,28 +72,24 @@ class PatientPredictions(Likeliest):
     @property
     def p(self) -> np.ndarray:
         """Probability of the outcome, (num_patients,)."""
-        p: np.ndarray = np.exp(self.log_p[:, 1])
-        return p
+        return np.asarray(np.exp(self.log_p[:, 1]))
 
     def waits(self, cause: int) -> np.ndarray:
         """Days to a cause or to censoring, (num_patients,), without end after another cause: this one will never come,
         and the patient stays among those who are at risk of it longer than any other (Wolbers et al. 2014,
         "Concordance for prognostic models with competing risks")."""
-        waits: np.ndarray = np.where((self.cause > 0) & (self.cause != cause), np.inf, self.durations)
-        return waits
+        return np.asarray(np.where((self.cause > 0) & (self.cause != cause), np.inf, self.durations))
 
     @property
     def known(self) -> np.ndarray:
         """True for patients of known outcome, (num_patients,) bool."""
-        known: np.ndarray = self.labels != UNKNOWN
-        return known
+        return np.asarray(self.labels != UNKNOWN)
 
     @property
     def nll(self) -> np.ndarray:
         """Negative log-likelihood of the known outcomes, (num_known,) nats."""
         log_p, labels = self.log_p[self.known], self.labels[self.known]
-        nll: np.ndarray = -log_p[np.arange(len(labels)), labels]
-        return nll
+        return np.asarray(-log_p[np.arange(len(labels)), labels])
 
 
 @torch.no_grad()

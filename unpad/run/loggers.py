@@ -10,7 +10,7 @@ from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from secrets import token_hex
-from typing import Any, Protocol
+from typing import Any
 
 from unpad.errors import RecipeError, UnpadError
 from unpad.recipes.training import LogSettings
@@ -19,27 +19,11 @@ from unpad.storage import write_atomic
 LOGGERS = "loggers.json"  # of a run: its id with each logger
 
 
-class Logger(Protocol):
-    """A receiver of scalars. Its methods may raise anything."""
-
-    def open(self, project: str, folder: Path, id: str | None, config: dict[str, Any]) -> str:
-        """Begin a run, or continue that of an id, and return its id.
-
-        Args:
-            config: the recipe, as JSON values.
-        """
-
-    def scalars(self, values: Mapping[str, float], step: int) -> None:
-        """Log the values of a step, by names such as train/loss."""
-
-    def close(self, finished: bool) -> None:
-        """Send the rest, and report whether the run has finished or was stopped."""
-
-
 class Wandb:
     """Weights & Biases. WANDB_MODE=offline writes only to the run directory, for a later `wandb sync`."""
 
     def open(self, project: str, folder: Path, id: str | None, config: dict[str, Any]) -> str:
+        """Begin a run, or continue that of an id, and return its id; `config` is the recipe, as JSON values."""
         import wandb
 
         id, quiet = id or token_hex(4), {"console": "off", "disable_git": True, "save_code": False, "silent": True}
@@ -50,14 +34,16 @@ class Wandb:
         return id
 
     def scalars(self, values: Mapping[str, float], step: int) -> None:
+        """Log the values of a step, by names such as train/loss."""
         self._run.log(dict(values), step=step)
 
     def close(self, finished: bool) -> None:
+        """Send the rest, and report whether the run has finished or was stopped."""
         self._run.finish(exit_code=0 if finished else 1)
 
 
 class Mlflow:
-    """MLflow, on the server or in the database at MLFLOW_TRACKING_URI; without it, in a file of the run."""
+    """The same for MLflow, at MLFLOW_TRACKING_URI; without it, in a file of the run."""
 
     def open(self, project: str, folder: Path, id: str | None, config: dict[str, Any]) -> str:
         import mlflow
@@ -79,6 +65,7 @@ class Mlflow:
         self._mlflow.end_run("FINISHED" if finished else "KILLED")
 
 
+Logger = Wandb | Mlflow
 LIBRARIES: dict[str, Callable[[], Logger]] = {"wandb": Wandb, "mlflow": Mlflow}
 
 

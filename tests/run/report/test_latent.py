@@ -17,7 +17,7 @@ from unpad.run.report.history import load_metrics
 from unpad.run.report.page import write_report
 
 FIGURES = (
-    "KL of the median dimension", "Active units", "Variance of the median mean", "Dead dimensions", "Probe gap",
+    "KL of the median dimension", "Active units", "Variance of the median mean", "Probe gap",
     "Reconstruction",
 )  # fmt: skip
 
@@ -65,7 +65,7 @@ def test_a_run_with_a_latent_has_its_plots_with_their_thresholds(tmp_path):
     shown = section(page)
     assert tuple(unescape(name) for name in re.findall(r"<figcaption><b>(.*?)</b>", shown)) == FIGURES
     assert "red at step 600, read on 256 sets" in shown
-    for name in FIGURES[:5]:
+    for name in FIGURES[:4]:
         assert '<path class="limit"' in shown.split(f"<b>{name}</b>")[1].split("</figure>")[0], name
     assert "latent red at step 500" in page
     assert "nan" not in shown.lower()

@@ -200,14 +200,14 @@ def describe(error: Exception) -> str:
     return " ".join(text.split())[:MOST_REFUSED].rstrip(": ")
 
 
-def refused(error: Exception) -> RefusedError:
-    """The exception of a batch as a refusal.
+def refused(error: Exception) -> Exception:
+    """The exception of a batch as a refusal, if it is none of a proof.
 
     Raises:
         Exception: the given one, if memory is lacking: that says nothing about a batch.
     """
     raise_memory(error)
-    return RefusedError(describe(error))
+    return error if isinstance(error, ProofError) else RefusedError(describe(error))
 
 
 def raise_memory(error: Exception) -> None:

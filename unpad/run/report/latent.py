@@ -59,7 +59,6 @@ def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> PageSection:
         _over(steps, "KL of the median dimension", kl, "nats, mean over sets", levels.get("dead_kl")),
         _over(steps, "Active units", column("active_share", 100), "% of dimensions", levels.get("active_share"), 100),
         _over(steps, "Variance of the median mean", variance, "over sets", levels.get("active_variance")),
-        _over(steps, "Dead dimensions", column("dead_share", 100), "% of dimensions", levels.get("dead_share"), 100),
         _over(steps, "Probe gap", column("probe_gap", 100), "% a wrong latent costs", levels.get("probe_gap"), 100),
         plot("Reconstruction", loss, Axes("mean over sets")),
     ]
