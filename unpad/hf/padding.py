@@ -179,7 +179,10 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
     done, model = WithoutPadding(trainer), trainer.accelerator.unwrap_model(trainer.model)
     with ExitStack() as stack:
         if stack.enter_context(no_router_loss(model)) or getattr(trainer, "aux_loss_enabled", False):
-            raise RecipeError("a router's auxiliary loss reads padded rows", fix="set output_router_logits=False")
+            raise RecipeError(
+                "a router's auxiliary loss reads padded rows",
+                fix="set output_router_logits=False, and router_aux_loss_coef=0 of TRL",
+            )
         padded = _step(trainer) if prove else None
         stack.push(lambda kind, *_: done.remove() if kind else None)
         for backbone in _backbones(trainer):
@@ -221,7 +224,7 @@ def _fp32(trainer: Trainer) -> Iterator[None]:
 
 def _step(trainer: Trainer) -> tuple[Tensor, dict[str, Tensor]]:
     """Loss and gradient of `training_step` on the first batch of the trainer's loader, without dropout."""
-    with proving(trainer) as (model, _), _fp32(trainer), untouched_generators(0), not_below_fp32(model):
+    with proving(trainer), _fp32(trainer), untouched_generators(0), not_below_fp32(nn.ModuleList(_models(trainer))):
         batches, num_items = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, trainer.args.device)
         trainer.current_gradient_accumulation_steps = 1  # `train` sets it
         loss = trainer.training_step(trainer.model, batches[0], num_items)
