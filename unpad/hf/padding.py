@@ -179,10 +179,8 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
     done, model = WithoutPadding(trainer), trainer.accelerator.unwrap_model(trainer.model)
     with ExitStack() as stack:
         if stack.enter_context(no_router_loss(model)) or getattr(trainer, "aux_loss_enabled", False):
-            raise RecipeError(
-                "a router's auxiliary loss reads padded rows",
-                fix="set output_router_logits=False, and router_aux_loss_coef=0 of TRL",
-            )
+            fix = "set output_router_logits=False, and router_aux_loss_coef=0 of TRL"
+            raise RecipeError("a router's auxiliary loss reads padded rows", fix=fix)
         padded = _step(trainer) if prove else None
         stack.push(lambda kind, *_: done.remove() if kind else None)
         for backbone in _backbones(trainer):
