@@ -22,7 +22,7 @@ from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
 from unpad.run.folder import CHECKPOINTS, RECIPE, read_command
 from unpad.run.kept import open_files
-from unpad.run.report.history import METRICS, TIMING, is_metric, is_timing
+from unpad.run.report.history import METRICS, TIMING, metric_fault, timing_fault
 from unpad.storage.folders import MANIFEST
 
 GROWING = (".jsonl", "run.lock")  # files that grow line by line, or are overwritten: they may be cut short
@@ -132,8 +132,8 @@ class Oracle:
         except UnpadError as error:
             raise LostError(f"{run} cannot be opened: {error.what}") from None
         step = newest.step if newest else 0
-        self._judge_lines(folder / METRICS, f"{run}/{METRICS}", step, is_metric)
-        self._judge_lines(folder / TIMING, f"{run}/{TIMING}", step, is_timing)
+        self._judge_lines(folder / METRICS, f"{run}/{METRICS}", step, metric_fault)
+        self._judge_lines(folder / TIMING, f"{run}/{TIMING}", step, timing_fault)
         progress: dict[str, Any] = newest.values["progress"] if newest else {"best": None}
         if progress["best"] is not None and progress["best_step"] != step:  # else the resume writes it anew
             stages = [f"best-{stage.name}" for stage in recipe.stages or ()]
@@ -159,18 +159,18 @@ class Oracle:
             if (path / MANIFEST).read_bytes() not in self._manifests:
                 raise LostError(f"{path.name} is taken for a checkpoint, and none was written like that")
 
-    def _judge_lines(self, path: Path, name: str, step: int, fits: Any) -> None:
+    def _judge_lines(self, path: Path, name: str, step: int, fault: Any) -> None:
         """Cut a file of lines as a resumed run does, and compare what is left with the lines of the whole run."""
         copy = self._scratch / path.name
         copy.write_bytes(path.read_bytes() if path.exists() else b"")
         try:
             with closing(storage.LineLog(copy)) as log:
-                log.truncate(lambda row: row["step"] <= step if fits(row) else None)
+                log.truncate(lambda row: row["step"] <= step if not fault(row) else None)
         except UnpadError as error:
             raise LostError(f"{name} cannot be read: {error.what}") from None
         found = copy.read_bytes().splitlines(keepends=True)
         expected = [line for line in self._lines.get(name, ()) if json.loads(line)["step"] <= step]
-        if fits is is_timing:  # times differ from one process to the next
+        if fault is timing_fault:  # times differ from one process to the next
             found, expected = ([json.loads(line)["step"] for line in lines] for lines in (found, expected))
         if found != expected:
             raise LostError(f"{name} has {len(found)} of {len(expected)} lines up to step {step}, or others")

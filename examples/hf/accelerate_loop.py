@@ -1,4 +1,4 @@
-"""Train with accelerate, on two processes: accelerate launch --num_processes 2 examples/hf/accelerate_loop.py FOLDER"""
+"""Train with accelerate, on two processes: torchrun --nproc-per-node 2 examples/hf/accelerate_loop.py FOLDER"""
 
 import sys
 

@@ -56,7 +56,7 @@ def test_epochs_have_orders_of_their_own_and_a_seed_repeats_them():
     assert list(one) != first
 
 
-@pytest.mark.parametrize("done", [0, 3])
+@pytest.mark.parametrize("done", [0, 3, 4])
 def test_a_resumed_sampler_goes_on_with_the_next_batch_and_later_epochs_begin_at_their_first(done):
     whole, stopped, resumed = sampler(), sampler(), sampler()
     stopped.set_epoch(1)
@@ -72,7 +72,7 @@ def test_a_resumed_sampler_goes_on_with_the_next_batch_and_later_epochs_begin_at
     for epoch in (1, 2):
         whole.set_epoch(epoch)
         batches += list(whole)[(done + 1 if epoch == 1 else 0) :]
-    assert batches[:done] + rest == batches
+    assert batches[: done - done % 2] + rest == batches  # an update that has begun is computed again
 
 
 @pytest.mark.parametrize("changes", [{"tokens": 64}, {"gradient_accumulation_steps": 4}, {"targets": [1] * 90}])

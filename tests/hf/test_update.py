@@ -27,8 +27,7 @@ from tests.hf.kept import (
 from tests.hf.trainers import make_trainer
 from unpad import prove_trainer
 from unpad.errors import ProofError, RecipeError, SourceError, UnpadError
-from unpad.hf import attach
-from unpad.hf.loader import Examples
+from unpad.hf import attach, loader
 from unpad.hf.update import unequal
 
 pytestmark = pytest.mark.filterwarnings("default")  # trainers of other packages warn of their own affairs
@@ -49,14 +48,14 @@ FAULTS: dict[str, Any] = {
 
 def plant(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """Let examples have a fault from now on."""
-    before = Examples._read
+    before = loader.read
 
-    def read(self: Examples, row: Any, place: Any) -> dict[str, Tensor]:
-        made = before(self, row, place)
+    def read(row: Any, place: Any, columns: Any) -> dict[str, Tensor]:
+        made = before(row, place, columns)
         ids, labels = FAULTS[name](made["input_ids"], made["labels"])
         return {**made, "input_ids": ids, "labels": labels}
 
-    monkeypatch.setattr(Examples, "_read", read)
+    monkeypatch.setattr(loader, "read", read)
 
 
 def trainer_of(kind: str, folder: Path) -> Trainer:

@@ -1,7 +1,7 @@
 """Patients at several landmarks from the tables to every answer of a run: files, rows, the server, the certificate."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from unpad.nn.linear import independent_rows
 from unpad.proof.serving import OverHttp, prove_serving
 from unpad.recipes.training import PlanSettings
 from unpad.serving.over_http import numbers, streams
-from unpad.serving.patients import Tables, instances_of, predictions
+from unpad.serving.patients import Tables, predictions
 from unpad.serving.protocol import Instance, RequestError
 
 pytestmark = pytest.mark.promise("patients.landmarks")
@@ -83,13 +83,10 @@ def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Patie
     loaded = replace(trained, recipe=trained.recipe.model_copy(update={"events": events}))
     data, tables = open_data(loaded.recipe, loaded.files), Tables.of(loaded)
     found = predicted(loaded, data, loaded.recipe.plan)
-    given = instances_of(tables, data, range(len(data.table)))
-    for seq, one in enumerate(given):
-        assert [row["at"] for row in one["events"] if "at" in row] == [data.landmarks[seq]]
-    merged: dict[str, list[Mapping[str, Any]]] = {}
-    for one in given:
-        merged.setdefault(one["id"], []).extend(row for row in one["events"] if row not in merged.get(one["id"], ()))
-    asked = [Instance(id=one, events=rows) for one, rows in reversed(merged.items())]
+    kept, asked = set(zip(map(str, data.ids.tolist()), data.landmarks.tolist(), strict=True)), []
+    for one in reversed(instances(made.recipe.parent / "tables", 20)):
+        if marks := [{"at": at} for at in (-300, -20, 0) if (str(one["id"]), at) in kept]:
+            asked.append(Instance(id=str(one["id"]), events=[*one["events"], *marks]))
     assert tables.columns == ["id", "days", "test", "value", "age", "at"]
     tables.check(asked)
     read = tables.read(asked)

@@ -1,6 +1,5 @@
 """A recipe says what is wrong with it, where, and what to do; nothing in it can crash or stall the program."""
 
-import json
 from collections.abc import Iterator
 from inspect import isabstract
 from itertools import pairwise
@@ -17,7 +16,7 @@ from unpad.recipes.file import load_recipe, parse_recipe, recipe_names
 from unpad.recipes.lines import LineLoader, to_yaml
 from unpad.recipes.recipe import Recipe, differences, may_change_on_resume
 from unpad.recipes.section import Section, checked
-from unpad.run.folder import read_command, run_recipe
+from unpad.run.folder import run_recipe
 from unpad.run.upgrade import Yaml11Loader
 
 TWO_STAGES = "stages:\n  - name: pretrain\n    train: {max_epochs: 3}\n  - name: tune\n    optim: {lr_scale: 0.5}\n"
@@ -278,15 +277,12 @@ def test_a_text_that_looks_like_something_else_is_quoted_on_writing(text):
 
 
 @pytest.mark.promise("cli.numbers")
-def test_a_run_of_an_earlier_version_keeps_the_meaning_of_its_recipe_and_command(tmp_path):
+def test_a_run_of_an_earlier_version_keeps_the_meaning_of_its_recipe(tmp_path):
     old = "train: {threads: 010}\ndata: {split_version: 1, text: 1e3}\noptim: {lr: 1e-3}\nplan: {drop_last: yes}\n"
     (tmp_path / "recipe.yaml").write_text(old, encoding="utf-8")
     recipe = run_recipe(tmp_path)
     assert (recipe.train.threads, recipe.data.text[0].path, recipe.optim.lr) == (8, "1e3", 1e-3)
     assert recipe.plan.drop_last is True
-    for text in ("0o10", "010"):
-        (tmp_path / "run.json").write_text(json.dumps({"recipe": "zh_chat", "overrides": [f"train.threads={text}"]}))
-        assert load_recipe("zh_chat", began=read_command(tmp_path)["overrides"]).train.threads == 8
 
 
 @pytest.mark.promise("cli.numbers")

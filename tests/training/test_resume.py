@@ -30,15 +30,6 @@ def damage(path: Path) -> None:
     (path / "model.safetensors").write_bytes(data)
 
 
-def test_a_run_begun_by_an_earlier_version_with_a_number_for_a_boolean_goes_on(tmp_path):
-    recipe = one_stage(tmp_path)
-    run(recipe, tmp_path / "run", "plan.drop_last=true", "model.tied=true", "train.max_steps=2")
-    command = (tmp_path / "run" / COMMAND).read_text(encoding="utf-8")
-    (tmp_path / "run" / COMMAND).write_text(command.replace("=true", "=1"), encoding="utf-8")
-    _, settings, _ = resumed_recipe(str(recipe), ["train.max_steps=3"], tmp_path / "run")
-    assert settings.plan.drop_last is settings.model["tied"] is True
-
-
 @pytest.mark.nightly
 @pytest.mark.parametrize(
     "limits", [("train.max_steps=7", "train.max_steps=14"), ("train.max_epochs=1", "train.max_epochs=2")]

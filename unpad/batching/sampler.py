@@ -143,7 +143,7 @@ class BatchSampler(Sampler[list[int]]):
         return {"epoch": self.epoch, "position": self.position if position is None else position, **self._identity()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the batch after those of a state, also in the midst of an update.
+        """Go on with the batch after those of a state; in the midst of an update with the first batch of it.
 
         Raises:
             ResumeError: it is of another plan; names what differs.
@@ -151,9 +151,9 @@ class BatchSampler(Sampler[list[int]]):
         for name, now in self._identity().items():
             if state.get(name) != now:
                 what = f"the state is of another plan: {name} {now}, was {state.get(name)}"
-                fix = "make the sampler as before, or begin anew from the weights"
-                raise ResumeError(f"{what}; some rows would be skipped and others trained twice", fix=fix)
-        self.epoch, self.position, self._resumed = state["epoch"], state["position"], True
+                raise ResumeError(f"{what}; rows would be skipped or trained twice", fix="make the sampler as before")
+        begun = state["position"] % state["gradient_accumulation_steps"]  # of an update, whose gradient is not kept
+        self.epoch, self.position, self._resumed = state["epoch"], state["position"] - begun, True
 
     def _identity(self) -> dict[str, Any]:
         """What decides on the batches."""
