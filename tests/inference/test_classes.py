@@ -68,7 +68,7 @@ def test_every_verb_tells_the_probabilities_of_all_classes(made: PatientsRun, un
 def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: PatientsRun, tmp_path: Path) -> None:
     loaded = load(made.run)
     certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
-    assert [line for line in certificate.lines if line.passed is False] == []
+    assert [line for line in certificate.lines if line.passed is not True and line.applies] == []
     asked = instances(made.recipe.parent / "tables")
     embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
     wanted = {row["id"]: row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}

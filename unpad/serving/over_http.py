@@ -22,7 +22,7 @@ from unpad.evaluation.family import HeldOutInputs, Numbers
 from unpad.inference.engine import Collected, Request
 from unpad.inference.loaded import LoadedRun
 from unpad.proof import passes
-from unpad.proof.line import Line
+from unpad.proof.line import Line, not_applicable
 from unpad.proof.passes import line_of_numbers
 from unpad.proof.serving import HTTP
 from unpad.serving.limits import Limits
@@ -129,7 +129,7 @@ def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers])
     """
     name = passes.HTTP
     if opened(loaded, NAME, 0).kind != "images":
-        return Line(name, "", None, None, None, "rows of tables are not written as requests")
+        return not_applicable(name, "patients are compared in the process alone")
     examples = cast(ImageData, subject.data).examples
     given = [read_bytes(examples[row]) for row in subject.seq_ids]
     results = _all_at_once(loaded, partial(_classes, read_classes(loaded.files)), given)
