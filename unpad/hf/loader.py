@@ -110,9 +110,8 @@ class Examples(Dataset[dict[str, Tensor]]):
         Raises:
             SourceError: the sampler has other targets than these examples.
         """
-        usable = np.flatnonzero(self.targets)
-        shortest = int(usable[self.lengths[usable].argmin()])
-        examples: list[dict[str, Any]] = [self[index] for index in indices or [~shortest]]
+        fill = [] if indices else [~int(min(np.flatnonzero(self.targets), key=self.lengths.__getitem__))]
+        examples: list[dict[str, Any]] = [self[index] for index in [*indices, *fill]]
         if isinstance(indices, MicroBatch):
             num_targets = sum(_size(example)[1] for example in examples)
             if num_targets != indices.num_targets:
