@@ -45,8 +45,7 @@ def micro_costs(made: Plan, cells_per_token: float, attended: np.ndarray | None 
     tokens = np.where(pad_to > 0, counts * pad_to, sum_runs(lengths, offsets))
     cells = np.where(pad_to > 0, counts * np.square(widest), sum_runs(np.square(sides), offsets))
     filler = np.maximum(made.fill_to - tokens, 0)
-    costs: np.ndarray = tokens + filler + (cells + filler) / cells_per_token
-    return costs
+    return tokens + filler + (cells + filler) / cells_per_token
 
 
 def assign(costs: Sequence[float], num_shares: int) -> list[list[int]]:

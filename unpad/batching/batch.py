@@ -340,8 +340,7 @@ def _bounds(batch: RaggedBatch) -> np.ndarray:
         last[min(members) + 1] = max(members) + 1
     reach = np.maximum.accumulate(last)
     places = np.arange(batch.num_seqs + 1)
-    bounds: np.ndarray = np.flatnonzero(reach <= places)
-    return bounds
+    return np.flatnonzero(reach <= places)
 
 
 # --------------------------------------------------------------------------- in words, for `--verbose`

@@ -202,5 +202,4 @@ def with_others(over: np.ndarray, numbers: np.ndarray, settings: PlanSettings) -
 
 def _numbered(numbers: np.ndarray) -> np.ndarray:
     """Number sequences without a bundle as bundles of one, after all others."""
-    alone: np.ndarray = np.where(numbers < 0, numbers.max(initial=0) + 1 + np.arange(len(numbers)), numbers)
-    return alone
+    return np.where(numbers < 0, numbers.max(initial=0) + 1 + np.arange(len(numbers)), numbers)

@@ -22,7 +22,6 @@ class TokenSource(Protocol):
         self, seq_ids: np.ndarray, starts: np.ndarray, stops: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens [start, stop] of each sequence: flat ids, flat loss mask, and (n + 1,) offsets into both."""
-        ...
 
 
 def load_micro(tokens: TokenSource, micro: Micro, pad_id: int) -> RaggedBatch:

@@ -33,8 +33,7 @@ class Pieces:
     @property
     def lengths(self) -> np.ndarray:
         """Positions per piece, (num_pieces,) int64; 0 for a target without positions (label of an empty history)."""
-        lengths: np.ndarray = self.stops.astype(np.int64) - self.starts
-        return lengths
+        return self.stops.astype(np.int64) - self.starts
 
     def __len__(self) -> int:
         return len(self.seq_ids)

@@ -92,8 +92,7 @@ class Plan:
     def micro_cells(self) -> np.ndarray:
         """Tokens computed per micro-batch, real and padded, (num_micros,) int64."""
         padded = self.pad_to * np.diff(self.micro_offsets)
-        cells: np.ndarray = np.maximum(np.maximum(padded, self.fill_to), self.micro_tokens)
-        return cells
+        return np.maximum(np.maximum(padded, self.fill_to), self.micro_tokens)
 
     @property
     def real_tokens(self) -> int:

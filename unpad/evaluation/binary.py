@@ -190,8 +190,7 @@ def class_calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarr
     calibration", with bins of equal size.
     """
     each = [calibration_error(labels == place, p[:, place], weights) for place in range(p.shape[1])]
-    errors: np.ndarray = np.mean(each, 0)
-    return errors
+    return np.mean(each, 0)
 
 
 def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:
@@ -249,8 +248,7 @@ def calibration_slope(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | N
 
 def _logit(p: np.ndarray) -> np.ndarray:
     p = np.clip(p, CLOSEST, 1 - CLOSEST)
-    logit: np.ndarray = np.log(p) - np.log1p(-p)
-    return logit
+    return np.log(p) - np.log1p(-p)
 
 
 # --------------------------------------------------------------------------- survival
@@ -339,8 +337,7 @@ def exact_concordance(
 def _order(durations: np.ndarray, observed: np.ndarray) -> np.ndarray:
     """Rank of the ends of observation, (num,) int64; at equal times censoring comes after the outcome, so that two
     patients are comparable if one's outcome is strictly before the other in this order."""
-    order: np.ndarray = 2 * np.unique(durations, return_inverse=True)[1] + ~observed
-    return order
+    return 2 * np.unique(durations, return_inverse=True)[1] + ~observed
 
 
 def _later(
@@ -357,8 +354,7 @@ def _later(
     before = np.cumsum(counted, -1) - counted  # weight of everyone before, in whole numbers exact
     from_group = before[..., np.maximum.accumulate(np.where(starts_group, place, 0))]
     to_time = before[..., np.maximum.accumulate(np.where(starts_time, place, 0))]
-    sums: np.ndarray = (mine * first[order] * (to_time - from_group)).sum(-1)
-    return sums
+    return (mine * first[order] * (to_time - from_group)).sum(-1)
 
 
 # --------------------------------------------------------------------------- lists

@@ -137,8 +137,7 @@ def choice_scores(losses: np.ndarray) -> np.ndarray:
     """1 where the first of several candidates, (num, candidates), is the likeliest, and 0 where it is not; of a tie
     between several likeliest ones, it has its share, so that a model which tells none apart is at chance."""
     likeliest = losses == losses.min(1, keepdims=True)
-    scores: np.ndarray = likeliest[:, 0] / np.maximum(likeliest.sum(1), 1)
-    return scores
+    return likeliest[:, 0] / np.maximum(likeliest.sum(1), 1)
 
 
 def choose_captions(over: Measuring[VqaData]) -> np.ndarray:

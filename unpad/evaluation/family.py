@@ -94,8 +94,7 @@ def evenly(rows: np.ndarray, lengths: np.ndarray, most: int) -> list[int]:
     """At most so many of some rows, evenly among those ordered by their lengths, (num_sequences,)."""
     ordered = rows[np.argsort(lengths[rows], kind="stable")]
     places = np.linspace(0, len(ordered) - 1, min(most, len(ordered))).round().astype(np.int64)
-    chosen: list[int] = ordered[np.unique(places)].tolist()
-    return chosen
+    return ordered[np.unique(places)].tolist()
 
 
 def measures_of(family: str) -> FamilyMeasures:

@@ -92,8 +92,7 @@ def summarise(
 
     def balanced(weights: np.ndarray) -> np.ndarray:
         recalls = np.stack([ratio(right * mine, mine, weights) for mine in members])
-        mean: np.ndarray = np.nanmean(recalls, 0)  # a resample may lack a class
-        return mean
+        return np.nanmean(recalls, 0)  # a resample may lack a class
 
     recall = measured(balanced, num, groups, share=True)
     metrics["balanced_accuracy"] = exact_share(recall, min(num_groups))  # of the rarest class
@@ -111,8 +110,7 @@ def summarise(
 
 def _bins(confidence: np.ndarray) -> np.ndarray:
     """The bin of equal width that each image falls into, (num_images,) int."""
-    bins: np.ndarray = np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
-    return bins
+    return np.minimum((confidence * NUM_BINS).astype(np.int64), NUM_BINS - 1)
 
 
 def describe(predictions: ClassPredictions, classes: tuple[str, ...]) -> dict[str, Any]:

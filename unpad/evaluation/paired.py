@@ -179,8 +179,7 @@ def _difference(runs: Sequence[ExampleRows], num_first: int, name: str) -> tuple
 
     def difference(weights: np.ndarray) -> np.ndarray:
         values = of_runs(weights)
-        gained: np.ndarray = values[..., num_first:].mean(-1) - values[..., :num_first].mean(-1)
-        return gained
+        return values[..., num_first:].mean(-1) - values[..., :num_first].mean(-1)
 
     groups, parts = runs[0].columns[GROUP], set(runs[0].columns[PART])
     part = parts.pop() if len(parts) == 1 else None

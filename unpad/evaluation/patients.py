@@ -456,8 +456,7 @@ def _thin(points: np.ndarray) -> list[list[float]]:
     along = np.concatenate([[0.0], np.cumsum(steps)])
     wanted = np.linspace(0, along[-1], NUM_POINTS)
     chosen = np.unique(np.searchsorted(along, wanted).clip(0, len(points) - 1))
-    thinned: list[list[float]] = points[chosen].round(6).tolist()
-    return thinned
+    return points[chosen].round(6).tolist()
 
 
 def _surest_wrong(

@@ -67,16 +67,14 @@ def whole_pairs(model: Model, data: Data, seq_ids: np.ndarray) -> np.ndarray:
     assert data.replies is not None, "data of pairs"
     pair = data.replies.pair
     too_long = data.table.positions > model.config.longest
-    replies: np.ndarray = seq_ids[(pair[seq_ids] >= 0) & ~np.isin(pair[seq_ids], pair[too_long])]
-    return replies
+    return seq_ids[(pair[seq_ids] >= 0) & ~np.isin(pair[seq_ids], pair[too_long])]
 
 
 def chosen_of(model: Model, data: Data, seq_ids: np.ndarray) -> np.ndarray:
     """The chosen replies of these, (num,) int64 in order."""
     assert data.replies is not None, "data of pairs"
     whole = whole_pairs(model, data, seq_ids)
-    chosen: np.ndarray = whole[data.replies.is_chosen(whole)]
-    return chosen
+    return whole[data.replies.is_chosen(whole)]
 
 
 def by_length(training: Data, over: Measuring[Data], chosen: np.ndarray) -> tuple[str, np.ndarray]:

@@ -73,8 +73,7 @@ class Ranked(NamedTuple):
 
     def has(self, rows: Columns) -> np.ndarray:
         """Rows that count, (num_rows,) bool."""
-        has: np.ndarray = np.any([having(rows, name) for name in self.needs if name in rows], 0)
-        return has
+        return np.any([having(rows, name) for name in self.needs if name in rows], 0)
 
     def metric(self, rows: Columns) -> Metric:
         """The metric of rows that count."""

@@ -113,8 +113,7 @@ def _expected(
 
 
 def _numpy(x: torch.Tensor) -> np.ndarray:
-    array: np.ndarray = x.double().cpu().numpy()
-    return array
+    return x.double().cpu().numpy()
 
 
 # --------------------------------------------------------------------------- metrics

@@ -73,14 +73,12 @@ def with_keywords(tokens: TokenSet, seq_ids: np.ndarray, seed: int, most: int = 
 def question(tokens: TokenSet, index: int) -> list[int]:
     """The tokens before the first one that carries loss: the conversation up to its first reply."""
     ids, loss = tokens.tokens(index), tokens.loss_mask(index)
-    question: list[int] = ids[: int(np.argmax(loss))].tolist()
-    return question
+    return ids[: int(np.argmax(loss))].tolist()
 
 
 def opening(tokens: TokenSet, index: int) -> list[int]:
     """The first tokens of a text."""
-    opening: list[int] = tokens.tokens(index)[: OPENING_TOKENS + 1].tolist()
-    return opening
+    return tokens.tokens(index)[: OPENING_TOKENS + 1].tolist()
 
 
 def held_out_prompts(data: TextData, most: int) -> list[Prompt]:

@@ -66,8 +66,7 @@ def find_sequences(batch: int, seq: int, attention_mask: Tensor | None, named: M
     state = (batch, seq, 0 if source.is_inference() else source._version)
     known = _known.get(source)
     if known is not None and known[0] == state:
-        found: Sequences = known[1]
-        return found
+        return known[1]
     if source is attention_mask:
         found = _of_mask(attention_mask) if attention_mask.dtype == torch.bool else _of_owners(attention_mask)
     elif source is bounds:
@@ -152,8 +151,7 @@ def make_mask(
         rest |= {"attention_mask": attention_mask, "use_vmap": use_vmap, "local_size": local_size}
         rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         rest |= {} if mask_function is None else {"mask_function": mask_function}
-        mask: Tensor | None = sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **rest)
-        return mask
+        return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **rest)
     if attention_mask is not None and not bool(attention_mask.all()):
         return attention_mask.bool()
     if diagonal is None or bool((sees_last := diagonal(-1)).all()):

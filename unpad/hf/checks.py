@@ -428,5 +428,4 @@ def _state(prepared: Prepared, head: TargetHead) -> dict[str, object]:
 
 def _bare(trainer: Trainer, model: nn.Module) -> nn.Module:
     """The model in what accelerate and torch.compile put around it."""
-    bare: nn.Module = trainer.accelerator.unwrap_model(model, keep_torch_compile=False)
-    return bare
+    return trainer.accelerator.unwrap_model(model, keep_torch_compile=False)

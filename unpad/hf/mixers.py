@@ -106,8 +106,7 @@ def _cells(layout: Layout, group: LengthGroup) -> Tensor:
         cells = torch.arange(group.start, group.stop, device=layout.cu_seqlens.device)
     if layout.grouped.by_length is not None:
         cells = layout.grouped.by_length.index_select(0, cells)
-    rectangle: Tensor = cells.unflatten(0, (group.num_seqs, group.longest))
-    return rectangle
+    return cells.unflatten(0, (group.num_seqs, group.longest))
 
 
 @dataclass(frozen=True)

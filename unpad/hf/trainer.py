@@ -19,24 +19,7 @@ from transformers.trainer_utils import EvalLoopOutput
 from unpad.batching.ledger import Ledger
 from unpad.batching.sampler import BatchSampler
 from unpad.errors import RecipeError
-from unpad.hf.checks import (
-    PROMISED,
-    MeanOverTargets,
-    ProvedModel,
-    Settings,
-    check_alike,
-    count_targets,
-    divide_by_targets,
-    group_of,
-    is_sft,
-    keeps_evaluation,
-    loss_of_ones_own,
-    refuse,
-    stop_packing,
-    trial,
-    warn_of_cuts,
-    weigh_logs,
-)
+from unpad.hf import checks
 from unpad.hf.head import TargetHead, add_target_head
 from unpad.hf.loader import (
     MICROS,
@@ -79,15 +62,15 @@ class Attachment:
     tokens_per_eval: int
     prepared: Prepared
     head: TargetHead
-    model: ProvedModel
+    model: checks.ProvedModel
     own: OwnUpdate | None
     rows_of: Callable[[Any], CollatedRows]
     examples: dict[int, tuple[object, Examples]]
     loss: str
     group: Group
     certificate: ForeignCertificate | None = None
-    promised: Settings = field(default_factory=lambda: Settings({}))
-    evaluated: MeanOverTargets = field(default_factory=MeanOverTargets)
+    promised: checks.Settings = field(default_factory=lambda: checks.Settings({}))
+    evaluated: checks.MeanOverTargets = field(default_factory=checks.MeanOverTargets)
     trained: Examples | None = None  # those of the last loader for training
 
     def __repr__(self) -> str:
@@ -163,7 +146,7 @@ class UnpadMixin(Trainer):
             prefetch_factor=args.dataloader_prefetch_factor,
         )
         accelerator = self.accelerator
-        prepared: DataLoader[Any] = prepare_data_loader(
+        return prepare_data_loader(
             loader,
             accelerator.device,
             num_processes=1,  # the sampler has the batches of this rank alone
@@ -173,7 +156,6 @@ class UnpadMixin(Trainer):
             non_blocking=accelerator.non_blocking,
             use_stateful_dataloader=accelerator.use_stateful_dataloader,
         )
-        return prepared
 
     def training_step(self, model: nn.Module, inputs: dict[str, Any], num_items_in_batch: Any = None) -> Tensor:
         """The micro-batches of an update, forward and backward, with logits of targets alone.
@@ -191,9 +173,9 @@ class UnpadMixin(Trainer):
             is_last = number == len(micros) or syncs_each
             with nullcontext() if is_last else self.accelerator.no_sync(model), self._targets_alone():
                 total = total + super().training_step(model, dict(micro), num_items_in_batch)
-        if is_sft(self) and len(micros) > 1:
-            counts = torch.stack([count_targets(micro) for micro in micros])
-            weigh_logs(self, "train", self.accelerator.gather(counts).view(-1, len(micros)).sum(0).tolist())
+        if checks.is_sft(self) and len(micros) > 1:
+            counts = torch.stack([checks.count_targets(micro) for micro in micros])
+            checks.weigh_logs(self, "train", self.accelerator.gather(counts).view(-1, len(micros)).sum(0).tolist())
         return total
 
     def _targets_alone(self) -> AbstractContextManager[None]:
@@ -218,8 +200,7 @@ class ExactEvaluation(UnpadMixin):
         if data is None:
             raise RecipeError("the trainer has no eval_dataset", fix="pass eval_dataset to the trainer or to evaluate")
         if is_streamed(data) or self.compute_metrics is not None:
-            padded: DataLoader[Any] = super().get_eval_dataloader(eval_dataset)
-            return padded
+            return super().get_eval_dataloader(eval_dataset)
         examples, group = attachment.examples_of(data), attachment.group
         sizes: dict[str, Any] = {"targets": examples.targets, "tokens": attachment.tokens_per_eval}
         planned = BatchSampler(examples.lengths, **sizes, rank=group.rank, world_size=group.size)
@@ -232,7 +213,7 @@ class ExactEvaluation(UnpadMixin):
         attachment = self.attachment
         if "cu_seq_lens_q" in inputs:
             attachment.model.check(self, model)
-        num_targets = int(count_targets(inputs))
+        num_targets = int(checks.count_targets(inputs))
         with self._targets_alone() if prediction_loss_only else nullcontext(), own_counts(self.args):
             loss, logits, given = super().prediction_step(model, inputs, prediction_loss_only, ignore_keys=ignore_keys)
         if loss is not None:
@@ -246,15 +227,17 @@ class ExactEvaluation(UnpadMixin):
         """An evaluation, with the mean over the targets of the whole set for its loss."""
         attachment, group, examples = self.attachment, self.attachment.group, dataloader.dataset
         if isinstance(examples, Examples):
-            check_alike("sequences of evaluation", group.exchange([attachment.tokens_per_eval, examples.digest()]))
-        evaluated = attachment.evaluated = MeanOverTargets()
+            checks.check_alike(
+                "sequences of evaluation", group.exchange([attachment.tokens_per_eval, examples.digest()])
+            )
+        evaluated = attachment.evaluated = checks.MeanOverTargets()
         out = super().evaluation_loop(dataloader, *args, metric_key_prefix=metric_key_prefix, **kwargs)
         if group.size > 1:  # accelerate's own loaders repeat sequences on the last ranks
             parts = group.exchange([evaluated.total, evaluated.counts]) if isinstance(examples, Examples) else []
-            evaluated = MeanOverTargets.of_parts(parts)
+            evaluated = checks.MeanOverTargets.of_parts(parts)
         if evaluated.num_targets:
             out.metrics[f"{metric_key_prefix}_loss"] = evaluated.mean
-            weigh_logs(self, "eval", evaluated.counts)
+            checks.weigh_logs(self, "eval", evaluated.counts)
         return out
 
 
@@ -279,12 +262,12 @@ def attach(
         SourceError: its dataset is streamed or not tokenized.
         ProofError: the model does not keep the sequences of a flat batch apart.
     """
-    group, args = group_of(trainer), trainer.args
+    group, args = checks.group_of(trainer), trainer.args
     with ExitStack() as stack:
         with group.together() as talk:
             if isinstance(trainer, UnpadMixin):
                 raise RecipeError("unpad.hf.attach has this trainer already", fix="build it anew, and attach once")
-            refuse(trainer)
+            checks.refuse(trainer)
             if trainer.train_dataset is None:
                 raise RecipeError("the trainer has no train_dataset", fix="pass train_dataset to the trainer")
             if tokens_per_micro < 1 or (tokens_per_eval is not None and tokens_per_eval < 1):
@@ -293,21 +276,23 @@ def attach(
             rows = CollatedRows.of(trainer, trainer.train_dataset)
             examples = Examples(rows)
             rows.check(args.per_device_train_batch_size)
-            warn_of_cuts(trainer, examples)
+            checks.warn_of_cuts(trainer, examples)
             doubts = rows.doubts()
-            loss = loss_of_ones_own(trainer)
+            loss = checks.loss_of_ones_own(trainer)
             own = take_own(trainer, rows, examples) if prove else None
             model = trainer.accelerator.unwrap_model(trainer.model)
             prepared = stack.enter_context(preparing(model))
             refuse_long(prepared.limit, max(tokens_per_micro, tokens_per_eval or 0, int(examples.lengths.max())))
-            head = add_target_head(model, prepared.inner, trial(examples, prepared), fused=is_sft(trainer))
+            head = add_target_head(
+                model, prepared.inner, checks.trial(examples, prepared), fused=checks.is_sft(trainer)
+            )
             stack.push(lambda kind, error, trace: None if error is None else head.remove())
             attachment = Attachment(
                 tokens_per_micro,
                 tokens_per_eval or tokens_per_micro,
                 prepared,
                 head,
-                ProvedModel.of(prepared, head),
+                checks.ProvedModel.of(prepared, head),
                 own,
                 rows_of=partial(CollatedRows.of, trainer),
                 examples={id(trainer.train_dataset): (trainer.train_dataset, examples)},
@@ -319,7 +304,7 @@ def attach(
                 attachment.certificate = prove_ours(trainer, own, prepared.limit)
             talk.own = [tokens_per_micro, args.gradient_accumulation_steps, args.train_batch_size, args.seed]
             talk.own += [args.data_seed, head.mode, examples.digest()]
-        check_alike("training data or arguments", talk.told)
+        checks.check_alike("training data or arguments", talk.told)
     if getattr(prepared.inner.config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
         doubts.append(LATER)
     if isinstance(trainer, ExactEvaluation):
@@ -334,14 +319,14 @@ def attach(
 @contextmanager
 def replacing(trainer: Trainer, attachment: Attachment) -> Iterator[None]:
     """Give a trainer its attachment, which it loses again, with all that was changed, if anything inside raises."""
-    kind, before = type(trainer), Settings.now(trainer)
+    kind, before = type(trainer), checks.Settings.now(trainer)
     try:
-        divide_by_targets(trainer)
-        stop_packing(trainer)
-        mixin = UnpadMixin if keeps_evaluation(trainer) else ExactEvaluation
+        checks.divide_by_targets(trainer)
+        checks.stop_packing(trainer)
+        mixin = UnpadMixin if checks.keeps_evaluation(trainer) else ExactEvaluation
         trainer.__class__ = type(f"Unpad{kind.__name__}", (mixin, kind), {"__module__": __name__})
         vars(trainer)["attachment"] = attachment
-        attachment.promised = Settings.now(trainer, PROMISED)
+        attachment.promised = checks.Settings.now(trainer, checks.PROMISED)
         yield
     except BaseException:
         trainer.__class__ = kind

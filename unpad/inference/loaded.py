@@ -154,8 +154,7 @@ class LoadedRun:
         return self._rows("predict_rows", data)
 
     def _rows(self, name: str, given: Any) -> list[dict[str, Any]]:
-        rows: list[dict[str, Any]] = getattr(import_module("unpad.inference.predict"), name)(self, given)
-        return rows
+        return getattr(import_module("unpad.inference.predict"), name)(self, given)
 
     def prompt(self, text: str, system: str = "") -> Prompt:
         """Encode one prompt exactly as training encoded its kind.

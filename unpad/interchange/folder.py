@@ -144,8 +144,7 @@ class Architecture(Protocol):
 
     def weights(self, model: Model) -> Mapping[str, Tensor]:
         """The parameters to write, by the names in `table`."""
-        weights: Mapping[str, Tensor] = model.state_dict()
-        return weights
+        return model.state_dict()
 
 
 # --------------------------------------------------------------------------- read

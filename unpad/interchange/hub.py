@@ -176,8 +176,7 @@ def _http_error() -> type[Exception]:
     """Base class of request errors in huggingface_hub's HTTP library."""
     from huggingface_hub import errors
 
-    base: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
-    return base
+    return errors.HTTPError  # type: ignore[attr-defined]
 
 
 def _reason(error: Exception) -> str:

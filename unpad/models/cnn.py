@@ -70,8 +70,7 @@ class Cnn(Classifier):
         x = batch.inputs_embeds.to(self.head.weight.dtype).unflatten(1, (self.config.channels, side, side))
         for convolution in self.convolutions:
             x = F.max_pool2d(F.relu(convolution(x)), 2)  # (total_tokens, channels, side / 2, side / 2), and so on
-        features: Tensor = x.mean((2, 3), dtype=wide_dtype(x.dtype)).to(x.dtype)
-        return features
+        return x.mean((2, 3), dtype=wide_dtype(x.dtype)).to(x.dtype)
 
     def _features(self, batch: RaggedBatch) -> Tensor:
         """Input of the head for every image, (num_seqs, 128), in the computing dtype."""

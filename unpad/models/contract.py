@@ -57,7 +57,6 @@ class PatchConfig(Protocol):
     @property
     def patch(self) -> int:
         """Side of a patch, in pixels."""
-        ...
 
 
 @runtime_checkable
@@ -67,7 +66,6 @@ class PixelConfig(PatchConfig, Protocol):
     @property
     def channels(self) -> int:
         """Channels of a pixel, 3 or 4."""
-        ...
 
 
 @runtime_checkable
@@ -77,7 +75,6 @@ class MarksImages(Protocol):
     @property
     def image_id(self) -> int | None:
         """Id in the place of every visual token; None for any."""
-        ...
 
 
 # --------------------------------------------------------------------------- models

@@ -260,8 +260,7 @@ class Decoder(Generates, LearnsPreferences):
         """Hidden state of the last token of every sequence of a flat run, (num_seqs, width); arguments and errors as in
         `forward`."""
         assert isinstance(batch.layout, Layout), "prompts come as a flat run"
-        hidden: Tensor = self(batch, cache, between, wanted=batch.layout.cu_seqlens[1:].long() - 1)
-        return hidden
+        return self(batch, cache, between, wanted=batch.layout.cu_seqlens[1:].long() - 1)
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
         embedded = widened(self.embed(ids))  # (total_tokens, width); a frozen embedding may be in bf16
@@ -269,8 +268,7 @@ class Decoder(Generates, LearnsPreferences):
 
     def target_hidden(self, batch: RaggedBatch, between: Between | None = None) -> Tensor:
         """Hidden states from which the targets are predicted, (num_targets, width); `between` as in `losses`."""
-        hidden: Tensor = self(batch, between=between, wanted=batch.target_index)
-        return hidden
+        return self(batch, between=between, wanted=batch.target_index)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
@@ -313,8 +311,7 @@ class Decoder(Generates, LearnsPreferences):
 
     def _normed(self, stream: Stream) -> Tensor:
         """Hidden states after the last norm, (num, width)."""
-        hidden: Tensor = self.norm(stream.x, stream.delta, stream.layout, stream.index)[1]
-        return hidden
+        return self.norm(stream.x, stream.delta, stream.layout, stream.index)[1]
 
     @property
     def head_weight(self) -> Tensor:

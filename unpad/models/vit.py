@@ -144,8 +144,7 @@ class ConvolutionalStem(nn.Module):
             flat = cells.reshape(-1, cells.shape[-1])
             changed = activate("gelu", norm(widened(flat))[1]).view(cells.shape)
             x = changed if halves else x + changed
-        out: Tensor = self.project(x.flatten(1))
-        return out
+        return self.project(x.flatten(1))
 
 
 DATA = "images"
@@ -244,8 +243,7 @@ class Vit(Classifier):
         stream = Stream(x, None, batch.layout)
         for block in self.blocks:
             stream = block(stream)
-        hidden: Tensor = self.norm(stream.x, stream.delta, stream.layout)[1]
-        return hidden
+        return self.norm(stream.x, stream.delta, stream.layout)[1]
 
     def _features(self, batch: RaggedBatch) -> Tensor:
         """One vector per image, (num_seqs, width), in the computing dtype."""

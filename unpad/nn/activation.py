@@ -34,8 +34,7 @@ def activation(kind: str, x: Tensor, bias: Tensor | None = None) -> Tensor:
         (total_tokens, hidden) of the dtype of x.
     """
     grad = torch.is_grad_enabled()
-    y: Tensor = apply(_Activation, kind, x, bias) if grad else _forward(kind, x, bias)
-    return y
+    return apply(_Activation, kind, x, bias) if grad else _forward(kind, x, bias)
 
 
 class _Activation(torch.autograd.Function):

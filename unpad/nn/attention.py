@@ -163,8 +163,7 @@ def _group_attention(q: Tensor, k: Tensor, v: Tensor, group: LengthGroup, kernel
 
     def rectangle(x: Tensor) -> Tensor:
         cells = x[group.start : group.stop] if group.cells is None else x.index_select(0, group.cells)
-        padded: Tensor = cells.unflatten(0, (group.num_seqs, group.longest))
-        return padded
+        return cells.unflatten(0, (group.num_seqs, group.longest))
 
     q, k, v = (rectangle(x).transpose(1, 2) for x in (q, k, v))  # (num_seqs, heads, longest, head_dim)
     # Real queries of a causal rectangle never see the cells to their right; only full attention needs the mask.

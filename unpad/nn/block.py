@@ -189,18 +189,15 @@ class Between(Protocol):
 
     def reads(self, index: int) -> bool:
         """True if it needs the hidden states of all tokens after block `index`."""
-        ...
 
     def __call__(self, index: int, entered: Stream, left: Stream) -> Stream:
         """Return the stream for the next block, given the input (`entered`) and output (`left`) of block `index`.
 
         With index BEFORE both are the embeddings.
         """
-        ...
 
     def places(self, tokens: Tensor) -> Tensor:
         """Places in the last stream of tokens that were not removed, (num,) int64 both."""
-        ...
 
 
 class Unchanged:
@@ -274,8 +271,7 @@ class Attention(nn.Module):
         else:
             y = cache.attend(index, qkv, stream.layout, self.heads, how)
         y = y.flatten(1) if keep_index is None else y.flatten(1).index_select(0, keep_index)
-        out: Tensor = self.to_out(y)
-        return out
+        return self.to_out(y)
 
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values before positions are applied, (total_tokens, heads + 2 kv_heads, head_dim)."""
@@ -315,8 +311,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         up, bias = apart(self.up, x) if self.activation in KINDS else (self.up(x), None)
-        y: Tensor = self.down(activate(self.activation, up, bias))
-        return y
+        return self.down(activate(self.activation, up, bias))
 
 
 class Block(nn.Module):
@@ -363,8 +358,7 @@ def _normed_branch(norm: Norm | None, y: Tensor) -> Tensor:
     """The output of a branch, (num, width), normalised if the block has a norm for it."""
     if norm is None:
         return y
-    normed: Tensor = norm(y)[1]
-    return normed
+    return norm(y)[1]
 
 
 def init_weights(module: nn.Module, num_blocks: int) -> None:

@@ -91,10 +91,8 @@ class RectangleSide:
         """Spread (total_tokens, ...) over the rectangle, (num_seqs, longest, ...)."""
         if self.is_view:
             num_seqs, longest = self.shape
-            rectangle: Tensor = x.narrow(0, int(self.begins[0]), num_seqs * longest).unflatten(0, self.shape)
-            return rectangle
-        taken: Tensor = x.index_select(0, self.cells.flatten()).unflatten(0, self.shape)
-        return taken
+            return x.narrow(0, int(self.begins[0]), num_seqs * longest).unflatten(0, self.shape)
+        return x.index_select(0, self.cells.flatten()).unflatten(0, self.shape)
 
     def flatten(self, x: Tensor) -> Tensor:
         """Take the real cells of (num_seqs, longest, ...), (num_tokens, ...) in the order of `tokens`."""
@@ -321,8 +319,7 @@ class Projection(nn.Module):
         self.norm_out = Norm("layernorm", inner, EPS)
 
     def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.norm_out(widened(self.linear(self.norm_in(widened(x))[1])))[1]
-        return y
+        return self.norm_out(widened(self.linear(self.norm_in(widened(x))[1])))[1]
 
 
 class CrossAttention(nn.Module):

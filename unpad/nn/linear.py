@@ -189,8 +189,7 @@ class Linear(nn.Linear):
         if not torch.is_grad_enabled():
             bias = None if self.bias is None else computing_copy(self.bias, dtype)
             return product(x.to(dtype), computing_copy(self.weight, dtype), bias)
-        y: Tensor = apply(_LowPrecision, x.to(dtype), self.weight, self.bias, self.recasts)
-        return y
+        return apply(_LowPrecision, x.to(dtype), self.weight, self.bias, self.recasts)
 
 
 def apart(linear: nn.Module, x: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -61,8 +61,7 @@ def cross_entropy(
         The smoothed sum, with a gradient, and the plain sum of negative log-likelihoods, without.
         Both are scalars in nats, in fp32 or wider.
     """
-    both: tuple[Tensor, Tensor] = apply(_CrossEntropy, hidden, weight, labels, label_smoothing)
-    return both
+    return apply(_CrossEntropy, hidden, weight, labels, label_smoothing)
 
 
 def token_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
@@ -83,8 +82,7 @@ def target_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     Where each target's gradient has a factor of its own, known only after the forward pass: the backward pass computes
     the logits again, so that nothing of size (targets, vocabulary) is kept. Arguments as in `cross_entropy`.
     """
-    nll: Tensor = apply(_TargetNll, hidden, weight, labels)
-    return nll
+    return apply(_TargetNll, hidden, weight, labels)
 
 
 @contextmanager

@@ -54,8 +54,7 @@ def add_norm(
     """
     settings = (eps, centred, dropout, seed, None if places is None else places.contiguous())
     if torch.is_grad_enabled():
-        both: tuple[Tensor, Tensor] = apply(_AddNorm, residual, delta, weight, bias, settings, dtype)
-        return both
+        return apply(_AddNorm, residual, delta, weight, bias, settings, dtype)
     total, y, _ = _forward(residual, delta, weight, bias, *settings, dtype)
     return residual if delta is None else total, y
 

@@ -65,19 +65,15 @@ class GradientSum(Protocol):
             rounded: whether the update has more than one micro-batch; the gradient of one alone stays as it is.
             takes: number of calls of `take` that follow, each after one backward pass.
         """
-        ...
 
     def take(self, scale: float = 1.0) -> None:
         """Take the gradients of a micro-batch, which autograd has left in `.grad`, divided by `scale`."""
-        ...
 
     def finish(self, group: Group, used: set[int]) -> None:
         """Add over all processes, and leave the sums as `.grad` of the parameters in `used`."""
-        ...
 
     def give_up(self) -> None:
         """Abandon an update in which a process has failed; called instead of `finish`."""
-        ...
 
 
 def held_bytes(parameter: Tensor, micros: int, processes: int = 1) -> int:

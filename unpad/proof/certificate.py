@@ -48,7 +48,6 @@ class Provable(Protocol):
 
     def __call__(self, batch: RaggedBatch) -> Tensor:
         """Hidden states, (total_tokens, width)."""
-        ...
 
     def losses(self, batch: RaggedBatch) -> Terms: ...
 
@@ -76,8 +75,7 @@ class PlainModel(ReadsTokens):
         return self.module.count_targets(batch)
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
-        embedded: Tensor = self.module.embed(ids)  # type: ignore[attr-defined]  # a module of tokens has it
-        return embedded
+        return self.module.embed(ids)  # type: ignore[attr-defined]  # a module of tokens has it
 
 
 def as_model(model: Model | Provable) -> Model:

@@ -526,5 +526,4 @@ class Claims:
 
 def claims_of(model: Model) -> Claims:
     """Import the claims of a model."""
-    claims: Claims = import_module(f"unpad.proof.{model.claims}").CLAIMS
-    return claims
+    return import_module(f"unpad.proof.{model.claims}").CLAIMS

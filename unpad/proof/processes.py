@@ -87,16 +87,14 @@ def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int])
 def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
+        return free.getsockname()[1]
 
 
 def _run(job: Job) -> list[Line]:
     """Start the processes and return the lines of the first."""
     calls = [(job, rank) for rank in range(max(job.ports))]
     fix = "run it again; with fewer processes if memory is short"
-    lines: list[Line] = run_all(_compare, calls, modules=[__name__], grace=GRACE_S, fix=fix)[0]
-    return lines
+    return run_all(_compare, calls, modules=[__name__], grace=GRACE_S, fix=fix)[0]
 
 
 # --------------------------------------------------------------------------- in every process

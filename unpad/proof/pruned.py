@@ -148,8 +148,7 @@ def _judged(model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visua
         seen = weights[:, asks][:, :, visual].detach()
         received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1) * len(row.source)
     head = model.pruners[str(index)]
-    logits: Tensor = head(VisionTokens(x[visual], layouts[0], x[asks], layouts[1], received))
-    return logits
+    return head(VisionTokens(x[visual], layouts[0], x[asks], layouts[1], received))
 
 
 def _noise(index: int, visual: Tensor, row: ReferenceRow, dtype: torch.dtype) -> Tensor:

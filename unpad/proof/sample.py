@@ -314,8 +314,7 @@ def small_settings(setup: Setup) -> PlanSettings:
 
 def _keys(seq_ids: np.ndarray, stops: np.ndarray) -> np.ndarray:
     """A unique number for every piece: no two pieces of a sequence end at the same position."""
-    keys: np.ndarray = (seq_ids.astype(np.int64) << 32) + stops
-    return keys
+    return (seq_ids.astype(np.int64) << 32) + stops
 
 
 def _plan(setup: Setup, seq_ids: np.ndarray, settings: PlanSettings, targets: TargetCount | None = None) -> Plan:

@@ -170,27 +170,21 @@ class Watch(Protocol):
 
     def describe(self) -> str:
         """Describe the readings in words; empty if there will be none."""
-        ...
 
     def due(self, step: int) -> bool:
         """True if a reading is due after this step of the run."""
-        ...
 
     def check(self, step: int) -> Verdict:
         """Read the model after step `step` of the run. Equal weights and an equal state give an equal verdict."""
-        ...
 
     def scaled(self, weights: dict[str, float]) -> dict[str, float]:
         """Return the weights of loss terms after all recoveries."""
-        ...
 
     def values(self) -> dict[str, Any]:
         """State of the watch as JSON values, for a checkpoint."""
-        ...
 
     def tensors(self) -> dict[str, Tensor]:
         """Additional tensors of a checkpoint, by names that no other part of it uses."""
-        ...
 
     def save_healthy(self, checkpoints: Path, group: Group = ALONE) -> Path:
         """Write the weights of the last healthy reading into the folder of checkpoints; return their path.
@@ -198,15 +192,12 @@ class Watch(Protocol):
         Args:
             group: all of these processes call it, and the first writes.
         """
-        ...
 
     def recover(self, step: int, optimizer: torch.optim.Optimizer) -> str:
         """Load the weights of the last healthy reading and reset the optimizer; return a log message."""
-        ...
 
     def error(self, verdict: Verdict) -> UnpadError:
         """Build the error that stops the run."""
-        ...
 
 
 # Called after every evaluation with the stage's name, the step and the result; returning True ends the run.

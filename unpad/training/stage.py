@@ -157,8 +157,7 @@ def _drawn_pairs(table: SequenceTable, ids: np.ndarray, draw: Callable[[np.ndarr
     order, offsets = bundled(table.bundle[ids])
     drawn = draw(table.source[ids[order[offsets[:-1]]]])  # (num_drawn,) index into the pairs
     members = [order[start:stop] for start, stop in zip(offsets[drawn], offsets[drawn + 1], strict=True)]
-    both: np.ndarray = ids[np.concatenate([np.zeros(0, np.int64), *members])]
-    return both
+    return ids[np.concatenate([np.zeros(0, np.int64), *members])]
 
 
 def stage_epochs(stage: StageSetup, first: Plan) -> Epochs:

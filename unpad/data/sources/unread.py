@@ -2,53 +2,25 @@
 
 import json
 import re
+import tomllib
 from collections.abc import Collection, Sequence
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from unpad.data.sources.example import LOUD, SPLIT_NAMES, USUAL, Turn, Unread
 from unpad.data.sources.faults import type_name
 from unpad.data.sources.row import UNSEEN, Row, is_blank, listed
 
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-def _forms(stems: str) -> frozenset[str]:
-    """Words of stems: ignore, ignored and ignorable of ignor."""
-    ends = ("", "e", "d", "ed", "ped", "ged", "ted", "able", "ied", "ion")
-    return frozenset(stem + end for stem in stems.split() for end in ends)
-
-
-# Words of names, without the s of a plural. A field is metadata by the last word that is no filler.
-_METADATA = _words(
-    "id uuid idx index hash sha url uri link source origin dataset corpus subset version licence license language "
-    "lang copyright locale country region date time timestamp year created updated modified category genre topic "
-    "tag domain subject split fold meta metadata model engine author annotator worker file filename path line page seed"
-)
-_KINDS = _words("source origin category genre topic tag domain subject")
-_DATES = _words("date time timestamp created updated modified")
-_SCORES = _words("score rating reward margin")  # are named, and refuse no row
-_FILLERS = _words("at by code identifier no name number value")
-_COUNTS = _words("num n number count")  # first words that make a count of what follows
-_PLACES = _words("id idx index turn number position order time timestamp")  # numbers of a message
-_TRAINED = _words("train trainable training learn learned loss supervise weight")
-_MASKED = _forms("mask ignor skip exclud")
-_WANTED = _words("label desirable desired accepted accept chosen preferred wanted correct approved good")
-_UNWANTED = _forms("reject undesir unwant bad wrong incorrect")
-_GOOD, _BAD = _TRAINED | _WANTED, _MASKED | _UNWANTED
-# What has one of these in its name, or as its value, is no metadata: they judge the row, or turn a value around.
-_VERDICTS = _BAD | _forms(
-    "discard drop omit remov delet retract revok withdrawn draft spam junk trash invalid obsolet deprecat outdat flag "
-    "fail duplicat unus unverif unreview unsaf operator comparator qualifier modifier negat"
-)
+_ENDS = ("", "e", "d", "ed", "ped", "ged", "ted", "able", "ied", "ion")  # of a stem's forms
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_NAMES = {kind: frozenset(words.split()) for kind, words in _TABLE["words"].items()}
+_NAMES |= {kind: frozenset(s + end for s in stems.split() for end in _ENDS) for kind, stems in _TABLE["stems"].items()}
+_TRAINED, _MASKED = _NAMES["trained"], _NAMES["masked"]
+_GOOD, _BAD = _TRAINED | _NAMES["wanted"], _MASKED | _NAMES["unwanted"]
+_VERDICTS = _BAD | _NAMES["judging"]
 _JUDGING = _GOOD | _VERDICTS
-_NOT = _words("no not non never dont")
-_MEDIA = _words("image picture photo audio video")
-_COMPLETING = _MEDIA | _words(
-    "context passage document article background paragraph choice option attachment tool function kwarg history"
-)
+_COMPLETING = _NAMES["media"] | _NAMES["completing"]
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[^\W\d_A-Za-z]+")
 _IDENTIFYING = re.compile(r"[0-9a-fA-F-]{16,}|\w+://\S+|www\.\S+")
 LONGEST_METADATA, LONGEST_NUMBER, LONG_PART = 200, 40, 40  # characters of a text
@@ -64,7 +36,7 @@ def words_of(name: str) -> tuple[str, ...]:
 @lru_cache(maxsize=1024)
 def _last(name: str) -> str:
     words = words_of(name)
-    telling = [word for word in words if word not in _FILLERS] or list(words)
+    telling = [word for word in words if word not in _NAMES["fillers"]] or list(words)
     return telling[-1] if telling else ""
 
 
@@ -81,7 +53,7 @@ def _is_quiet(name: str, value: Any) -> bool:
         return False
     if _is_telling(name, text):
         return False
-    if number is not None and number % 1 > 0 and _last(name) not in (*_DATES, "version"):
+    if number is not None and number % 1 > 0 and _last(name) not in (*_NAMES["dates"], "version"):
         return False
     if number is not None and name.lower().endswith("s"):
         return _is_count(name)
@@ -91,7 +63,7 @@ def _is_quiet(name: str, value: Any) -> bool:
 
 def _is_telling(name: str, text: str) -> bool:
     """True for the name of a part of a split, and for the id of a picture, which the row may be about."""
-    return text.lower() in SPLIT_NAMES or (_last(name) == "id" and not _MEDIA.isdisjoint(words_of(name)))
+    return text.lower() in SPLIT_NAMES or (_last(name) == "id" and not _NAMES["media"].isdisjoint(words_of(name)))
 
 
 def tells_of_events(name: str, values: Collection[Any]) -> bool:
@@ -105,7 +77,7 @@ def tells_of_events(name: str, values: Collection[Any]) -> bool:
     if words_of(name)[:1] == ("value",):
         return any(number_of(value) != 0 for value in filled)
     ends = words_of(name)[-1:]  # of test_source_value, a copy of the code, no kind
-    return len(filled) > 1 and not _KINDS.isdisjoint(ends)
+    return len(filled) > 1 and not _NAMES["kinds"].isdisjoint(ends)
 
 
 def _leaves(path: str, name: str, value: Any) -> list[tuple[str, str, Any]]:
@@ -120,21 +92,21 @@ def _leaves(path: str, name: str, value: Any) -> list[tuple[str, str, Any]]:
 
 @lru_cache(maxsize=1024)
 def _is_bookkeeping(name: str) -> bool:
-    return _last(name) in _METADATA or _is_count(name)
+    return _last(name) in _NAMES["metadata"] or _is_count(name)
 
 
 @lru_cache(maxsize=1024)
 def _is_verdict(text: str) -> bool:
     """True for a short text that judges: rejected, do-not-train."""
     words = frozenset(words_of(text)) if len(text) <= LONGEST_NUMBER else frozenset()
-    negated = not (_NOT.isdisjoint(words) or _GOOD.isdisjoint(words))
+    negated = not (_NAMES["not"].isdisjoint(words) or _GOOD.isdisjoint(words))
     return negated or (len(words) <= LONGEST_VERDICT and not _VERDICTS.isdisjoint(words))
 
 
 @lru_cache(maxsize=1024)
 def _is_count(name: str) -> bool:
     words = words_of(name)
-    return len(words) > 1 and (words[0] in _COUNTS or words[-1] == "count")
+    return len(words) > 1 and (words[0] in _NAMES["counts"] or words[-1] == "count")
 
 
 def number_of(value: Any) -> float | None:
@@ -155,7 +127,7 @@ def _says_wanted(name: str, wanted: frozenset[str], unwanted: frozenset[str]) ->
     """Whether "true" under a name says yes (train) or no (masked); None where it has words of neither, or of both."""
     words = set(words_of(name))
     yes, no = bool(words & wanted), bool(words & unwanted)
-    return None if yes == no or words & _NOT else yes
+    return None if yes == no or words & _NAMES["not"] else yes
 
 
 def read_marks(row: Row, message: dict[str, Any], known: Collection[str], place: str, is_reply: bool) -> bool:
@@ -169,7 +141,7 @@ def read_marks(row: Row, message: dict[str, Any], known: Collection[str], place:
     learned = True
     for name, value in message.items():
         number, wanted = number_of(value), _says_wanted(name, _TRAINED, _MASKED)
-        is_place = _last(name) in _PLACES and type(value) is not bool
+        is_place = _last(name) in _NAMES["places"] and type(value) is not bool
         if name in known or is_blank(value) or (is_place if wanted is None else not is_reply):
             continue
         if wanted is not None and number in (0, 1) and (wanted or type(value) is bool):
@@ -191,7 +163,7 @@ def pass_over(row: Row, objects: Sequence[dict[str, Any]], known: Collection[str
         said = [(one.get("role", one.get("from")), one.get(name)) for one in objects]
         speakers = [speaker for speaker, value in said if not is_blank(value)]
         some = any(is_blank(value) and speaker in speakers for speaker, value in said[1:])  # the first has no parent
-        if _says_wanted(name, _TRAINED, _MASKED) is None and (some or _last(name) not in _PLACES):
+        if _says_wanted(name, _TRAINED, _MASKED) is None and (some or _last(name) not in _NAMES["places"]):
             row.pass_over(f"{path}.{name}", list({repr(value): value for _, value in said}.values()), some)
 
 
@@ -207,9 +179,9 @@ def doubt_answers(row: Row, answers: Sequence[Any]) -> None:
 def _agrees(name: str, value: Any) -> bool | None:
     """Whether a value under a name such as chosen, masked or weight says what is to be learned; None for others."""
     wanted = _says_wanted(name, _GOOD, _BAD)
-    if wanted is None or not _SCORES.isdisjoint(words_of(name)):
+    if wanted is None or not _NAMES["scores"].isdisjoint(words_of(name)):
         return None
-    number = 0 if type(value) is str and value.strip().lower() in _UNWANTED else number_of(value)
+    number = 0 if type(value) is str and value.strip().lower() in _NAMES["unwanted"] else number_of(value)
     if number is None:
         return None
     return bool(number) == wanted and (number == 1 or "weight" not in words_of(name))
@@ -301,7 +273,7 @@ def count_field(unread: Unread, path: str, *values: Any, num_rows: int = 1, some
 def _said(name: str, value: Any, some: bool) -> set[float | str | None]:
     """What a value is, as `Unread` has it."""
     quiet, number = _is_quiet(name, value), number_of(value)
-    is_usual = len(words_of(name)) > 1 or _last(name) in _DATES
+    is_usual = len(words_of(name)) > 1 or _last(name) in _NAMES["dates"]
     said: set[float | str | None] = {USUAL} if is_usual else set()
     if number is None:
         is_mark = _is_bookkeeping(name) and not _is_telling(name, str(value).strip())

@@ -452,8 +452,7 @@ class NextSet(nn.Module):
     def scores(self, hidden: Tensor) -> Tensor:
         """Logits of the codes of the next set, (num_sets, width) to (num_sets, num_codes), fp32 or wider."""
         with torch.autocast(hidden.device.type, enabled=False):
-            scores: Tensor = self.codes(widened(hidden))
-            return scores
+            return self.codes(widened(hidden))
 
     def terms(self, hidden: Tensor, codes: Tensor, events: EventSets, following: Following, wanted: set[str]) -> Terms:
         """Losses of all sets after the first of their patient.
@@ -492,8 +491,7 @@ class NextSet(nn.Module):
         rows = max(1, CHUNK_CELLS // self.codes.out_features)
 
         def denominator(part: Tensor) -> Tensor:
-            total: Tensor = self.codes(part).logsumexp(1)
-            return total
+            return self.codes(part).logsumexp(1)
 
         if len(before) <= rows:
             return denominator(before)
@@ -506,8 +504,7 @@ class NextSet(nn.Module):
         mean, log_var = self.time(before).unbind(1)
         log_var = LOG_VAR_LIMIT * torch.tanh(log_var / LOG_VAR_LIMIT)
         error = gaps.to(mean.dtype).log1p() - mean
-        nll: Tensor = (math.log(2 * math.pi) + log_var + error.square() * (-log_var).exp()) / 2
-        return nll
+        return (math.log(2 * math.pi) + log_var + error.square() * (-log_var).exp()) / 2
 
     def _value_errors(
         self, before: Tensor, codes: Tensor, events: EventSets, following: Following

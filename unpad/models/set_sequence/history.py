@@ -140,8 +140,7 @@ class HistoryEncoder(nn.Module):
         stream = Stream(self._embed(latents, course), None, course.layout, rotary)
         for block in self.blocks:
             stream = block(stream)
-        hidden: Tensor = self.norm(stream.x, stream.delta, stream.layout)[1]
-        return hidden
+        return self.norm(stream.x, stream.delta, stream.layout)[1]
 
     def attention(self, latents: Tensor, course: SetLayout) -> Tensor:
         """Share of every place in its readout's attention in the last block, mean of all heads.
@@ -180,8 +179,7 @@ class HistoryEncoder(nn.Module):
     def _embed(self, latents: Tensor, course: SetLayout) -> Tensor:
         """First residual stream, (num_sets + num_seqs, width), fp32 or wider."""
         start = self.readout.expand(len(course.position_ids), -1)
-        stream: Tensor = start.index_copy(0, course.sets, self.from_latent(latents).to(start.dtype)) + self.time(course)
-        return stream
+        return start.index_copy(0, course.sets, self.from_latent(latents).to(start.dtype)) + self.time(course)
 
     def _rotary(self, course: SetLayout) -> Rotary | None:
         if not self.rotary:

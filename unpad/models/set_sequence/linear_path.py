@@ -198,8 +198,7 @@ class Regression:
             weight, _ = self.parts(found)
             gradient = (penalty * weight).index_add(0, self.last.code, shares)
             found.grad = torch.cat([gradient.flatten(), slopes.sum(0)]) / num
-            total: Tensor = ((losses * chosen).sum() + penalty / 2 * weight.square().sum()) / num
-            return total
+            return ((losses * chosen).sum() + penalty / 2 * weight.square().sum()) / num
 
         optimizer.step(loss)
         return found

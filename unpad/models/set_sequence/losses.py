@@ -202,8 +202,7 @@ def sinkhorn(made: Tensor, target: Tensor, layout: Layout, *, epsilon: float = 0
     Returns:
         (num_sets,) in fp32 or wider; 0 for a set without members.
     """
-    value: Tensor = apply(_Transport, widened(made), widened(target.detach()), layout, epsilon, iterations)
-    return value
+    return apply(_Transport, widened(made), widened(target.detach()), layout, epsilon, iterations)
 
 
 class _Transport(torch.autograd.Function):

@@ -424,8 +424,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
 
         The history reads means: the noise of samples would blur the predictions.
         """
-        hidden: Tensor = self.history(reading.latents[-1].mean, reading.course)
-        return hidden
+        return self.history(reading.latents[-1].mean, reading.course)
 
     def _readouts(self, states: Tensor, reading: SetReading) -> Tensor:
         return states.index_select(0, reading.course.readouts)

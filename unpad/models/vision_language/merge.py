@@ -233,8 +233,7 @@ class QuestionMerger(Reducer):
         """Vision tokens after attention to the question of their sample, (num_vision, inner)."""
         vision, question = self.vision_in(tokens.vision), self.question_in(tokens.question)
         delta, _ = self.attention(vision, question, pair_sequences(tokens.vision_layout, tokens.question_layout))
-        attended: Tensor = self.norm(widened(vision), delta)[1]
-        return attended
+        return self.norm(widened(vision), delta)[1]
 
     def forward(self, tokens: VisionTokens) -> Merged:
         attended = self.attended(tokens)
@@ -466,8 +465,7 @@ def merge_images(
     asks = is_question(batch, batch.media_index)
     layout, tokens = batch.layout.keep(asks).select(batch.media_seqs)
     questions = text.index_select(0, asks.nonzero().flatten()).index_select(0, tokens)
-    merged: Merged = merger(VisionTokens(features, batch.media.layout, questions, layout, tower_attention))
-    return merged
+    return merger(VisionTokens(features, batch.media.layout, questions, layout, tower_attention))
 
 
 def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) -> tuple[RaggedBatch, Visual]:

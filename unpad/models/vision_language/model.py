@@ -134,8 +134,7 @@ class Projector(nn.Module):
         init_weights(self, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        embeddings: Tensor = self.second(activate(self.activation, self.first(x)))
-        return embeddings
+        return self.second(activate(self.activation, self.first(x)))
 
 
 class VisionLanguage(Generates, PrunesTokens):
@@ -256,8 +255,7 @@ class VisionLanguage(Generates, PrunesTokens):
         # In decoding the input may be a placeholder's id that the model itself generated.
         alone = isinstance(batch.layout, Layout) and batch.layout.max_seqlen <= 1
         if cache is not None and batch.media is None and alone:
-            hidden: Tensor = self.decoder(batch, cache)
-            return hidden
+            return self.decoder(batch, cache)
         reading = self._read(batch)
         hidden = self.decoder(reading.batch, cache, self._pruning(reading))
         return hidden
@@ -270,8 +268,7 @@ class VisionLanguage(Generates, PrunesTokens):
 
     def encode(self, media: RaggedBatch) -> Tensor:
         """One visual token per patch, (media.total_tokens, language width)."""
-        visual: Tensor = self.projector(self._look(media)[0])
-        return visual
+        return self.projector(self._look(media)[0])
 
     def splice(self, batch: RaggedBatch, visual: Tensor) -> RaggedBatch:
         """The batch as the decoder reads it, with `inputs_embeds` (total_tokens, language width) instead of images.

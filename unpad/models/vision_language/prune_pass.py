@@ -118,8 +118,7 @@ class PrunePass:
         head = self._heads[str(index)]
         if head.training != self._learns:  # to set it takes as long as a layer of a short prompt
             head.train(self._learns)
-        logits: Tensor = head(VisionTokens(visual, self.visual_layout, question, self._question_layout, received))
-        return logits
+        return head(VisionTokens(visual, self.visual_layout, question, self._question_layout, received))
 
     def _noise(self, index: int, logits: Tensor) -> Tensor:
         """Logistic noise of a head's logits, (num_visual,): random while heads learn, else fixed."""

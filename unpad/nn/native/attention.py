@@ -41,8 +41,7 @@ def native_attention(qkv: Tensor, layout: Layout, heads: int, how: Attend) -> Te
     scale = 1 / math.sqrt(qkv.shape[2]) if how.scale is None else how.scale
     sizes, draws = (heads, (qkv.shape[1] - heads) // 2), (how.dropout, how.seed, layout.bases)
     settings = *sizes, how.causal, scale, cos, sin, *draws, how.window or 0
-    out: Tensor = apply(_Attention, qkv, how.qkv_bias, how.key_bias, layout.cu_seqlens, *settings)
-    return out
+    return apply(_Attention, qkv, how.qkv_bias, how.key_bias, layout.cu_seqlens, *settings)
 
 
 class _Attention(torch.autograd.Function):

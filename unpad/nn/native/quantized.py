@@ -89,8 +89,7 @@ class QuantizedWeight(Tensor):
     def __new__(cls, numbers: Tensor, scales: Tensor, shape: tuple[int, int]) -> QuantizedWeight:
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=numbers.device)
         made.numbers, made.scales = numbers, scales
-        weight: QuantizedWeight = made
-        return weight
+        return made
 
     def __init__(self, numbers: Tensor, scales: Tensor, shape: tuple[int, int]) -> None:
         """Hold numbers and scales in blocks of `BLOCK` outputs, as the kernel reads them."""

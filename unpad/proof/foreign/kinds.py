@@ -70,8 +70,7 @@ def no_causal_name(name: str, *, in_two_parts: bool, is_encoder: bool = False) -
 
 
 def _uncompiled(model: nn.Module) -> nn.Module:
-    inner: nn.Module = getattr(model, "_orig_mod", model)
-    return inner
+    return getattr(model, "_orig_mod", model)
 
 
 def _is_of_trl(kind: type) -> bool:

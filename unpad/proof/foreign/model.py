@@ -20,8 +20,7 @@ PLACEHOLDER = re.compile(r"(image|video|audio|vision|[be]o[ia])\w*_(id|index)$")
 
 def base_of(model: nn.Module) -> nn.Module:
     """The model under adapters."""
-    under: nn.Module = getattr(model, "get_base_model", lambda: model)()
-    return under
+    return getattr(model, "get_base_model", lambda: model)()
 
 
 def config_of(model: nn.Module) -> Any:

@@ -19,47 +19,7 @@ POLICY = (
     "<meta http-equiv=Content-Security-Policy "
     "content=\"default-src 'none'; style-src 'unsafe-inline'; img-src data:; form-action 'none'; base-uri 'none'\">"
 )
-STYLE = """
-:root{color-scheme:light dark;--page:#f6f6f3;--card:#fff;--ink:#1b1c1e;--soft:#696d74;--line:#e6e5e0;
---main:#2563eb;--held:#c2570c;--good:#15803d;--bad:#b42318}
-@media(prefers-color-scheme:dark){:root{--page:#111214;--card:#1a1c1f;--ink:#ececea;--soft:#9ba0a8;--line:#2d3035;
---main:#78acff;--held:#f0a05a;--good:#5fc985;--bad:#ff8a7a}}
-*{box-sizing:border-box}
-body{margin:0;background:var(--page);color:var(--ink);font-variant-numeric:tabular-nums;
-font:15px/1.5 system-ui,-apple-system,"Segoe UI","Noto Sans","Liberation Sans","Noto Sans CJK SC",sans-serif}
-main{max-width:1120px;margin:0 auto;padding:40px 24px 64px}
-header{display:flex;flex-wrap:wrap;align-items:center;gap:6px 14px;margin-bottom:24px}
-h1{font-size:28px;line-height:1.2;margin:0;letter-spacing:-.02em}
-h2,summary{font-size:16px;font-weight:600;margin:36px 0 10px}
-h2 small,summary small{font-weight:400;overflow-wrap:anywhere}
-summary{cursor:pointer}
-header p{margin:0;color:var(--soft);flex-basis:100%}
-.state{border:1px solid;border-radius:99px;padding:0 12px;font-size:13px;color:var(--main)}
-.state.finished{color:var(--good)}
-.state.stopped,.state.killed{color:var(--bad)}
-.gap{margin:0 0 14px;padding:10px 18px;border:1px solid var(--bad);border-radius:10px;color:var(--bad)}
-.tiles,.plots{display:grid;gap:14px}
-.tiles{grid-template-columns:repeat(auto-fit,minmax(min(230px,44%),1fr));margin-bottom:14px}
-.plots{grid-template-columns:repeat(2,minmax(0,1fr))}
-.plots figure:first-child,figure.wide{grid-column:1/-1}
-@media(max-width:760px){main{padding:28px 16px 48px}.plots{grid-template-columns:minmax(0,1fr)}
-th,td{padding:6px 8px;white-space:normal}}
-.judgement{font-size:17px;margin:0 0 22px;max-width:70ch}
-.tile,figure,.box{background:var(--card);border:1px solid var(--line);border-radius:10px;margin:0}
-.tile{padding:14px 18px}
-.tile span,.tile small{display:block;color:var(--soft);font-size:13px}
-.tile b{display:block;font-size:26px;line-height:1.3;font-weight:600;letter-spacing:-.01em}
-.box{overflow:auto;max-height:640px}
-table{border-collapse:collapse;width:100%;font-size:14px}
-th,td{padding:6px 18px;text-align:right;border-top:1px solid var(--line);white-space:nowrap}
-th{position:sticky;top:0;background:var(--card);border:0;font-weight:500;color:var(--soft)}
-th.l,td.l{text-align:left}
-td.l:last-child{white-space:normal;width:100%}
-.replies td{white-space:normal;vertical-align:top}
-.replies td:nth-child(2){min-width:9em}
-tr.best td{font-weight:600}
-pre{margin:0;padding:14px 18px;font:13px/1.5 ui-monospace,"DejaVu Sans Mono",monospace}
-"""
+STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 
 def document(title: str, style: str, body: str) -> str:
@@ -148,7 +108,8 @@ class FamilySection:
     """Part of the page of a family: `SECTION` of `report/<family>.py`.
 
     Args:
-        draw: sections of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn.
+        draw: sections of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn; none
+            by default.
         perplexity: whether exp of the loss is meaningful.
         title, adds: heading and contents announced on the page before `unpad eval` has run; empty announces nothing.
         private: whether the page shows people, so that only its owner may read it.
@@ -157,7 +118,7 @@ class FamilySection:
             loading its libraries.
     """
 
-    draw: Callable[[dict[str, Any]], list[PageSection]]
+    draw: Callable[[dict[str, Any]], list[PageSection]] = lambda evaluation: []
     perplexity: bool = True
     title: str = ""
     adds: str = ""
@@ -166,7 +127,7 @@ class FamilySection:
     length_unit: str = "tokens"
 
 
-NO_SECTION = FamilySection(lambda evaluation: [])
+NO_SECTION = FamilySection()
 
 
 def family_section(family: str) -> FamilySection:

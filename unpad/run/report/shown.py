@@ -12,18 +12,7 @@ from unpad.storage import write_atomic
 from unpad.storage.reading import read_shaped
 
 SHOWN = "shown.json"  # of a run
-STYLE = """
-.seq{padding:14px 18px;margin-bottom:14px;max-height:none}
-.seq h3{font-size:15px;margin:0;overflow-wrap:anywhere}
-.seq p{margin:0;color:var(--soft);font-size:13px}
-.seq pre{padding:10px 0 0;white-space:pre-wrap;overflow-wrap:anywhere}
-.seq .box{margin-top:10px}
-.seq th,.seq td{padding:3px 10px}
-.seen{display:grid;gap:0 14px;grid-template-columns:repeat(auto-fill,minmax(min(340px,100%),1fr))}
-.seq b,.key b{font-weight:inherit;color:var(--good);text-decoration:underline;text-underline-offset:3px}
-.seq i,.key i{font-style:normal;border:1px solid var(--line);border-radius:5px;padding:0 3px;background:var(--page)}
-.seq img{height:256px;max-width:100%;object-fit:contain;image-rendering:pixelated;margin:10px 14px 0 0}
-"""
+STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 KEY = "<p class=key><b>Learnt tokens</b>, context, and <i>special tokens</i>.</p>"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 
@@ -19,41 +20,7 @@ COLOURS = {  # of the page by day
     "bad": "#b42318",
 }  # fmt: skip
 
-STYLE = """
-figure{padding:14px 14px 8px}
-figcaption{display:flex;flex-wrap:wrap;gap:0 10px;align-items:baseline;padding:0 4px 6px}
-small,figcaption em{color:var(--soft);font-size:13px}
-figcaption em{margin-left:auto;font-style:normal}
-figcaption span{margin-left:16px;white-space:nowrap}
-figcaption i{display:inline-block;width:16px;border-top:3px solid;margin-right:6px;vertical-align:middle}
-i.raw,i.main{color:var(--main)}
-i.held{color:var(--held)}
-i.limit{color:var(--bad)}
-i.raw,path.raw{opacity:.3}
-.none{color:var(--soft);padding:24px 4px}
-svg{display:block;width:100%;height:auto;overflow:visible}
-svg path,svg rect{vector-effect:non-scaling-stroke}
-svg path{fill:none;stroke-linejoin:round}
-svg text{font-size:12px;fill:var(--soft)}
-path.grid{stroke:var(--line)}
-path.raw{stroke:var(--main);stroke-width:1.2}
-path.main{stroke:var(--main);stroke-width:1.8}
-path.held{stroke:var(--held);stroke-width:1.5}
-circle.held{fill:var(--card);stroke:var(--held);stroke-width:1.8}
-circle.main,circle.raw{fill:var(--main)}
-path.stage,path.limit{stroke:var(--soft);stroke-dasharray:3 4}
-path.limit{stroke:var(--bad)}
-.end{text-anchor:end}
-.mid{text-anchor:middle}
-svg text.name{fill:var(--ink);font-weight:600}
-rect{stroke:var(--line)}
-@media(max-width:760px){svg.plot text{font-size:17px}}
-rect.values{fill:transparent;stroke:none}
-rect.values:hover{fill:var(--main);fill-opacity:.1}
-rect.hit{fill:var(--main)}
-rect.miss{fill:var(--held)}
-svg text.on{fill:#fff}
-"""
+STYLE = Path(__file__).with_suffix(".css").read_text(encoding="utf-8")
 
 
 @dataclass(frozen=True)
