@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
@@ -127,7 +126,6 @@ def register() -> None:
     AttentionMaskInterface.register(NAME, make_mask)
 
 
-@cache
 def _refusal(config: type) -> str:
     """Why models of a class of configurations do not attend by `attend`; empty if they do.
 
