@@ -111,13 +111,9 @@ class Config(ModelConfig, BlockConfig):
     """Most events of a patient."""
 
     @model_validator(mode="after")
-    def _rotary_fits(self) -> "Config":
+    def _fits(self) -> "Config":
         if self.rotary and self.head_dim % 2:
             raise ValueError(f"rotary needs an even head size, and width {self.width} / heads {self.heads} is odd")
-        return self
-
-    @model_validator(mode="after")
-    def _hazards_have_bins(self) -> "Config":
         if self.horizon is not None and self.bins is None:
             raise ValueError("a horizon needs hazards, and model.bins has none")
         if self.competing and self.bins is None:
