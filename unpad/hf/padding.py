@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
+from unpad.hf.head import with_hidden
 from unpad.hf.prepare import preparing
 from unpad.hf.rows import Collator
 from unpad.proof.foreign.certificate import FOLLOWS, BatchClaim, ForeignCertificate
@@ -155,10 +156,7 @@ def _with_hidden(output: Any, hidden: Tensor) -> Any:
     """
     if getattr(output, "pooler_output", None) is not None:
         raise ProofError("the model pools rows before its head", fix="train with padding")
-    if isinstance(output, tuple):
-        return (hidden, *output[1:])
-    output[next(iter(output))] = hidden
-    return output
+    return with_hidden(output, hidden)
 
 
 def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
