@@ -13,7 +13,6 @@ from torch import nn
 from unpad.batching.batch import RaggedBatch
 from unpad.data.images import ImageData
 from unpad.data.text import TextData
-from unpad.doctor import trials
 from unpad.nn.block import FeedForward
 from unpad.training import setup
 
@@ -97,17 +96,6 @@ def slow_loader(patch: pytest.MonkeyPatch) -> None:
         return load(self, micro)
 
     patch.setattr(TextData, "load", slowly)
-
-
-def slow_disk(patch: pytest.MonkeyPatch) -> None:
-    """A checkpoint takes a second."""
-    save = trials.save
-
-    def slowly(*args: Any) -> Any:
-        _late[0] += 1.0
-        return save(*args)
-
-    patch.setattr(trials, "save", slowly)
 
 
 def shuffled_images(patch: pytest.MonkeyPatch) -> None:

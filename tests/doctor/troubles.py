@@ -265,7 +265,6 @@ def hardly_followed(rows: list[Row]) -> list[Row]:
 
 
 THREE_BLOCKS = {**SMALL_MODEL, "blocks": 3}
-WIDE_CONTEXT = {**SMALL_MODEL, "context": 128}
 CHAT = {"data": {"text": []}}
 FAR_HORIZON = {"path": "people.parquet", "event": "status", "duration": "futime", "horizon": 50_000}
 
@@ -311,7 +310,6 @@ SEEN = [
             with_rows("texts", each_text(lambda one: f"{one[:-1]}，{one}"[:24]))),
     Trouble("the question holds the answer", "given_answer",
             with_rows("chats", spoken(lambda ask, say, i: (f"{i}{ask}（{say}{i}）", f"{say}{i}"))), CHAT),
-    Trouble("one token per picture", "one_patch", images, {"images": {"max_tokens": 1}}),
     Trouble("rate decays to nothing", "schedule",
             sections={"optim": {"lr": 2e-2, "schedule": "exponential", "decay": 1e-8, "decay_epochs": 0.2}}),
     Trouble("two hundred restarts", "schedule",
@@ -354,9 +352,4 @@ TRIED = [
     Trouble("labels shuffled, images", "labels_random", images, plant=plants.shuffled_images),
     Trouble("outcomes of others", "labels_random", with_tables(people=of_others), {"data": {"holdout": 0.7}}),
     Trouble("slow loader", "loader", plant=plants.slow_loader, readings={"now": plants.late_clock}),
-    Trouble("80 % padding", "padding", sections={"plan": {"strategy": "fixed"}, "model": WIDE_CONTEXT}),
-    Trouble("a checkpoint every step", "overhead", sections={"checkpoint": {"every": 1}}, plant=plants.slow_disk,
-            readings={"now": plants.late_clock}),
-    Trouble("an evaluation every step", "overhead",
-            sections={"data": {"holdout": 0.5}, "train": {"eval_every": 1, "max_epochs": 20}}),
 ]  # fmt: skip

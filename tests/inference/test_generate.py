@@ -140,7 +140,7 @@ def drawn(probabilities: list[float], **fields: object) -> list[float]:
     """Share of each token over an even grid of draws, by default at temperature 1."""
     grid = (torch.arange(3000, dtype=torch.float64) + 0.5) / 3000
     logits = torch.tensor(probabilities, dtype=torch.float64).log().expand(3000, -1)
-    tokens = sample(logits, generate_settings(**{"temperature": 1.0, **fields}), grid)
+    tokens = sample(logits, [generate_settings(**{"temperature": 1.0, **fields})] * 3000, grid)
     return (torch.bincount(tokens, minlength=len(probabilities)) / 3000).tolist()
 
 
@@ -167,7 +167,7 @@ def test_a_draw_never_gives_a_token_of_probability_zero() -> None:
     for u in (0.0, np.nextafter(0.5, 0), 0.5, np.nextafter(1, 0)):
         uniform = torch.tensor([u], dtype=torch.float64)
         for fields in ({}, {"top_k": 3}, {"top_p": 0.999}):
-            assert int(sample(logits, generate_settings(temperature=1.0, **fields), uniform)) in (1, 2)
+            assert int(sample(logits, [generate_settings(temperature=1.0, **fields)], uniform)) in (1, 2)
 
 
 @pytest.mark.parametrize("prompt", random_sequences([4, 9, 30, 50]))

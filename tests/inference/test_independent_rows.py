@@ -162,6 +162,8 @@ def test_a_draw_and_its_ties_do_not_depend_on_the_other_rows() -> None:
         row = (torch.randn(1, 8000) * 2.5).bfloat16().double()  # scores of bf16 have many ties
         row[0, :20] += 6
         place = torch.rand(1, dtype=torch.float64)
-        alone = sample(row, settings, place)
-        assert sample(torch.cat([row, flat]), settings, torch.cat([place, place]))[0] == alone[0]
-        assert sample(torch.cat([flat, row, row]), settings, torch.cat([place] * 3)).tolist()[1:] == [int(alone[0])] * 2
+        alone = sample(row, [settings], place)
+        both = [settings, settings.model_copy(update={"temperature": 0.7, "top_p": 0.3})]
+        assert sample(torch.cat([row, flat]), both, torch.cat([place, place]))[0] == alone[0]
+        three = sample(torch.cat([flat, row, row]), [both[1], *[settings] * 2], torch.cat([place] * 3))
+        assert three.tolist()[1:] == [int(alone[0])] * 2

@@ -172,8 +172,6 @@ def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -
         *trials.by_heart(subject, overfit, rates),
         *(trials.labels_random(subject, carry) if carry else []),
         *trials.loader(steps),
-        *trials.overhead(subject, steps),
-        *trials.padding(subject),
         *trials.threads(subject, system, load),
         *trials.neighbour(load, system.cores()),
         *short(clock.seconds, rates, overfit, carry),

@@ -1,4 +1,4 @@
-"""Findings on pictures with a class each, and on those of questions (apart: findings of a family have its name)."""
+"""Findings on pictures with a class each."""
 
 from dataclasses import replace
 
@@ -7,8 +7,7 @@ import numpy as np
 from unpad.data.images import ImageData
 from unpad.data.measuring import Measuring
 from unpad.data.pictures.remarks import class_clue
-from unpad.data.vqa import VqaData
-from unpad.doctor.finding import Finding, Found, Words, finding, level
+from unpad.doctor.finding import Finding, Found, Words, finding
 from unpad.doctor.rows import cut_short, label_fields, labelled, of_rows, sampled, spelt_twice
 from unpad.doctor.subject import Subject
 from unpad.evaluation.classes import ClassPredictions, predict
@@ -19,7 +18,7 @@ def look(subject: Subject[ImageData]) -> list[Finding]:
     data = subject.data
     names = [data.classes[label] for label in data.labels[subject.stage.train_ids].tolist()]
     findings = [*of_rows(subject, labelled(subject)), *spelt_twice(names, label_fields(subject))]
-    return [*findings, *shortcut(subject), *one_patch(subject), *cut_short(subject), *learnt(subject)]
+    return [*findings, *shortcut(subject), *cut_short(subject), *learnt(subject)]
 
 
 MOST_READ = 500  # pictures of either part
@@ -88,23 +87,3 @@ def shortcut(subject: Subject[ImageData]) -> Found | None:
         return None
     what = PROPERTIES[clue.name]
     return Found(clue.share, *label_fields(subject), what=what, shown=clue.value, target=clue.label)
-
-
-@finding("one_patch", "fault", explains={"labels_random", "by_heart"},
-    en=("{number:.0%} of the pictures are shrunk to {patches:.0f} patches, {kept:.1%} of their pixels: nothing of "
-        "their parts is left to see.", "change {field}; a patch has {patch} pixels a side, a picture 16 or more"),
-    zh=("{number:.0%} 的图像被缩小到 {patches:.0f} 个图块，只剩 {kept:.1%} 的像素。",
-        "修改 {field}；图块边长 {patch} 像素"))  # fmt: skip
-def one_patch(subject: Subject[ImageData] | Subject[VqaData]) -> Found | None:
-    """Pictures that were shrunk to one patch, or to four with a tenth of their pixels; small ones keep their detail."""
-    album, images = subject.data.album, subject.setup.recipe.images
-    patches = album.grids.prod(1)
-    kept = patches * album.patch**2 / np.array([one.width * one.height for one in album.images])
-    shrunk = ((patches <= 1) & (kept <= 1 / 3)) | ((patches <= 4) & (kept <= 0.1))
-    if shrunk.mean() < 0.5:
-        return None
-    field = "images.square" if images.size in ("square", "letterbox") else "images.max_tokens"
-    model = "model.patch" if "patch" in type(subject.setup.model.config).model_fields else "model.vision.patch"
-    many, worst = float(np.median(patches[shrunk])), float(np.median(kept[shrunk]))
-    return Found(float(shrunk.mean()), field, model, "images.size", severity=level(many <= 1), patches=many, kept=worst,
-                 field=field, patch=album.patch)  # fmt: skip

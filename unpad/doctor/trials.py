@@ -86,36 +86,6 @@ def loader(steps: Steps) -> Found | None:
     return Found(ratio, "data", "images.cache_mib", load=steps.load, compute=steps.compute) if ratio >= 1.5 else None
 
 
-@finding("overhead",
-    en=("{what} take {number:.0%} of the time, after every {every:,} steps of {step:.2f} s.", "set {field}={usual}"),
-    zh=("{what}约占 {number:.0%} 的时间：每 {every:,} 步（每步 {step:.2f} 秒）一次。",
-        "设置 {field}={usual}"))  # fmt: skip
-def overhead(subject: Subject, steps: Steps) -> Found | None:
-    """Checkpoints, or evaluations by their tokens (a forward pass is a third of a step), that take most of the time."""
-    plan, tokens = subject.plan, float(subject.data.table.positions[subject.stage.held_out_ids].sum())
-    every = subject.setup.recipe.checkpoint.every or 0  # by default with the epochs, which min_steps joins
-    share = steps.save / (steps.save + every * steps.compute) if every else 0.0
-    what, field, usual = ("Checkpoints", "保存检查点"), "checkpoint.every", 20 * steps.save / max(steps.compute, 1e-9)
-    # Few checkpoints of a short run cost nothing to speak of.
-    if share < 0.3 or (every >= 10 and steps.save * subject.num_steps / every < 60):
-        what, field = ("Evaluations", "评估"), subject.field("train.eval_every")
-        every = subject.recipe.train.eval_every or plan.num_steps
-        share = tokens / max(tokens + 3 * every * plan.padded_tokens / plan.num_steps, 1e-9)
-        usual = 10 * every * share / max(1 - share, 1e-9)
-        if share < 0.5:
-            return None
-    return Found(share, field, what=what, every=every, step=steps.compute, field=field, usual=max(int(usual), 1))
-
-
-@finding("padding",
-    en=("{number:.0%} of what is computed is padding, by plan.strategy={strategy}.", "set {field}=pack"),
-    zh=("计算量的 {number:.0%} 是填充（plan.strategy={strategy}）。", "设置 {field}=pack"))  # fmt: skip
-def padding(subject: Subject) -> Found | None:
-    """A plan of which a large part is padding."""
-    share, field = subject.plan.pad_share, subject.field("plan.strategy")
-    return Found(share, field, strategy=subject.plan.strategy, field=field) if share >= 0.4 else None
-
-
 # --------------------------------------------------------------------------- the machine
 
 

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from unpad.data.vqa import VqaData
 from unpad.doctor.finding import Finding, Found, finding
-from unpad.doctor.images import one_patch
 from unpad.doctor.rows import Labelled, cut_short, label_fields, of_rows, sees_target, spelt_twice
 from unpad.doctor.subject import Subject
 from unpad.doctor.text import cut_alike, garbled, given_answer, tokenizer
@@ -23,7 +22,7 @@ def look(subject: Subject[VqaData]) -> list[Finding]:
     findings = [*of_rows(subject, rows), *garbled(texts, where), *given_answer(asked, where)]
     findings += cut_alike([(one.answer, one.where) for one in examples], where)
     findings += [*spelt_twice([one.answer for one in examples], where), *without_picture(asked, where)]
-    findings += [*one_patch(subject), *cut_short(subject), *sees_target(subject)]
+    findings += [*cut_short(subject), *sees_target(subject)]
     return [*findings, *tokenizer(data.rows.lost)]
 
 

@@ -19,7 +19,6 @@ from unpad.evaluation.rows import KIND, Columns, Evaluation, ExampleRows, Measur
 from unpad.evaluation.simple import Guesses
 from unpad.inference.images import answer, answer_counted
 from unpad.inference.loaded import LoadedRun
-from unpad.run.report.vqa import to_json
 
 COUNTED = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 NUMBERS = {"none": "0", **{word: str(number) for number, word in enumerate(COUNTED)}}
@@ -89,7 +88,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
 
     Intervals are bootstraps over pictures, with all rows about one and those of its group. All of these are in the
     model's own mode. A model with other modes also has `accuracy_MODE` of the questions in each, and the numbers of
-    visual tokens of `kept_metrics`; the page draws these.
+    visual tokens of `kept_metrics`.
 
     Args:
         over: the rows to measure on.
@@ -117,13 +116,12 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         mine = asked & (questions == question)  # which may be that of captions
         metrics[f"accuracy: {question}"] = mean_of(right[mine], groups[mine], share=True)
     order = np.random.default_rng(run.recipe.train.seed).permutation(len(ids))
-    drawn, by_mode = None, dict[str, np.ndarray]()
+    by_mode = dict[str, np.ndarray]()
     if len(run.model.modes) > 1:
         if asked.any():
             by_mode = _scores_by_mode(run, data, ids, right, asked)
             metrics |= mode_metrics(by_mode, groups[asked])
         metrics |= kept_metrics(data.num_patches[ids], num_given, num_kept, groups)
-        drawn = to_json(metrics)
     lines = data.rows.lost.lines() if data.rows.lost.lost else []
     lines += [
         f"{data.where(int(ids[i]))}: {questions[i]} -> {answers[i]} ({data.examples[ids[i]].answer})"
@@ -152,7 +150,7 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
             columns, measures | {f"accuracy_{mode}": Ratio(f"right_{mode}", share=True) for mode in by_mode}
         )
 
-    return Evaluation(metrics, lines, drawn, rows())
+    return Evaluation(metrics, lines, rows=rows())
 
 
 def simple(training: VqaData, over: Measuring[VqaData], rows: ExampleRows) -> list[Guesses]:

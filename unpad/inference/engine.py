@@ -13,8 +13,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from hashlib import blake2b
-from itertools import groupby
 from typing import Literal, Protocol
 
 import numpy as np
@@ -106,6 +106,7 @@ class Ticket:
     listener: Listener
     ids: Sequence[int]
     limit: int  # most new tokens of an answer
+    forbidden: tuple[Tensor, ...]  # as `forbidden_ids`
     batch: RaggedBatch | None = None  # with images, read whole
     row: CachedRow | None = None
     cached: int = 0
@@ -213,12 +214,20 @@ def spelling_of(model: Generates, tokenizer: Tokenizer) -> Tensor | None:
     return None if free else torch.from_numpy(spelling(tokenizer.pieces, model.vocab_size))
 
 
-def permitted(logits: Tensor, request: Request, states: Sequence[int]) -> Tensor:
-    """Scores (num_rows, vocab_size) without ids that are banned or cannot follow; `states` are those of the rows."""
-    if request.spelling is not None:
-        logits = logits.masked_fill((request.spelling[list(states)] < 0).to(logits.device), -torch.inf)
-    banned = torch.tensor(sorted(set(request.banned)), dtype=torch.int64, device=logits.device)
-    return logits.index_fill(-1, banned, -torch.inf)
+def forbidden_ids(model: Generates, request: Request) -> tuple[Tensor, ...]:
+    """Ids that are banned or cannot follow, (vocab_size,) bool, by the state of the spelling."""
+    return _forbidden_ids(request.spelling, tuple(request.banned), model.vocab_size)
+
+
+@lru_cache(4)  # the requests of a server share theirs
+def _forbidden_ids(spelling: Tensor | None, banned: tuple[int, ...], vocab_size: int) -> tuple[Tensor, ...]:
+    table = torch.zeros(1, vocab_size, dtype=torch.bool) if spelling is None else spelling < 0
+    return table.index_fill(-1, torch.tensor(banned, dtype=torch.int64), True).unbind()
+
+
+def permitted(logits: Tensor, forbidden: Sequence[Tensor]) -> Tensor:
+    """Scores (num_rows, vocab_size) without each row's forbidden ids, (vocab_size,) bool."""
+    return logits.masked_fill(torch.stack(list(forbidden)).to(logits.device), -torch.inf)
 
 
 def token_limits(model: Generates, prompts: Sequence[Sequence[int]], settings: GenerateSettings) -> np.ndarray:
@@ -258,12 +267,14 @@ def running(model: Generates, precision: Precision, owner: object | None = None)
         owner: as long as it lives, later calls reuse the copies of the weights in `precision`.
     """
     was_training = model.training
-    model.eval()
+    if was_training:  # the walk over all modules costs a tenth of a small model's step
+        model.eval()
     try:
         with torch.inference_mode(), autocast(precision, device_of(model)), keep_copies(owner), independent_rows():
             yield
     finally:
-        model.train(was_training)
+        if was_training:
+            model.train()
 
 
 def device_of(model: Generates) -> torch.device:
@@ -321,7 +332,7 @@ def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
     return torch.where(used, torch.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def sample(logits: Tensor, settings: GenerateSettings, uniform: Tensor) -> Tensor:
+def sample(logits: Tensor, settings: Sequence[GenerateSettings], uniform: Tensor) -> Tensor:
     """Draw a token per row from softmax(logits / temperature), cut to the top_k most likely and then to top_p.
 
     top_p keeps the smallest set of most likely tokens that reaches this share of the probability left by top_k
@@ -329,28 +340,30 @@ def sample(logits: Tensor, settings: GenerateSettings, uniform: Tensor) -> Tenso
 
     Args:
         logits: (num_rows, vocab_size) fp64.
+        settings: of each row, all of one top_k, and all with or all without a top_p.
         uniform: (num_rows,) fp64 in [0, 1), places in the cumulative distribution.
 
     Returns:
         (num_rows,) int64.
     """
-    probabilities, candidates = (logits / settings.temperature).softmax(-1), None
-    if settings.top_k:
-        probabilities, candidates = probabilities.topk(min(settings.top_k, logits.shape[-1]), -1)  # descending
+    temperature, top_p = torch.tensor([(one.temperature, one.top_p) for one in settings], dtype=torch.float64).mT
+    probabilities, candidates = (logits / temperature[:, None]).softmax(-1), None
+    if settings[0].top_k:
+        probabilities, candidates = probabilities.topk(min(settings[0].top_k, logits.shape[-1]), -1)  # descending
         probabilities = probabilities / probabilities.sum(-1, keepdim=True)
-    if settings.top_p < 1:
+    if settings[0].top_p < 1:
         if candidates is None:
-            probabilities, candidates = _most_likely(probabilities, settings.top_p)
+            probabilities, candidates = _most_likely(probabilities, top_p)
         before = probabilities.cumsum(-1) - probabilities
-        probabilities = probabilities.masked_fill(before >= settings.top_p, 0)
+        probabilities = probabilities.masked_fill(before >= top_p[:, None], 0)
     cumulative = probabilities.cumsum(-1)
     # right: a token of probability 0 has the same cumulative value as the token before it and is never the first above.
     chosen = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)
     return (chosen if candidates is None else candidates.gather(-1, chosen))[:, 0]
 
 
-def _most_likely(probabilities: Tensor, share: float) -> tuple[Tensor, Tensor]:
-    """The most likely tokens of every row, descending, and their ids: enough to reach `share`, or all.
+def _most_likely(probabilities: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """The most likely tokens of every row, descending, and their ids: enough to reach its `share`, or all.
 
     Each row is sorted as it would be alone, so that ties do not depend on the others.
     """
@@ -372,7 +385,7 @@ class _Answer:
 
     Args:
         used: (vocab_size,) bool, tokens that the penalty applies to; None without one.
-        state: of the request's spelling.
+        forbidden: (vocab_size,) bool, ids that cannot be next; state: of the request's spelling.
     """
 
     ticket: Ticket
@@ -380,6 +393,7 @@ class _Answer:
     row: CachedRow
     generator: np.random.Generator
     used: Tensor | None
+    forbidden: Tensor
     made: int = 0
     last: int = 0
     state: int = 0
@@ -470,7 +484,8 @@ class Engine:
         check(self._model, [ids], request.settings)
         assert request.settings.beams == 1, "beams have a search of their own"
         limit = int(token_limits(self._model, [ids], request.settings)[0])
-        return Ticket(request, listener, ids, limit, batch, open=set(range(request.n)))
+        forbidden = forbidden_ids(self._model, request)
+        return Ticket(request, listener, ids, limit, forbidden, batch, open=set(range(request.n)))
 
     def close(self) -> None:
         """End all answers as cancelled."""
@@ -706,7 +721,8 @@ class Engine:
         answers = []
         for index, row in zip(sorted(ticket.open), rows, strict=True):
             generator = generator_of(settings.seed + index, ticket.ids)
-            answers.append(_Answer(ticket, index, row, generator, None if used is None else used.clone()))
+            mine = None if used is None else used.clone()
+            answers.append(_Answer(ticket, index, row, generator, mine, ticket.forbidden[0]))
         return answers
 
     # ------------------------------------------------------------------ one token per row
@@ -728,17 +744,10 @@ class Engine:
 
     def _choose(self, answers: list[_Answer], hidden: Tensor) -> None:
         """Choose the next token of each row from its hidden state, (num_rows, width), and report it."""
-        logits = self._model.logits(hidden)
-        tokens: dict[int, int | None] = {}
-        places = sorted(range(len(answers)), key=lambda place: _kind(answers[place]))
-        for _, group in groupby(places, lambda place: _kind(answers[place])):
-            alike = list(group)
-            rows = [answers[place] for place in alike]
-            with self._apart([answer.ticket for answer in rows]):
-                chosen = _draw(rows, logits[torch.tensor(alike, device=logits.device)])
-                tokens |= zip(alike, chosen, strict=True)
-        for place, token in sorted(tokens.items()):
-            answer = answers[place]
+        logits, tokens = self._model.logits(hidden), list[int | None]()
+        with self._apart([answer.ticket for answer in answers]):
+            tokens = _draw(answers, logits)
+        for place, (answer, token) in enumerate(zip(answers, tokens, strict=False)):  # none after a fault
             if answer.index not in answer.ticket.open:
                 continue
             if token is None:
@@ -762,6 +771,7 @@ class Engine:
             answer.used[token] = True
         if request.spelling is not None:
             answer.state = int(request.spelling[answer.state, token])
+            answer.forbidden = ticket.forbidden[answer.state]
         if not ticket.listener.step(_step(answer.index, token, logits, request.top)):
             self._end(ticket, answer.index, "stop")
         elif answer.made == ticket.limit:
@@ -772,30 +782,34 @@ class Engine:
 # --------------------------------------------------------------------------- scores and draws
 
 
-def _kind(answer: _Answer) -> tuple[float, ...]:
-    """Settings of a draw: all it depends on besides scores, generator and used tokens."""
-    settings = answer.ticket.request.settings
-    banned, table = answer.ticket.request.banned, id(answer.ticket.request.spelling)
-    return settings.temperature, settings.top_k, settings.top_p, settings.repetition_penalty, table, *sorted(banned)
-
-
-def _draw(answers: list[_Answer], logits: Tensor) -> list[int | None]:
-    """Draw a token for each row of scores, (num_rows, vocab_size), None where they are not finite; the answers are of
-    one kind."""
-    request = answers[0].ticket.request
-    settings = request.settings
-    if used := [answer.used for answer in answers if answer.used is not None]:
-        logits = penalised(logits, torch.stack(used), settings.repetition_penalty)
+def _draw(answers: Sequence[_Answer], logits: Tensor) -> list[int | None]:
+    """Draw a token for each row of scores, (num_rows, vocab_size), None where they are not finite."""
+    if any(answer.used is not None for answer in answers):
+        logits = torch.stack([_adjusted(answer, row) for answer, row in zip(answers, logits, strict=True)])
     finite = logits.sum(-1).isfinite().tolist()
     if not all(finite):
         logits = logits.nan_to_num()
-    logits = permitted(logits, request, [answer.state for answer in answers])
-    if settings.temperature <= GREEDY_BELOW:
-        chosen = logits.argmax(-1).cpu()
-    else:
-        uniform = torch.tensor([answer.generator.random() for answer in answers], dtype=torch.float64)
-        chosen = sample(logits.cpu().double(), settings, uniform)
-    return [token if fits else None for token, fits in zip(chosen.tolist(), finite, strict=True)]
+    logits = permitted(logits, [answer.forbidden for answer in answers])
+    every = [answer.ticket.request.settings for answer in answers]
+    tokens: dict[int, int] = {}
+    kinds = [(one.temperature <= GREEDY_BELOW, one.top_k, one.top_p < 1) for one in every]
+    for kind in set(kinds):
+        places = [place for place, other in enumerate(kinds) if other == kind]
+        scores = logits[torch.tensor(places, device=logits.device)]
+        if kind[0]:
+            chosen = scores.argmax(-1)
+        else:
+            uniform = torch.tensor([answers[place].generator.random() for place in places], dtype=torch.float64)
+            chosen = sample(scores.cpu().double(), [every[place] for place in places], uniform)
+        tokens |= zip(places, chosen.tolist(), strict=True)
+    return [tokens[place] if fits else None for place, fits in enumerate(finite)]
+
+
+def _adjusted(answer: _Answer, logits: Tensor) -> Tensor:
+    """Scores (vocab_size,) with the penalties of an answer."""
+    if answer.used is not None:
+        logits = penalised(logits, answer.used, answer.ticket.request.settings.repetition_penalty)
+    return logits
 
 
 def _step(answer: int, token: int, logits: Tensor, top: int | None) -> NewToken:

@@ -234,7 +234,7 @@ def _search(model: Generates, request: Request, limit: int, row: CachedRow, hidd
         row: of the prompt; hidden: (1, width), of its last token.
     """
     width, penalty, stops = request.settings.beams, request.settings.repetition_penalty, set(request.stop_ids)
-    device, cache = hidden.device, KeyValueCache([row])
+    device, cache, forbidden = hidden.device, KeyValueCache([row]), engines.forbidden_ids(model, request)
     states = [0]  # (beams,), of the spelling
     used = torch.zeros(1, model.vocab_size, dtype=torch.bool, device=device)  # (beams, vocab_size)
     used[0, torch.tensor(request.prompt, device=device)] = True
@@ -247,7 +247,7 @@ def _search(model: Generates, request: Request, limit: int, row: CachedRow, hidd
         if not bool(logits.sum().isfinite()):
             fix = "use an earlier checkpoint, or precision fp32"
             raise NonFiniteError("the model's scores are not finite", fix=fix)
-        log_probs = engines.permitted(logits, request, states).double().log_softmax(-1).cpu()
+        log_probs = engines.permitted(logits, [forbidden[state] for state in states]).double().log_softmax(-1).cpu()
         totals = (sums[:, None] + log_probs).flatten()
         # A beam has at most this many ends, so enough of these candidates continue.
         values, places = totals.topk(min((1 + len(stops)) * width, len(totals)))

@@ -88,15 +88,20 @@ def write_atomic(path: Path, data: bytes | str, *, private: bool = False) -> Non
         DiskError: it cannot be written; the old file is untouched, and no temporary file remains.
     """
     payload = data.encode() if isinstance(data, str) else data
-    temporary = disk.temporary_name(path.parent)
     with disk.disk_errors(path, len(payload)):
-        try:
-            disk.write_file(temporary, payload, private)
-            disk.rename(temporary, path)
-        except BaseException:
-            disk.discard(temporary)
-            raise
+        _replace(path, payload, private)
         disk.sync_folder(path.parent)
+
+
+def _replace(path: Path, payload: bytes, private: bool = False) -> None:
+    """Write a file under a temporary name, flushed, and give it its own."""
+    temporary = disk.temporary_name(path.parent)
+    try:
+        disk.write_file(temporary, payload, private)
+        disk.rename(temporary, path)
+    except BaseException:
+        disk.discard(temporary)
+        raise
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
@@ -105,19 +110,9 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     Raises:
         DiskError: one cannot be written; no temporary file remains.
     """
-
-    def write(name: str) -> None:
-        temporary = disk.temporary_name(folder)
-        try:
-            disk.write_file(temporary, files[name])
-            disk.rename(temporary, folder / name)
-        except BaseException:
-            disk.discard(temporary)
-            raise
-
     with disk.disk_errors(folder, sum(map(len, files.values()))):
         with ThreadPoolExecutor(WRITERS) as pool:
-            for _ in pool.map(write, files):
+            for _ in pool.map(lambda name: _replace(folder / name, files[name]), files):
                 pass
         disk.sync_folder(folder)
 

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from unpad.errors import CheckpointError
 OTHER_COPY = "use another copy, or remove this one"
 MOST_DEPTH = 100  # deepest nesting of lists and objects
 MOST_VALUES = 1 << 23  # of a file; each may take 60 bytes of memory, and three of the file
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|[\[{]|[\]}]')  # with strings, in which brackets are none
 
 
 def parse_json(data: bytes, where: Path) -> Any:
@@ -50,14 +52,15 @@ def strict_value(data: bytes, constant: Callable[[str], object] = _refuse_consta
         ValueError: it is not UTF-8, not JSON, nested too deeply, or has a too large number or a lone surrogate.
     """
     try:
-        value = json.loads(data.decode(), parse_constant=constant)
+        text = data.decode()
+        value = json.loads(text, parse_constant=constant)
         if b"\\ud" in data or b"\\uD" in data:
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         if isinstance(error, UnicodeEncodeError):
             raise ValueError("a text holds half of a surrogate pair") from None
         raise ValueError("nested too deeply" if isinstance(error, RecursionError) else _first_line(error)) from None
-    if data.count(b"[") + data.count(b"{") > MOST_DEPTH and _is_deeper(value, MOST_DEPTH):
+    if depth(text, 0, len(text)) > MOST_DEPTH:
         raise ValueError("nested too deeply")
     return value
 
@@ -66,20 +69,18 @@ def _first_line(error: Exception) -> str:
     return (str(error).splitlines() or [""])[0]
 
 
-def _is_deeper(value: Any, most: int) -> bool:
-    """True if lists and objects are nested deeper than this."""
-    level = [value]
-    for _ in range(most + 1):
-        level = [
-            inner
-            for one in level
-            if isinstance(one, dict | list)
-            for inner in (one.values() if isinstance(one, dict) else one)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
-            return False
-    return True
+def depth(text: str, start: int, end: int) -> int:
+    """Return the depth to which JSON is nested in a part of a text, or an upper bound of it for few brackets."""
+    brackets = text.count("[", start, end) + text.count("{", start, end)
+    return brackets if brackets <= MOST_DEPTH else max(level for level, _ in nesting(text, start, end))
+
+
+def nesting(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
+    """Yield the depth behind every string and bracket of JSON, and the place."""
+    depth = 0
+    for match in _BRACKETS.finditer(text, start, end):
+        depth += 1 if match[0] in "[{" else -1 if match[0] in "]}" else 0
+        yield depth, match.end()
 
 
 def json_object(line: bytes) -> dict[str, Any] | None:

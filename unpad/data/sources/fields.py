@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import tomllib
 import unicodedata
 from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import datetime
@@ -29,18 +30,8 @@ COLUMN = "COLUMN"  # stands for a name that the user knows
 _OTHERS = "text chosen rejected image id label review comment content body title split"
 COLUMNS = frozenset((*MESSAGES, *REQUESTS, *REPLIES, *_OTHERS.split()))
 
-# Names that tables of hospitals give to their columns, as `folded` spells them.
-_EVENT_LIKES = {
-    "id": "id subjectid mrn patient patientid patid patientno patientnr patientnumber patientkey pid pat person "
-    "personid subject case caseid caseno hadmid stayid icustayid encounter encounterid admissionid visitid studyid "
-    "fallnr patientennr 患者id 病人id 病历号 住院号",
-    "time": "time date datetime timestamp charttime storetime takenat collectedat collected starttime eventtime "
-    "resulttime when minute minutes hour hours day days datum zeit zeitpunkt stunde stunden tag tage 时间 日期",
-    "code": "code test testname variable item itemid lab labtest analyte parameter measurement measurementconceptid "
-    "concept conceptid component vital icd atc 项目 检验项目",
-    "value": "value result valuenum numericvalue resultvalue reading valueasnumber ergebnis wert 结果 数值",
-}
-EVENT_LIKE = {field: frozenset(names.split()) for field, names in _EVENT_LIKES.items()}
+_NAMES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+EVENT_LIKE = {field: frozenset(names.split()) for field, names in _NAMES["events"].items()}  # as `folded` spells them
 ID_LIKE = EVENT_LIKE["id"]
 _UNITS = {"minute": "minutes", "minutes": "minutes", "day": "days", "days": "days", "tag": "days", "tage": "days"}
 _NUMBER = re.compile(r"\s*[<>]?\s*[+-]?(\d+(?:[.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")

@@ -16,13 +16,13 @@ from unpad.data.sources.faults import MAX_DEPTH, MAX_EXCERPT, RowFault, bad_utf8
 from unpad.data.sources.fields import MESSAGES
 from unpad.data.sources.row import Row
 from unpad.data.sources.sniff import BOM, HEAD_BYTES, mistaken
+from unpad.storage.strict_json import depth, nesting
 
 # Between values, white space of any script: wide and non-breaking spaces are common in Chinese files.
 SPACES = "\t\n\r \u0085\u00a0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
 _SPACE = re.compile(f"[{SPACES}]*")
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f]")
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*(?:"|$)|[\[{]|[\]}]')
 _NOT_UTF8 = re.compile("[\udc80-\udcff]")  # bytes, as "surrogateescape" decodes them
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 
@@ -70,7 +70,7 @@ class StrictDecoder:
         """The first fault of a decoded value, text[start:end]."""
         if self._faults:
             return self._faults[0]
-        if end - start > MAX_DEPTH and _depth(text, start, end) > MAX_DEPTH:
+        if end - start > MAX_DEPTH and depth(text, start, end) > MAX_DEPTH:
             return RowFault("E_DEPTH", _TOO_DEEP)
         if _SURROGATE_ESCAPE.search(text, start, end):
             try:
@@ -107,23 +107,9 @@ class StrictDecoder:
         self._add("E_NONFINITE", f"{name} is not a JSON number")
 
 
-def _depth(text: str, start: int, end: int) -> int:
-    """Return the nesting depth, or an upper bound of it for few brackets."""
-    brackets = text.count("[", start, end) + text.count("{", start, end)
-    return brackets if brackets <= MAX_DEPTH else max(depth for depth, _ in _nesting(text, start, end))
-
-
 def _end_of_brackets(text: str, start: int) -> int:
     """Return the place behind a value that begins with a bracket, or -1 where the text ends before."""
-    return next((place for depth, place in _nesting(text, start, len(text)) if depth == 0), -1)
-
-
-def _nesting(text: str, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the depth behind every string and bracket, and the place."""
-    depth = 0
-    for match in _BRACKETS.finditer(text, start, end):
-        depth += 1 if match[0] in "[{" else -1 if match[0] in "]}" else 0
-        yield depth, match.end()
+    return next((place for depth, place in nesting(text, start, len(text)) if depth == 0), -1)
 
 
 def explain(error: json.JSONDecodeError) -> RowFault:

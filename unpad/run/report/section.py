@@ -108,7 +108,8 @@ class FamilySection:
     """Part of the page of a family: `SECTION` of `report/<family>.py`.
 
     Args:
-        draw: sections of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn.
+        draw: sections of an evaluation, given `evaluation.json`; raises KeyError if the file lacks what is drawn; none
+            by default.
         perplexity: whether exp of the loss is meaningful.
         title, adds: heading and contents announced on the page before `unpad eval` has run; empty announces nothing.
         private: whether the page shows people, so that only its owner may read it.
@@ -117,7 +118,7 @@ class FamilySection:
             loading its libraries.
     """
 
-    draw: Callable[[dict[str, Any]], list[PageSection]]
+    draw: Callable[[dict[str, Any]], list[PageSection]] = lambda evaluation: []
     perplexity: bool = True
     title: str = ""
     adds: str = ""
@@ -126,7 +127,7 @@ class FamilySection:
     length_unit: str = "tokens"
 
 
-NO_SECTION = FamilySection(lambda evaluation: [])
+NO_SECTION = FamilySection()
 
 
 def family_section(family: str) -> FamilySection:

@@ -1,11 +1,9 @@
-"""Models with fewer visual tokens: their section of the page, and pictures of kept patches for `unpad infer`."""
+"""Answers about images: their measures on the page, and pictures of kept patches for `unpad infer`."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
@@ -13,8 +11,7 @@ from rich.cells import cell_len
 from unpad import storage
 from unpad.data.show import data_url
 from unpad.errors import RecipeError
-from unpad.run.report.section import FamilySection, PageSection, Performance
-from unpad.run.report.svg import WIDE, Axes, Curve, plot
+from unpad.run.report.section import FamilySection, Performance
 from unpad.terminal.table import wrapped
 
 PANEL = 240  # pixels of the longer side of an image, about
@@ -172,59 +169,8 @@ def _hex(colour: tuple[int, int, int]) -> str:
     return "#{:02x}{:02x}{:02x}".format(*colour)
 
 
-PATCHES, BLOCK = "visual_tokens", "kept_block_"
-
-
-def to_json(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Contents of `evaluation.json`, which the page draws.
-
-    Args:
-        metrics: those of `unpad eval`, `visual_tokens` and `kept_block_N` among them.
-    """
-
-    def three(name: str) -> list[float | None]:
-        metric = metrics[name]
-        return [None if math.isnan(value) else value for value in (metric.value, metric.low, metric.high)]
-
-    blocks = sum(name.startswith(BLOCK) for name in metrics)
-    return {
-        "family": "vqa",
-        "patches": metrics[PATCHES].value if blocks else 0.0,
-        "kept": [three(f"{BLOCK}{block}") for block in range(blocks)],
-    }
-
-
-def section(evaluation: dict[str, Any]) -> list[PageSection]:
-    """Draw how many visual tokens are left.
-
-    Args:
-        evaluation: `evaluation.json`, as `to_json` returns it.
-    """
-    if not evaluation["kept"]:
-        return []
-    figure = _kept(np.array(evaluation["kept"], float), evaluation.get("patches"))
-    return [PageSection("Held-out questions", figures=[figure])]
-
-
-def _kept(counts: np.ndarray, patches: float | None) -> str:
-    """Visual tokens that enter each block, (blocks, 3): mean, minimum and maximum per question.
-
-    Args:
-        patches: mean number per question; None in evaluations of versions that did not record it.
-    """
-    block = np.arange(len(counts), dtype=float)
-    mean, least, most = counts.T
-    lines = [] if patches is None else [Curve("held", [(block, np.full_like(block, patches))], "patches of the images")]
-    lines += [
-        Curve("main", [(block, mean)], "mean", dots=True),
-        Curve("raw", [(block, least), (block, most)], "least and most"),
-    ]
-    axes = Axes("of a question, by block they enter", (WIDE[0], 260), zero=True, over="block")
-    return plot("Visual tokens", lines, axes)
-
-
 ACCURACY = Performance("accuracy", "Accuracy", is_share=True)
 CHOICE = Performance(
     "caption_choice_of_20", "Right caption of 20", "caption_choice_chance", "a guess among 20", is_share=True
 )
-SECTION = FamilySection(section, performance=(ACCURACY, CHOICE), length_unit="positions")
+SECTION = FamilySection(performance=(ACCURACY, CHOICE), length_unit="positions")
