@@ -238,10 +238,7 @@ def from_prompts(sequences: Sequence[Sequence[int] | np.ndarray], seq_ids: np.nd
 
 
 def from_vectors(
-    vectors: Sequence[np.ndarray],
-    dim: int,
-    seq_labels: np.ndarray | None = None,
-    seq_ids: np.ndarray | None = None,
+    vectors: Sequence[np.ndarray], dim: int, seq_labels: np.ndarray | None = None, seq_ids: np.ndarray | None = None
 ) -> RaggedBatch:
     """Build a batch of sequences of vectors, with a class for each sequence.
 

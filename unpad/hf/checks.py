@@ -23,6 +23,7 @@ from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.lengths import within
 from unpad.proof.foreign.measure import cross_entropy
+from unpad.proof.foreign.update import converted
 
 REPLICATED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
@@ -289,8 +290,7 @@ def trial(examples: Examples, prepared: Prepared) -> dict[str, Any]:
     spread = dict.fromkeys(ordered[np.linspace(0, len(ordered) // 2, TRIED).astype(int)].tolist())
     chosen = within(list(spread), [int(examples.lengths[index]) for index in spread], prepared.limit)[0]
     device = next(prepared.model.parameters()).device
-    batch = collate([examples[index] for index in chosen])
-    return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in batch.items()}
+    return converted(collate([examples[index] for index in chosen]), device=device)
 
 
 # --------------------------------------------------------------------------- what must stay as it was

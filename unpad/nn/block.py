@@ -15,7 +15,7 @@ from unpad.nn.attend import Attend
 from unpad.nn.attention import scale_values, self_attention
 from unpad.nn.linear import Linear, apart
 from unpad.nn.norm import Norm
-from unpad.nn.rope import Rotary, rotate
+from unpad.nn.rope import Rotary, turned
 from unpad.recipes.section import Section
 
 
@@ -223,12 +223,7 @@ class Attention(nn.Module):
         self.k_norm = None if eps is None else Norm("rmsnorm", self.head_dim, eps)
 
     def forward(
-        self,
-        x: Tensor,
-        stream: Stream,
-        cache: Cache | None = None,
-        index: int = 0,
-        keep_index: Tensor | None = None,
+        self, x: Tensor, stream: Stream, cache: Cache | None = None, index: int = 0, keep_index: Tensor | None = None
     ) -> Tensor:
         """Attend within sequences.
 
@@ -280,8 +275,7 @@ class Attention(nn.Module):
     def queries_and_keys(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
         """Queries and keys of `forward`, (total_tokens, heads, head_dim) and (total_tokens, kv_heads, head_dim), with
         positions applied."""
-        q, k, _ = self.project(x).split([self.heads, self.kv_heads, self.kv_heads], 1)
-        return (q, k) if rotary is None else (rotate(q, *rotary), rotate(k, *rotary))
+        return turned(self.project(x), self.heads, rotary)[:2]
 
 
 def _normed_heads(norm: Norm, x: Tensor) -> Tensor:

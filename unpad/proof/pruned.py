@@ -29,7 +29,7 @@ from unpad.models.vision_language.prune import PruneConfig, drawn_noise, even_or
 from unpad.models.vision_language.visual import VisionTokens
 from unpad.nn.block import BEFORE, Block
 from unpad.nn.losses import Terms
-from unpad.nn.rope import Rotary, rotate
+from unpad.nn.rope import Rotary, turned
 from unpad.proof import measure, tokens
 from unpad.proof.content import gap_of, units_of
 from unpad.proof.line import Line, Lines
@@ -121,9 +121,7 @@ def _pruning(model: VisionLanguage) -> PruneConfig:
 def _attend(block: Block, x: Tensor, rotary: Rotary | None, there: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """A block's attention with keys and values of probability p, and its weights (heads, total, total)."""
     attention, total = block.attention, len(x)
-    q, k, v = attention.project(block.norm_1(x)[1]).split([attention.heads, attention.kv_heads, attention.kv_heads], 1)
-    if rotary is not None:
-        q, k = rotate(q, *rotary), rotate(k, *rotary)
+    q, k, v = turned(attention.project(block.norm_1(x)[1]), attention.heads, rotary)
     k, v = (y.repeat_interleave(attention.heads // attention.kv_heads, 1) for y in (k, v))
     # A removed token still sees itself, or its row would be NaN; no token sees that row.
     visible = there | torch.eye(total, dtype=torch.bool)

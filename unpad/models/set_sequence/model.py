@@ -178,15 +178,9 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         self.made_code = Linear(config.width, num_codes, bias=False)
         self.next_set = NextSet(config.width, num_codes)
         edges = None if config.bins is None else bin_edges(config.bins, "model.bins")
-        self.patient = PatientHeads(
-            config.width,
-            edges,
-            config.horizon,
-            config.positive_weight,
-            config.dropout,
-            config.competing or 0,
-            config.classes or 2,
-        )
+        weight, dropout = config.positive_weight, config.dropout
+        kinds = config.competing or 0, config.classes or 2
+        self.patient = PatientHeads(config.width, edges, config.horizon, weight, dropout, *kinds)
         self.last_values = LinearPath(num_codes, self.patient.num_shifts) if config.last_values else None
         self.weights = {
             "classification": 1.0,
