@@ -7,6 +7,7 @@ then begins anew with every sequence, by whatever kernel it has. The layers are 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -90,8 +91,8 @@ class Rectangles:
         run, device = layout.grouped, layout.cu_seqlens.device
         places = run.ordered(torch.arange(math.prod(self.boundaries.shape), device=device))
         for group in run.groups:
-            cells = _Cells(group.rectangle(places), *self.boundaries.shape)
-            out = self.inner(*map(cells.take, args), **{name: cells.take(value) for name, value in kwargs.items()})
+            take = partial(_gathered, group.rectangle(places), self.boundaries.shape)
+            out = self.inner(*map(take, args), **{name: take(value) for name, value in kwargs.items()})
             if isinstance(out, tuple | list):  # weights and caches of rectangles are of no use
                 out, rest = out[0], type(out)([None] * (len(out) - 1))
             parts.append(group.tokens(out))
@@ -99,25 +100,16 @@ class Rectangles:
         return whole if rest is None else type(rest)((whole, *rest))
 
 
-@dataclass(frozen=True)
-class _Cells:
-    """Tokens `index`, (num_seqs, longest) int64, of a run of `batch` rows of `seq` tokens."""
-
-    index: Tensor
-    batch: int
-    seq: int
-
-    def take(self, value: Any) -> Any:
-        """A layer's argument for these tokens: what has an entry for every token is gathered."""
-        if isinstance(value, tuple | list):
-            return type(value)(self.take(one) for one in value)
-        if not isinstance(value, Tensor):
-            return value
-        num_seqs, longest = self.index.shape
-        if value.dim() >= 2 and value.shape[0] in (1, self.batch) and value.shape[1] == self.seq:  # (batch, seq, ...)
-            flat = value.expand(self.batch, *value.shape[1:]).flatten(0, 1)
-            return flat.index_select(0, self.index.flatten()).unflatten(0, (num_seqs, longest))
+def _gathered(cells: Tensor, shape: tuple[int, int], value: Any) -> Any:
+    """A layer's argument for some tokens, (num_seqs, longest) int64, of a (batch, seq) rectangle of this shape: what
+    has an entry for every token is gathered."""
+    if isinstance(value, tuple | list):
+        return type(value)(_gathered(cells, shape, one) for one in value)
+    batch, seq = shape
+    if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[0] not in (1, batch) or value.shape[1] != seq:
         return value
+    flat = value.expand(batch, *value.shape[1:]).flatten(0, 1)
+    return flat.index_select(0, cells.flatten()).unflatten(0, cells.shape)
 
 
 # --------------------------------------------------------------------------- search

@@ -294,10 +294,8 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
                 truth = measure.one_at_a_time(model, sequences)
         except Exception as error:
             raise_memory(error)
-            longest, limit = (
-                max(len(one.ids) for one in sequences),
-                getattr(config_of(model), "max_position_embeddings", "own"),
-            )
+            longest = max(len(one.ids) for one in sequences)
+            limit = getattr(config_of(model), "max_position_embeddings", "own")
             what = f"the model cannot compute sequences of up to {longest} tokens alone: {describe(error)}"
             raise RecipeError(what, fix=f"cut or leave out rows longer than its {limit} positions") from error
         certificate = TrainerUpdate.of(trainer, batches, sequences, truth=truth).certificate("fp32", notes)

@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models.contract import Generates, LearnsPreferences, ModelConfig
 from unpad.nn import rope
@@ -250,8 +249,7 @@ class Decoder(Generates, LearnsPreferences):
     def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None, between: Between | None = None) -> Tensor:
         """Hidden state of the last token of every sequence of a flat run, (num_seqs, width); arguments and errors as in
         `forward`."""
-        assert isinstance(batch.layout, Layout), "prompts come as a flat run"
-        return self(batch, cache, between, wanted=batch.layout.cu_seqlens[1:].long() - 1)
+        return self(batch, cache, between, wanted=batch.flat_layout.cu_seqlens[1:].long() - 1)
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
         embedded = widened(self.embed(ids))  # (total_tokens, width); a frozen embedding may be in bf16

@@ -424,12 +424,10 @@ def _unsorted(packed: RaggedBatch, gap: str) -> Variant:
 def change_sequence(batch: RaggedBatch, seq: int) -> RaggedBatch:
     """Replace every text token and every patch of a sequence, so that any of them seen by another sequence has
     changed."""
-    assert isinstance(batch.layout, Layout)
-    tokens = (batch.layout.seq_of_token() == seq).nonzero().flatten()
+    tokens = (batch.flat_layout.seq_of_token() == seq).nonzero().flatten()
     media, media_seqs, places = batch.media, batch.media_seqs, batch.media_index
     if media is not None and media_seqs is not None and places is not None:
-        assert isinstance(media.layout, Layout)
-        patches = (media_seqs[media.layout.seq_of_token()] == seq).nonzero().flatten()
+        patches = (media_seqs[media.flat_layout.seq_of_token()] == seq).nonzero().flatten()
         batch = replace(batch, media=_with_others(media, patches))
         tokens = tokens[~torch.isin(tokens, places)]
     return _with_others(batch, tokens)
@@ -442,8 +440,7 @@ def change_tokens(
 
     Placeholders of images are skipped: the next token of text is replaced, and none if no text follows.
     """
-    assert isinstance(batch.layout, Layout)
-    bounds = batch.layout.cu_seqlens.tolist()
+    bounds = batch.flat_layout.cu_seqlens.tolist()
     spans = [(index, a, b) for index, (a, b) in enumerate(pairwise(bounds)) if b > a]
     images = set() if batch.media_index is None else set(batch.media_index.tolist())
     texts = [

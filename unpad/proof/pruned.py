@@ -203,7 +203,6 @@ def _ranked(method: str, weights: Tensor, visual: Tensor, row: ReferenceRow) -> 
     source = row.source[visual[row.visual]]
     assert media is not None
     assert media.grid is not None
-    assert isinstance(media.layout, Layout)
     if method == "attention":
         asks = row.question.nonzero().flatten()
         return weights[:, asks[-1], visual].mean(0) if len(asks) else weights.new_zeros(len(source))
@@ -213,7 +212,7 @@ def _ranked(method: str, weights: Tensor, visual: Tensor, row: ReferenceRow) -> 
     if method == "random":
         samples = torch.zeros(1, dtype=torch.int64) if ids is None else ids
         return random_order(build_layout(np.array([len(source)])), samples)
-    columns = media.grid[media.layout.seq_of_token(), 1]
+    columns = media.grid[media.flat_layout.seq_of_token(), 1]
     return even_order((media.position_ids // columns)[source], (media.position_ids % columns)[source])
 
 
@@ -245,7 +244,6 @@ def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceR
     images: list[tuple[Tensor, Tensor, Tensor]] = []  # embeddings, patches that they stand for, places of all patches
     received: list[Tensor] = []
     if sample.media is not None and sample.media_index is not None:
-        assert isinstance(sample.media.layout, Layout)
         places = sample.media_index.split(sample.media.layout.lengths().tolist())
         for image, patches in enumerate(places):
             owner[patches] = image

@@ -5,7 +5,6 @@ on the rest of the batch. Distances between sets do not depend on the order of t
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -103,9 +102,9 @@ def nearest(x: Tensor, y: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     x, y = widened(x), widened(y)
     sides = [[torch.arange(0, device=x.device)], [torch.arange(0, device=x.device)]]
     with torch.autocast(x.device.type, enabled=False):
-        for rectangle in _rectangles(x, y, layout):
-            for parts, columns in zip(sides, _nearest_columns(rectangle.x, rectangle.y), strict=True):
-                parts.append(rectangle.group.tokens(rectangle.members.gather(1, columns)))
+        for ours, theirs, members, group in _rectangles(x, y, layout):
+            for parts, columns in zip(sides, _nearest_columns(ours, theirs), strict=True):
+                parts.append(group.tokens(members.gather(1, columns)))
     nearest_y, nearest_x = map(layout.grouped.restored, sides)
     return nearest_y, nearest_x
 
@@ -132,28 +131,14 @@ def _nearest_columns(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 # --------------------------------------------------------------------------- rectangles of sets of similar size
 
 
-@dataclass(frozen=True)
-class _Rectangle:
-    """Two sets of vectors per row; cells past the end of a set repeat its last member.
-
-    Args:
-        x, y: (num_sets, longest, width).
-        members: (num_sets, longest) int64, the member in each cell.
-        group: their length group.
-    """
-
-    x: Tensor
-    y: Tensor
-    members: Tensor
-    group: LengthGroup
-
-
-def _rectangles(x: Tensor, y: Tensor, layout: Layout) -> Iterator[_Rectangle]:
-    """The length groups of two runs (num_members, width) of one layout."""
+def _rectangles(x: Tensor, y: Tensor, layout: Layout) -> Iterator[tuple[Tensor, Tensor, Tensor, LengthGroup]]:
+    """The length groups of two runs (num_members, width) of one layout, with rectangles of both, (num_sets, longest,
+    width), and of the member in each cell; cells past the end of a set repeat its last member."""
     run = layout.grouped
     ordered = [run.ordered(values) for values in (x, y, torch.arange(len(x), device=x.device))]
     for group in run.groups:
-        yield _Rectangle(*map(group.rectangle, ordered), group)
+        ours, theirs, members = map(group.rectangle, ordered)
+        yield ours, theirs, members, group
 
 
 def _rows_at_once(x: Tensor) -> int:
@@ -192,10 +177,10 @@ class _Transport(torch.autograd.Function):
         duals, grads = [made.new_zeros(0)], [made[:0]]
         scale = epsilon**-0.5  # of vectors; costs are then in units of epsilon
         with torch.autocast(made.device.type, enabled=False):
-            for rectangle in _rectangles(made * scale, target * scale, layout):
-                dual, grad = _solve(rectangle.x, rectangle.y, rectangle.group.key_mask, iterations)
-                duals.append(rectangle.group.tokens(dual))
-                grads.append(rectangle.group.tokens(grad))
+            for ours, theirs, _, group in _rectangles(made * scale, target * scale, layout):
+                dual, grad = _solve(ours, theirs, group.key_mask, iterations)
+                duals.append(group.tokens(dual))
+                grads.append(group.tokens(grad))
         ctx.save_for_backward(layout.grouped.restored(grads) * (epsilon * scale))
         ctx.layout = layout
         return epsilon * segment_mean(layout.grouped.restored(duals), layout)
