@@ -8,7 +8,19 @@ from typing import Annotated, Literal
 
 import typer
 
-from unpad.cli.options import Debug, Json, Overrides, RunArgument, Sampling, System, check_run, load_torch, print_json
+from unpad.cli.options import (
+    Debug,
+    Engine,
+    Json,
+    Overrides,
+    RunArgument,
+    Sampling,
+    System,
+    check_run,
+    load_torch,
+    print_json,
+)
+from unpad.cli.serving import require_serve
 from unpad.errors import RecipeError
 from unpad.storage.paths import new_path, refuse_format, user_path
 from unpad.terminal.printing import print_lines, print_text
@@ -358,14 +370,26 @@ def _check_file(file: Path | None, out: Path | None, holds: str, replaces: str, 
 
 
 @verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")
-def chat(run: RunArgument, settings: Sampling = None, system: System = "", debug: Debug = False) -> None:
+def chat(
+    run: RunArgument, settings: Sampling = None, system: System = "", engine: Engine = "unpad", debug: Debug = False
+) -> None:
     """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input, its line
     breaks as \\n."""
     fields = [_generate_field(text) for text in settings or []]
     check_run(run, fields)
     from unpad.inference.chat import chat_with_run
+    from unpad.inference.loaded import load
+    from unpad.inference.prompts import gives_seed
 
-    chat_with_run(run, fields, system)
+    loaded, advances = load(run, fields), not gives_seed(fields)
+    if engine == "unpad":
+        chat_with_run(loaded, advances, system)
+        return
+    require_serve()
+    from unpad.serving.llama import Llama
+
+    with Llama(engine).conversing(loaded) as answer:
+        chat_with_run(loaded, advances, system, answer)
 
 
 def _generate_field(text: str) -> str:
