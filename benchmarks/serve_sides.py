@@ -10,10 +10,11 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -47,22 +48,21 @@ class CannotStartError(Exception):
     """A server did not come up; with the last lines of its log."""
 
 
-def make_run(folder: Path) -> tuple[Path, Path]:
+def make_run(folder: Path, library: Tokenizer | None = None, sizes: Mapping[str, Any] = SIZES) -> tuple[Path, Path]:
     """A run with random weights, and the same model as a folder of transformers.
 
-    The scores of EOS are 0, so that a greedy answer, whose best score is above 0, never ends before its limit. A token
-    is a number between spaces.
+    The scores of EOS are 0, so that a greedy answer, whose best score is above 0, never ends before its limit.
+
+    Args:
+        library: the tokenizer, whose first tokens are SPECIAL; by default a token is a number between spaces.
     """
+    library = library or numbers()
     torch.manual_seed(0)
-    model = build_model(model_config(SIZES), VOCAB)
+    model = build_model(model_config(dict(sizes)), library.get_vocab_size())
     assert isinstance(model, Decoder)
     assert model.head is not None
     with torch.no_grad():
         model.head.weight[EOS].zero_()
-    words = [*SPECIAL, *map(str, range(len(SPECIAL), VOCAB))]
-    library = Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token=SPECIAL[0]))
-    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    library.add_special_tokens(list(SPECIAL))
     theirs, run = folder / "transformers", folder / "run"
     save_model(model, theirs, FAMILIES["llama"], {})
     names = dict(zip(("pad_token", "bos_token", "eos_token"), SPECIAL, strict=True))
@@ -73,6 +73,15 @@ def make_run(folder: Path) -> tuple[Path, Path]:
     short = re.sub(r"max_new_tokens: \d+", f"max_new_tokens: {NEW_BY_DEFAULT}", recipe)
     (run / "recipe.yaml").write_text(short, encoding="utf-8")
     return run, theirs
+
+
+def numbers() -> Tokenizer:
+    """A tokenizer for which a number between spaces is a token."""
+    words = [*SPECIAL, *map(str, range(len(SPECIAL), VOCAB))]
+    library = Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token=SPECIAL[0]))
+    library.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    library.add_special_tokens(list(SPECIAL))
+    return library
 
 
 @dataclass(frozen=True)
