@@ -298,6 +298,9 @@ def generate(
         Path | None, typer.Option(parser=new_path, help="With --file: JSON lines, continued where they stop.")
     ] = None,
     system: System = "",
+    schema: Annotated[
+        Path | None, typer.Option(parser=user_path, help="Reply in JSON of the JSON Schema in this file.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -305,9 +308,9 @@ def generate(
 
     Each prompt draws with the next seed, unless seed= is given."""
     fields = [_generate_field(text) for text in settings or []]
-    beside = bool(prompt or heldout or system or as_json)
-    _check_file(file, out, "prompts and system texts", "--prompt, --heldout, --system and --json", alone=not beside)
-    check_run(run, fields, places=[] if file is None else [file])
+    beside, replaced = bool(prompt or heldout or system or schema or as_json), "--prompt, --heldout, --system, --schema"
+    _check_file(file, out, "prompts and system texts", f"{replaced} and --json", alone=not beside)
+    check_run(run, fields, places=[place for place in (file, schema) if place is not None])
     from unpad.inference.loaded import load
     from unpad.inference.prompts import NO_PICTURE, gives_seed, prompt_warning, system_note
 
@@ -326,20 +329,24 @@ def generate(
         texts = heldout_openings(loaded, heldout)
     else:
         texts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    prompts = [loaded.prompt(text, system) for text in texts]
+    prompts, shape = [loaded.prompt(text, system) for text in texts], None
+    if schema is not None:
+        from unpad.inference.generate import read_schema
+
+        shape = read_schema(schema, loaded.tokenizer, loaded.generator.vocab_size)
     for one in prompts:
         if warning := prompt_warning(one.lost):
             print_lines([warning], to_errors=True)
     is_asked = any(field.startswith("generate.max_new_tokens=") for field in fields)
     asked = {"max_new_tokens": loaded.recipe.generate.max_new_tokens} if is_asked else {}
     if len(prompts) == 1 and not as_json:
-        for piece in loaded.stream(texts[0], system=system, **asked):
+        for piece in loaded.stream(texts[0], system=system, schema=shape, **asked):
             print_text(piece)
         print_text("\n")
         return
     seed = loaded.recipe.generate.seed
     seeds = [seed + (0 if gives_seed(fields) else index) for index in range(len(prompts))]
-    replies = loaded.replies(prompts, seeds, **asked)
+    replies = loaded.replies(prompts, seeds, shape, **asked)
     if as_json:
         print_json([reply.to_json() for reply in replies])
         return
