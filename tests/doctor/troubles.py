@@ -322,7 +322,6 @@ SEEN = [
         ("smoothing", text, {"train": {"max_epochs": 12, "label_smoothing": 0.9}}),
         ("dropout", text, {"model": {**SMALL_MODEL, "dropout": 0.95}}),
         ("weight of a term", images, {"losses": {"cross_entropy": 1e5}}),
-        ("standard deviation", images, {"images": {"std": [0.001] * 3}}),
         ("mirrored", images, {"images": {"flip": 1.0}}),
         ("betas", text, {"optim": {"lr": 2e-2, "betas": [0.999, 0.5]}}),
         ("epsilon", text, {"optim": {"lr": 2e-2, "eps": 1.0}}),
@@ -331,7 +330,6 @@ SEEN = [
         ("warm-up", text, {"optim": {"lr": 2e-2, "warmup": 0.99}}),
         ("a slow group", text, {"optim": {"lr": 2e-2, "groups": [{"parameters": ["blocks.*"], "lr_scale": 1e-6}]}}),
         ("a window of one token", text, {"model": {**SMALL_MODEL, "sliding_window": 1}}),
-        ("progress of a nat", text, {"train": {"max_epochs": 12, "patience": 1, "min_delta": 1.0}}),
     )),
 ]  # fmt: skip
 

@@ -56,19 +56,12 @@ def extreme(subject: Subject) -> Found | None:
     if subject.data.augmentation == "images":
         limits = {"shift": 0.5, "scale": 2.0, "zoom": 2.0, "color": 0.8, "erase": 0.8, "flip": 0.99}
         given += [(f"images.{name}", getattr(setup.images, name), most, most / 4) for name, most in limits.items()]
-        given += [("images.std", max(setup.images.std), 10.0, "[0.5,0.5,0.5]"),
-                  ("images.std", -min(setup.images.std), -0.02, "[0.5,0.5,0.5]")]  # fmt: skip
-    elif subject.data.augmentation == "augment" and setup.augment.multiplier:
-        limits = {"delete": 0.4, "insert": 0.7, "synonyms": 0.9}
-        given += [(f"augment.{name}", getattr(setup.augment, name), most, most / 4) for name, most in limits.items()]
     for name, weight in recipe.losses.items():
         usual = _last(subject.setup.model.weights.get(name, 1.0)) or 1.0
         given.append((f"losses.{name}", _last(weight), 50 * usual, usual))
     window = getattr(subject.setup.model.config, "sliding_window", None)
     if window is not None and getattr(subject.setup.model.config, "sliding_blocks", None) is None:
         given.append(("model.sliding_window", -window, -4, 128))
-    if recipe.train.patience is not None and recipe.train.min_delta != "auto":
-        given.append(("train.min_delta", recipe.train.min_delta, 0.2, 0))
     beyond = [(value / limit if limit > 0 else limit / value, field, value, limit, usual)
               for field, value, limit, usual in given if value >= limit]  # fmt: skip
     if not beyond:

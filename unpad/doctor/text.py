@@ -82,12 +82,8 @@ TRACES: list[tuple[Words, re.Pattern[str], float]] = [
         r"(?:\s[^<>]*)?/?>|&(?:[a-z]{2,8}|#x?[0-9a-f]{2,6});", re.IGNORECASE), 0.08),
     (("base64 that was not decoded", "没有解码的 base64"), re.compile(
         r"(?<!\S)(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[A-Za-z0-9+/]{40,}={0,2}(?!\S)"), 0.03),
-    (("markup of a wiki", "维基标记"), re.compile(
-        r"\[\[[^\W\d_][^\[\]\n]{0,80}\]\]|\{\{[^\W\d_][^{}\n]{0,120}\}\}|^={2,4}[^=\n]+={2,4}$", re.MULTILINE), 0.08),
     (("escapes with a backslash that were not decoded", "没有解码的反斜杠转义"),
      re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2})"), 0.03),
-    (("escapes with a percent sign that were not decoded", "没有解码的百分号转义"),
-     re.compile(r"(?:%[0-9A-Fa-f]{2}){2,}|%20"), 0.03),
 ]  # fmt: skip
 LOST_LETTER = re.compile(r"(?<![^\s\"'(])[^\W\d_]+\?[^\W\d_?/=]+(?![/=&])|(?<!\S)\?{2,}(?=\s|$)")
 

@@ -5,6 +5,7 @@ import os
 import shlex
 import stat
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from html import escape
@@ -13,7 +14,6 @@ from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
-from typing_extensions import TypedDict
 
 from unpad.errors import RecipeError, RunFileError, SourceError, UnpadError
 from unpad.recipes.recipe import Recipe, differences
@@ -282,22 +282,12 @@ def _tokenizers_differ(folders: list[Path]) -> bool:
     return len({path.read_bytes() for folder in folders if (path := folder / "tokenizer.json").exists()}) > 1
 
 
-class _RunValues(TypedDict):
-    data: str
-
-
-class _State(TypedDict):
-    values: _RunValues
-
-
 def _fingerprint(folder: Path) -> str:
     """Fingerprint of the data of a run, from its newest checkpoint; empty without one."""
     states = [path for path in folder.glob(f"{run_folder.CHECKPOINTS}/*/state.json") if os.path.exists(path)]
     for state in sorted(states, key=lambda path: path.stat().st_mtime, reverse=True):
-        try:
-            return str(read_shaped(state, _State)["values"]["data"])
-        except UnpadError:
-            continue
+        with suppress(UnpadError, LookupError, TypeError):
+            return str(read_shaped(state, dict[str, Any])["values"]["data"])
     return ""
 
 

@@ -198,11 +198,8 @@ def test_a_code_in_two_units_is_named_and_may_be_two_codes(tmp_path, unpad, colu
     [
         ("Patient No;Taken at;Test;Result", "P{n};01.03.2024;Na;13{n},5", 'format: "%d.%m.%Y", decimal: ","}'),
         ("Patient No;Taken at;Test;Result", "P{n};01.03.2024;Na;1,25{n}", 'format: "%d.%m.%Y"}'),
-        ("Patient No;Admission;Status", "P{n};01.03.2024;Nursing home {m}", "id: Patient No, label: Status}"),
         ("id;Date;stars", "P{n};01.03.2024;{m}", ""),
-        ("Patient No;Died", "P{n};{d}", "id: Patient No, label: Died}"),
         ("Subject;Sent;From", "Re: {m};01.03.2024;a{m}", ""),
-        ("Patient No;Sex;Died on", "P{n};F{d};01.03.2024", ""),
         ("Patient No;Ward", "P{n};W{m}", ""),
         (
             "Patient No;Date;hr;temp;Na",
@@ -216,7 +213,7 @@ def test_a_code_in_two_units_is_named_and_may_be_two_codes(tmp_path, unpad, colu
     ],
 )
 def test_a_table_of_a_hospital_says_what_it_may_be(tmp_path, unpad, header, row, says):
-    lines = [row.format(n=n, m=n % 3, d=n % 2) for n in range(9)]
+    lines = [row.format(n=n, m=n % 3) for n in range(9)]
     (tmp_path / "t.csv").write_text("\n".join([header, *lines]) + "\n", encoding="utf-8")
     said = unpad("data", "check", "t.csv", code=3).err
     assert says in said

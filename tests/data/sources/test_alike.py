@@ -19,13 +19,13 @@ def windows_of(text: str) -> set[str]:
 
 def near_pairs(texts: list[str]) -> set[frozenset[int]]:
     """Every pair of near-duplicates among different texts, compared one by one."""
-    sets = [windows_of(text) for text in texts]
-    number = Counter(window for own in sets for window in own)
+    number = Counter(window for text in texts for window in windows_of(text))
+    sets = [{window for window in windows_of(text) if number[window] <= alike.MOST_TEXTS} for text in texts]
     found = set()
     for one in range(len(texts)):
         for other in range(one):
             shared = [window for window in sets[one] & sets[other]]
-            weight = sum(round(alike.WHOLE / math.log2(number[w])) for w in shared if number[w] <= alike.MOST_TEXTS)
+            weight = sum(round(alike.WHOLE / math.log2(number[window])) for window in shared)
             alone = min(len(sets[one]), len(sets[other])) - len(shared)
             if weight and weight >= alike.WHOLE * alone:
                 found.add(frozenset((one, other)))

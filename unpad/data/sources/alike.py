@@ -1,9 +1,9 @@
 """Pairs of texts that are near-duplicates of each other, by the short passages that they share.
 
 Two texts are near-duplicates if they are equal as `plain` has them, or if the windows that both have weigh at least as
-much as those that the shorter one has alone. A window that k different texts of the corpus have weighs 1 / log2(k), one
-of more than MOST_TEXTS nothing, and one that the other text lacks 1. So a copy shares half of the shorter text, and a
-signature, a disclaimer or the form of a question, which many texts share, makes no copies.
+much as those that the shorter one has alone. A window that k different texts of the corpus have weighs 1 / log2(k), and
+one that the other text lacks 1; one of more than MOST_TEXTS counts for nothing. So a copy shares half of the shorter
+text, and a signature, a disclaimer or the form of a question, which many texts share, makes no copies.
 """
 
 import unicodedata
@@ -127,7 +127,7 @@ class TextSearch:
         assert len(self._place) == len(texts), "texts are different"
         hashes, owner = _all_windows(texts)
         self._wanted, gram = np.unique(hashes, return_inverse=True)
-        self._windows = np.bincount(owner, minlength=len(texts))  # (num_texts,) number of each
+        self._num_texts = len(texts)
         order = np.argsort(gram, kind="stable")
         self._gram, self._owner = gram[order].astype(np.int64), owner[order]
         self._counts = np.zeros(len(self._wanted), np.int64)
@@ -176,63 +176,26 @@ class TextSearch:
             gram, owner: windows of the others, in order of `owner`.
             sizes: number of windows of each of the others.
         """
-        rare, many = (self._counts > 1) & (self._counts <= MOST_TEXTS), self._counts > MOST_TEXTS
+        # A window of too many texts counts on neither side.
+        few = self._counts <= MOST_TEXTS
+        num_windows = np.bincount(self._owner[few[self._gram]], minlength=self._num_texts)
+        sizes = sizes - np.bincount(owner[~few[gram]], minlength=len(sizes))
+        rare = few & (self._counts > 1)
         mine = np.bincount(self._gram[rare[self._gram]], minlength=len(self._counts))  # texts that have each window
         starts = np.searchsorted(self._gram, np.arange(len(self._counts)))
-        common = _Common(self._gram, self._owner, many, gram, owner, (len(self._windows), len(sizes)))
         gram, owner = gram[rare[gram]], owner[rare[gram]]
         weights = np.rint(WHOLE / np.log2(np.maximum(self._counts, 2))).astype(np.int64)
         for rows in _blocks(owner, mine[gram]):
             each = mine[gram[rows]]
             text = self._owner[_runs(starts[gram[rows]], each)]
-            pair = np.repeat(owner[rows], each) * len(self._windows) + text
+            pair = np.repeat(owner[rows], each) * self._num_texts + text
             pair, row, shared = np.unique(pair, return_inverse=True, return_counts=True)
             weight = np.bincount(row, np.repeat(weights[gram[rows]], each), len(pair)).astype(np.int64)
-            other, text = pair // len(self._windows), pair % len(self._windows)
-            size = np.minimum(sizes[other], self._windows[text])
-            alone = WHOLE * (size - shared - common.at_most(text, other))
-            may = np.flatnonzero(weight >= alone)
-            shared = shared[may] + common.shared(text[may], other[may])
-            near = weight[may] >= WHOLE * (size[may] - shared)
-            near_pair = may[near]
-            share = shared[near] / size[near_pair]
-            yield from zip(text[near_pair].tolist(), other[near_pair].tolist(), share.tolist(), strict=True)
-
-
-class _Common:
-    """Windows of too many texts, which weigh nothing, but are not missing in either text of a pair."""
-
-    def __init__(
-        self,
-        text_gram: Ints,
-        text: Ints,
-        is_common: NDArray[np.bool_],
-        other_gram: Ints,
-        other: Ints,
-        nums: tuple[int, int],
-    ) -> None:
-        common, others = is_common[text_gram], is_common[other_gram]
-        self._width = len(is_common)
-        self._keys = np.sort(text[common] * self._width + text_gram[common])
-        self._gram = other_gram[others]
-        self._of_text = np.bincount(text[common], minlength=nums[0])
-        self._of_other = np.bincount(other[others], minlength=nums[1])
-        self._starts = np.cumsum(self._of_other) - self._of_other
-
-    def at_most(self, text: Ints, other: Ints) -> Ints:
-        """Upper bound of the number that pairs share, (num_pairs,)."""
-        return np.minimum(self._of_text[text], self._of_other[other])
-
-    def shared(self, text: Ints, other: Ints) -> Ints:
-        """Number that pairs share, (num_pairs,)."""
-        number = np.zeros(len(text), np.int64)
-        for pairs in _blocks(np.arange(len(text)), self._of_other[other]) if len(self._keys) else ():
-            each = self._of_other[other[pairs]]
-            key = np.repeat(text[pairs], each) * self._width + self._gram[_runs(self._starts[other[pairs]], each)]
-            place = np.minimum(np.searchsorted(self._keys, key), len(self._keys) - 1)
-            hit = self._keys[place] == key
-            number[pairs] = np.bincount(np.repeat(np.arange(len(each)), each), hit, len(each)).astype(np.int64)
-        return number
+            other, text = pair // self._num_texts, pair % self._num_texts
+            size = np.minimum(sizes[other], num_windows[text])
+            near = weight >= WHOLE * (size - shared)
+            share = shared[near] / size[near]
+            yield from zip(text[near].tolist(), other[near].tolist(), share.tolist(), strict=True)
 
 
 def near_sets(texts: Sequence[str]) -> Ints:

@@ -301,7 +301,7 @@ def _are_few(cells: Sequence[str]) -> bool:
 
 
 def _as_events(path: Path, rows: Sequence[Cells]) -> str:
-    """Advice on a table of events of patients, or of outcomes of theirs; "" for another table."""
+    """Advice on a table of events of patients; "" for another table."""
     columns, cells = _event_columns(rows), _cells(rows)
     kept = [columns["id"], columns["time"]]
     what = "a table of patients' events (docs/patients.md)?"
@@ -309,7 +309,7 @@ def _as_events(path: Path, rows: Sequence[Cells]) -> str:
         if all(kept) and len(measured := _measured(cells, kept)) >= LEAST_WIDE:
             long = f'table.melt({json.dumps(kept, ensure_ascii=False)}, var_name="code").dropna()'
             return f"{what} write a row for each of {', '.join(measured[:3])}; in pandas: {long}"
-        return _as_outcomes(path, cells, kept)
+        return ""
     if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
         return f"{what} write it as CSV, with columns {', '.join(columns.values())}"
     train = f"unpad train events_labels {_events_setting(path, rows, columns)} events.labels=null"
@@ -358,23 +358,3 @@ def _are_numbers(cells: Sequence[str]) -> bool:
 def _measured(cells: Mapping[str, list[str]], kept: Collection[str]) -> list[str]:
     """Columns of numbers, but for those of the id and the time."""
     return [name for name, values in cells.items() if name not in kept and _are_numbers(values)]
-
-
-def _as_outcomes(path: Path, cells: Mapping[str, list[str]], kept: list[str]) -> str:
-    """Advice on a table with a row for each id of patients, and with a column of 0 and 1, or dates and a column of few
-    words; "" for another table.
-
-    Args:
-        kept: columns of the id and of the time, "" where there is none.
-    """
-    ids = cells.get(kept[0], [])
-    if folded(kept[0]) in ("", "id") or len({*ids}) < len(ids):
-        return ""
-    few = [name for name, values in cells.items() if name not in kept and 2 <= len({*values}) <= len(values) / 3]
-    labels = [name for name in few if {*cells[name]} <= {"0", "1"}]
-    if any(values and all(map(is_date_like, values)) for values in cells.values()):
-        labels = labels or [name for name in few if folded(name) not in ("sex", "gender")]
-    if not labels:
-        return ""
-    item = f"{{path: {in_yaml(str(path))}, id: {in_yaml(kept[0])}, label: {in_yaml(labels[-1])}}}"
-    return f"outcomes of patients (docs/patients.md)? beside a table of their events, with events.labels: {item}"
