@@ -12,8 +12,7 @@ from unpad.data.sources.files import expand
 from unpad.data.sources.pairs import read
 from unpad.recipes.data import DataSettings, Source
 
-U, A, S = "user", "assistant", "system"
-Turns = list[tuple[str, str]]
+U, A = "user", "assistant"
 
 
 def messages(*turns: tuple[str, str]) -> list[dict[str, str]]:
@@ -30,65 +29,24 @@ def items(path: Path, field: str | None = None) -> list[Example | BadRow]:
     return list(read(file, DataSettings()))
 
 
-def pair(item: Example | BadRow) -> tuple[Turns, str, str] | str:
+def pair(item: Example | BadRow) -> dict[str, Any] | str:
     if isinstance(item, BadRow):
         return item.code
     assert item.turns[-1].role == item.rejected.role == A
-    return [(turn.role, turn.content) for turn in item.turns[:-1]], item.turns[-1].content, item.rejected.content
+    turns = [[turn.role, turn.content] for turn in item.turns[:-1]]
+    return {"turns": turns, "chosen": item.turns[-1].content, "rejected": item.rejected.content}
 
 
-ASKED, LONG = messages((U, "问")), messages((S, "规"), (U, "问"), (A, "答"), (U, "再问"))
-LONG_TURNS = [(S, "规"), (U, "问"), (A, "答"), (U, "再问")]
-CASES: list[tuple[dict[str, Any], Any]] = [
-    ({"messages": ASKED, "chosen": "好", "rejected": "坏"}, ([(U, "问")], "好", "坏")),
-    ({"messages": LONG, "chosen": " 好\n", "rejected": "坏"}, (LONG_TURNS, " 好\n", "坏")),
-    ({"prompt": "问", "chosen": "好", "rejected": "坏"}, ([(U, "问")], "好", "坏")),
-    ({"question": "问", "chosen": "好", "rejected": "坏", "system": "规"}, ([(S, "规"), (U, "问")], "好", "坏")),
-    (
-        {"prompt": LONG, "chosen": messages((A, "好")), "rejected": messages((A, "坏"))},
-        (LONG_TURNS, "好", "坏"),
-    ),
-    # The prompt once more before each reply, with a system message or without.
-    (
-        {"prompt": "问", "chosen": [*ASKED, *messages((A, "好"))], "rejected": [*ASKED, *messages((A, "坏"))]},
-        ([(U, "问")], "好", "坏"),
-    ),
-    (
-        {"prompt": LONG, "chosen": [*LONG[1:], *messages((A, "好"))], "rejected": messages((A, "坏"))},
-        (LONG_TURNS, "好", "坏"),
-    ),
-    # No prompt: what both begin with.
-    ({"chosen": [*LONG, *messages((A, "好"))], "rejected": [*LONG, *messages((A, "坏"))]}, (LONG_TURNS, "好", "坏")),
-    ({"instruction": "译", "input": "hi", "chosen": "好", "rejected": "坏"}, ([(U, "译\nhi")], "好", "坏")),
-    (
-        {"prompt": "再问", "chosen": "好", "rejected": "坏", "history": [["问", "答"]]},
-        ([(U, "问"), (A, "答"), (U, "再问")], "好", "坏"),
-    ),
-    ({"messages": None, "prompt": "问", "chosen": "好", "rejected": "坏"}, ([(U, "问")], "好", "坏")),
-    ({"prompt": "问", "question": "另问", "chosen": "好", "rejected": "坏"}, "E_FIELD"),
-    (
-        {"prompt": "问", "messages": (best := [*ASKED, *messages((A, "好"))]), "chosen": best, "rejected": "坏"},
-        ([(U, "问")], "好", "坏"),
-    ),
-    ({"chosen": "好", "rejected": "坏"}, "E_MISSING"),
-    ({"prompt": "问", "chosen": "好"}, "E_MISSING"),
-    ({"prompt": "问", "chosen": "好", "rejected": "好"}, "E_EQUAL"),
-    ({"prompt": "问", "chosen": "好", "rejected": ""}, "E_EMPTY"),
-    ({"prompt": "问", "chosen": None, "rejected": "坏"}, "E_NULL"),
-    ({"prompt": " ", "chosen": "好", "rejected": "坏"}, "E_EMPTY"),
-    ({"prompt": LONG[:3], "chosen": "好", "rejected": "坏"}, "E_ROLE"),
-    ({"prompt": "问", "chosen": messages((A, "好"), (U, "再问"), (A, "好")), "rejected": "坏"}, "E_ROLE"),
-    ({"prompt": "问", "chosen": messages((U, "问")), "rejected": "坏"}, "E_ROLE"),
-    ({"prompt": "问", "chosen": [*messages((U, "另问")), *messages((A, "好"))], "rejected": "坏"}, "E_ROLE"),
-    ({"prompt": "问", "chosen": messages(("wizard", "好")), "rejected": "坏"}, "E_ROLE"),
-]
+ASKED = messages((U, "问"))
+# A row each, and its turns and both replies, or the code of its fault.
+CASES = [json.loads(line) for line in Path(__file__).with_name("pair_rows.jsonl").read_text("utf-8").splitlines()]
 
 
 @pytest.mark.promise("pairs.forms")
-@pytest.mark.parametrize(("row", "wanted"), CASES)
-def test_a_row_is_a_pair_or_a_fault(tmp_path: Path, row: dict[str, Any], wanted: Any) -> None:
-    (item,) = items(write(tmp_path / "pairs.jsonl", [row]))
-    assert pair(item) == wanted
+@pytest.mark.parametrize("case", CASES)
+def test_a_row_is_a_pair_or_a_fault(tmp_path: Path, case: dict[str, Any]) -> None:
+    (item,) = items(write(tmp_path / "pairs.jsonl", [case["row"]]))
+    assert pair(item) == case["expected"]
     if isinstance(item, BadRow):
         assert item.where.endswith(":1")
         assert item.fix

@@ -21,6 +21,8 @@ from unpad.errors import SourceError
 
 U, A = "user", "assistant"
 ASKED: dict[str, Any] = {"prompt": "问 10", "completion": "答"}
+# Fields of rows that are metadata, named as not read, or refused; fields of replies, and what becomes of each.
+FIELDS: dict[str, Any] = json.loads(Path(__file__).with_name("unread_fields.json").read_text("utf-8"))
 
 
 def put(path: Path, rows: list[dict[str, Any]]) -> Path:
@@ -43,52 +45,24 @@ def verdict(tmp_path: Path, *rows: dict[str, Any]) -> Any:
 # --------------------------------------------------------------------------- fields of rows
 
 
-METADATA = [
-    ("id", 7), ("prompt_id", "a1"), ("source", "web"), ("dataset_name", "x"), ("url", "https://a.org/b"),
-    ("license", "MIT"), ("lang", "zh"), ("created_at", "2024-01-02"), ("sha256", "ab"), ("category", "math"),
-    ("num_turns", 1), ("tags", ["a", "b"]), ("metadata", {"id": "b"}), ("timestamp", 1.5),
-    ("token_count", 1), ("promptIds", [1, 2]), ("weird", "0123456789abcdef0123"), ("last_modified", "2024-01-02 10:00"),
-    ("where", "http://a.org"), ("keywords", ["0"]), ("empty", None), ("blank", " "),
-    ("nothing", {"a": None}), ("year", 1999), ("num_votes", "12"), ("metadata", '{"source": "b"}'),
-]  # fmt: skip
+@pytest.mark.promise("data.fields")
+@pytest.mark.parametrize("field", FIELDS["quiet"])
+def test_metadata_are_quiet(tmp_path: Path, field: dict[str, Any]) -> None:
+    assert verdict(tmp_path, ASKED | field) == {}
 
 
 @pytest.mark.promise("data.fields")
-@pytest.mark.parametrize(("name", "value"), METADATA)
-def test_metadata_are_quiet(tmp_path: Path, name: str, value: Any) -> None:
-    assert verdict(tmp_path, {**ASKED, name: value}) == {}
+@pytest.mark.parametrize("field", FIELDS["named"])
+def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, field: dict[str, Any]) -> None:
+    (name,) = field
+    assert verdict(tmp_path, ASKED | field, {**ASKED, name: None}) == {name: 0.5}
+    assert name.endswith(("on", "until", "date")) or verdict(tmp_path, ASKED | field) == {name: 1.0}
 
 
 @pytest.mark.promise("data.fields")
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("persona", "A cook."), ("source_text", "x"), ("hint", {"a": "b"}), ("id_of_what", "a b"),
-        ("withdrawn_on", "2024-01-02"), ("valid_until", "31.12.2019"), ("retraction_date", "2024-01-02 10:00"),
-        ("source", "rejected"), ("tags", ["math", "do-not-train"]), ("version", "draft"), ("category", '["bad"]'),
-        ("discard_id", 0), ("wrong_count", 2), ("how_much_to_count", 0.3), ("fold", "ignore"), ("usable_tag", "False"),
-        ("fold", "dev"), ("data_split", "Test"), ("imageId", "n16"), ("video_id", 7),
-    ],
-)  # fmt: skip
-def test_what_is_neither_read_nor_metadata_is_named(tmp_path: Path, name: str, value: Any) -> None:
-    assert verdict(tmp_path, {**ASKED, name: value}, {**ASKED, name: None}) == {name: 0.5}
-    assert name.endswith(("on", "until", "date")) or verdict(tmp_path, {**ASKED, name: value}) == {name: 1.0}
-
-
-REFUSED = [
-    ("train_turns", [3, 5, 7]),
-    ("label", False), ("label", 0), ("label", "0"), ("label", "false"), ("label", "rejected"), ("accepted", 0),
-    ("desirable", False), ("is_correct", False), ("chosen", False), ("rejected", True), ("train", False),
-    ("masked", True), ("weight", 0.5), ("weight", 3), ("loss_mask", [0, 1]), ("anything", [0.5]),
-    ("anything", [None, True]), ("documents", ["a", "b"]), ("images", ["a.png"]),
-    ("image_url", "https://a.org/a.png"), ("audio", {"path": "a.wav"}), ("choices", ["a", "b"]),
-]  # fmt: skip
-
-
-@pytest.mark.promise("data.fields")
-@pytest.mark.parametrize(("name", "value"), REFUSED)
-def test_a_field_that_inverts_or_completes_is_refused_by_name(tmp_path: Path, name: str, value: Any) -> None:
-    assert verdict(tmp_path, {**ASKED, name: value}) == ("E_FIELD", {name})
+@pytest.mark.parametrize("field", FIELDS["refused"])
+def test_a_field_that_inverts_or_completes_is_refused_by_name(tmp_path: Path, field: dict[str, Any]) -> None:
+    assert verdict(tmp_path, ASKED | field) == ("E_FIELD", {*field})
 
 
 @pytest.mark.promise("data.fields")
@@ -134,27 +108,10 @@ def test_an_id_that_is_0_in_some_rows_and_1_in_others_is_a_mark(tmp_path: Path) 
 
 
 @pytest.mark.promise("data.fields")
-@pytest.mark.parametrize(
-    ("fields", "expected"),
-    [
-        ({"weight": 1, "train": True, "masked": False, "id": 1, "turn_identifier": 1, "tool_calls": []}, {}),
-        ({"weight": 0.5}, ("E_FIELD", {"messages", "weight"})),
-        ({"weight": 2}, ("E_FIELD", {"messages", "weight"})),
-        ({"redacted": False}, ("E_FIELD", {"messages", "redacted"})),
-        ({"do_not_train": True}, ("E_FIELD", {"messages", "do_not_train"})),
-        ({"mask": 1}, ("E_FIELD", {"messages", "mask"})),
-        ({"trainable": "no"}, ("E_FIELD", {"messages", "trainable"})),
-        ({"confidence": 0.3}, ("E_FIELD", {"messages", "confidence"})),
-        ({"images": ["a.png"]}, ("E_FIELD", {"messages", "images"})),
-        ({"train": False}, ("E_NO_TARGET", {"messages"})),
-        ({"redacted": False, "toxic": True, "a": {"b": 1}}, ("E_FIELD", {"messages", "redacted", "toxic", "a"})),
-        ({"remark": "Short.", "votes": 5}, {"messages[].remark": 1.0, "messages[].votes": 1.0}),
-        ({"retracted_at": "2024-01-02", "sent_date": "2024-01-02"}, {"messages[].retracted_at": 1.0}),
-        ({"end_turn": False}, ("E_FIELD", {"messages", "end_turn"})),
-        ({"tag": "spam", "author": {"role": "critic"}}, {"messages[].tag": 1.0, "messages[].author.role": 1.0}),
-    ],
-)
-def test_a_field_beside_role_and_content(tmp_path: Path, fields: dict[str, Any], expected: Any) -> None:
+@pytest.mark.parametrize("case", FIELDS["in_replies"])
+def test_a_field_beside_role_and_content(tmp_path: Path, case: dict[str, Any]) -> None:
+    fields = case["fields"]
+    expected = (case["fault"], {*case["names"]}) if "fault" in case else case["not_read"]
     assert verdict(tmp_path, reply(**fields)) == expected
     row = reply()
     row["messages"][0] |= {name: value for name, value in fields.items() if name in ("weight", "train", "mask")}
