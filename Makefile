@@ -9,7 +9,6 @@
 # make crash: cut the power after every operation of recorded runs, 10,000 states of each kind, and let every call fail once; hours, in parts.
 # make kill: kill runs at random instants and resume them; KILLS=1000 in all runs together.
 # make size: count what a reader of the package has to hold in mind.
-# make llama: build llama.cpp's library, compare files that unpad exports with it, and write the table of docs/internals/llama_cpp.md; a quarter of an hour.
 # make readme: run every command whose output the pages show, and fail where they drift.
 # TORCH_INDEX=URL passes an index for torch to pip; SYSTEM_TORCH=1 uses the torch that is installed already.
 PYTHON ?= python3
@@ -25,7 +24,7 @@ RUN = runs/demo
 # Threads that wait asleep: the few tests with two threads share their cores with other tests.
 PYTEST = OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(VENV)/bin/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-rest test-all wheel readme census processes fuzz crash kill llama lint size clean
+.PHONY: demo test test-rest test-all wheel readme census processes fuzz crash kill lint size clean
 demo: $(VENV)/.installed
 	@rm -rf $(RUN)
 	@$(VENV)/bin/unpad train zh_chat --out $(RUN) train.log_every=200
@@ -69,33 +68,6 @@ crash: $(VENV)/.installed-dev
 
 kill: $(VENV)/.installed-dev
 	@OMP_NUM_THREADS=1 $(VENV)/bin/python benchmarks/reliability/kill.py $(if $(KILLS),--kills $(KILLS))
-
-# The library for any x86-64 or ARM: no code of this processor alone, and no weights repacked for it.
-# EXACT_GELU=1 builds one that computes GELU in fp32, where the published one reads it from a table of fp16.
-EXACT_GELU ?=
-LLAMA = $(CURDIR)/build/llama$(if $(EXACT_GELU),-exact)
-LLAMA_VERSION = 0.3.36
-LLAMA_OPTIONS = -DCMAKE_BUILD_TYPE=Release -DBUILD_SHARED_LIBS=ON -DGGML_NATIVE=OFF -DGGML_OPENMP=OFF -DGGML_CPU_REPACK=OFF \
-	-DLLAMA_CURL=OFF -DLLAMA_BUILD_COMMON=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_TOOLS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF
-
-llama: $(VENV)/.installed-dev $(LLAMA)/.built
-	@LLAMA_CPP_LIB_PATH=$(LLAMA)/out/bin PYTHONPATH=$(LLAMA)/packages:$(LLAMA)/source OMP_NUM_THREADS=1 \
-		$(VENV)/bin/python benchmarks/libllama.py $(LLAMA_ARGUMENTS)
-
-# cmake and ninja in an environment of their own; diskcache is what the Python side of the library imports besides.
-$(LLAMA)/.built: | $(VENV)/bin/python
-	@mkdir -p $(LLAMA)/source
-	@$(PYTHON) -m venv $(LLAMA)/venv
-	@$(LLAMA)/venv/bin/python -m pip install --quiet --disable-pip-version-check cmake ninja
-	@$(LLAMA)/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --target $(LLAMA)/packages diskcache
-	@$(LLAMA)/venv/bin/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary llama-cpp-python \
-		--dest $(LLAMA) llama-cpp-python==$(LLAMA_VERSION)
-	@tar xzf $(LLAMA)/llama_cpp_python-$(LLAMA_VERSION).tar.gz --strip-components 1 -C $(LLAMA)/source
-	@$(if $(EXACT_GELU),sed -i '/define GGML_GELU_FP16/d' $(LLAMA)/source/vendor/llama.cpp/ggml/src/ggml-cpu/vec.h,true)
-	@echo "building llama.cpp: some minutes"
-	@PATH=$(LLAMA)/venv/bin:$$PATH cmake -S $(LLAMA)/source/vendor/llama.cpp -B $(LLAMA)/out -G Ninja $(LLAMA_OPTIONS) > $(LLAMA)/build.log
-	@PATH=$(LLAMA)/venv/bin:$$PATH nice ninja -C $(LLAMA)/out llama >> $(LLAMA)/build.log
-	@touch $@
 
 lint: $(VENV)/.installed-dev
 	@$(VENV)/bin/ruff check .

@@ -55,7 +55,7 @@ def requests() -> list[Request]:
     return [*made, replace(made[0], prompt=[*shared, *prompt(20, 1)]), replace(made[1], prompt=[*shared[:280], 9, 9])]
 
 
-SCHEMAS = [{"enum": ["red", "green"]}, {}, {"type": "array", "items": {"type": "boolean"}, "minItems": 2}]
+SCHEMAS = [{"enum": ["red", "green"]}, None, {"type": "array", "items": {"type": "boolean"}, "minItems": 2}]
 
 
 def constrained() -> list[Request]:
@@ -66,7 +66,8 @@ def constrained() -> list[Request]:
     made = []
     for i in range(9):
         settings = (greedy, penalised, drawn.model_copy(update={"min_p": 0.01 * i}))[i // 3]
-        grammar, bias = (grammar_of(SCHEMAS[i % 3], words, VOCAB) if i % 3 != 1 else None), torch.linspace(-1, 1, VOCAB)
+        settings = settings.model_copy(update={"json_schema": SCHEMAS[i % 3]})
+        grammar, bias = grammar_of(settings, words, VOCAB), torch.linspace(-1, 1, VOCAB)
         made.append(Request(prompt(9 + i), settings, [3], n=1 + i % 2, bias=bias if i % 4 else None, grammar=grammar))
     return made
 

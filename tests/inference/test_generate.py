@@ -155,13 +155,16 @@ def test_replies_are_json_of_the_schema_and_end_with_it_for_every_tokenizer(kind
         settings = TokenizerSettings(**{"kind": kind, "vocab_size": 300})
         tokenizer = train_tokenizer(settings, texts, ["<|user|>"])
     model = random_model({**SMALLEST, "context": 200}, tokenizer.vocab_size + 5, 0).eval()
-    prompts, settings = [[tokenizer.bos_id, 9 + i] for i in range(6)], generate_settings(max_new_tokens=150)
+    prompts, settings = (
+        [[tokenizer.bos_id, 9 + i] for i in range(6)],
+        generate_settings(max_new_tokens=150, json_schema=PET),
+    )
     for temperature in (0.0, 1.0):
         chosen = settings.model_copy(update={"temperature": temperature})
-        for reply in complete(model, tokenizer, prompts, chosen, schema=PET):
+        for reply in complete(model, tokenizer, prompts, chosen):
             assert reply.finished == "eos"
             jsonschema.validate(json.loads(reply.text), PET)
-    assert [one.finished for one in complete(model, tokenizer, prompts[:1], generate_settings(), schema=PET)] == [
+    assert [one.finished for one in complete(model, tokenizer, prompts[:1], generate_settings(json_schema=PET))] == [
         "length"
     ]
 
@@ -178,16 +181,16 @@ def test_replies_are_json_of_the_schema_and_end_with_it_for_every_tokenizer(kind
 )  # fmt: skip
 def test_a_schema_that_cannot_be_followed_is_refused_by_name(schema, said):
     with pytest.raises(RecipeError, match=re.escape(said)):
-        grammar_of(schema, words(["cat"]), 300)
+        grammar_of(generate_settings(json_schema=schema), words(["cat"]), 300)
 
 
 def test_what_cannot_be_held_to_a_schema_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     for file in (few_bytes(["cat"]), word_pieces("cat")):
         with pytest.raises(RecipeError, match="use a run"):
-            grammar_of(PET, load_tokenizer(file), 300)
+            grammar_of(generate_settings(json_schema=PET), load_tokenizer(file), 300)
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(RecipeError, match=re.escape("pip install 'unpad[schema]'")):
-        grammar_of(PET, words(["cat"]), 300)
+        grammar_of(generate_settings(json_schema=PET), words(["cat"]), 300)
 
 
 # --------------------------------------------------------------------------- choosing a token

@@ -4,15 +4,15 @@ import json
 import shutil
 from pathlib import Path
 
-import jinja2
 import pytest
-import tokenizers
 import torch
 import yaml
 
+from tests.helpers.llama_cpp import File, apart, llama_server
 from tests.interchange.theirs import text_of, their_reply
 from unpad.batching.batch import from_sequences
 from unpad.inference.loaded import load
+from unpad.interchange.gguf_file import missing_bos
 
 pytestmark = pytest.mark.slow
 
@@ -95,58 +95,42 @@ def test_a_recipe_trains_from_a_folder_or_a_run_and_both_begin_alike(theirs, tal
 # --------------------------------------------------------------------------- runs that were trained here
 
 
+SMALL = ["model.width=32", "model.hidden=64", "model.blocks=2", "model.heads=4", "model.kv_heads=4"]
+
+
 @pytest.mark.promise("models.exported")
+@pytest.mark.promise("models.gguf")
 @pytest.mark.parametrize(
-    ("recipe", "overrides", "kind"),
-    [
-        ("zh_chat", ["model.width=32", "model.hidden=48", "data.text=unpad:examples/zh/facts.jsonl"], "gpt2"),
-        (
-            "llm",
-            ["model.width=32", "model.hidden=48", "model.heads=4", "model.blocks=2", "tokenizer.vocab_size=300"],
-            "llama",
-        ),
-    ],
+    ("recipe", "overrides"),
+    [("zh_chat", ["model.activation=gelu_tanh"]), ("chat", []), ("llm", ["tokenizer.vocab_size=300"]), ("small", [])],
 )
-def test_what_packaged_recipes_train_is_written_for_a_family_that_holds_it(recipe, overrides, kind, unpad):
-    small = ["model.width=32", "model.hidden=48", "model.blocks=2", "train.max_steps=2"]
-    unpad("train", recipe, *small, *overrides, "--out", "runs/own")
-    assert unpad("export", "own", "x.onnx").code == 2
-    assert not Path("x.onnx").exists()
-    said = unpad("export", "own", "out").out
-    assert json.loads((Path("out") / "config.json").read_text())["model_type"] == kind
-    assert "its tokenizer, of " in said
+def test_what_packaged_recipes_of_texts_train_is_read_by_transformers_and_by_llama_cpp(recipe, overrides, unpad):
+    unpad("train", recipe, *SMALL, "train.max_steps=2", *overrides, "--out", "runs/own")
+    assert "its tokenizer, of " in unpad("export", "own", "out").out
+    said = unpad("export", "own", "own.gguf", "--type", "f32").out
+    assert ("model.activation=geglu_tanh trains that" in said) == (recipe != "zh_chat")
     ours, theirs = load("own"), transformers.AutoModelForCausalLM.from_pretrained("out").eval()
-    ids = ours.prompt_ids("李白写了什么？")
+    text = "李白写了什么？When are you open?"
+    ids = ours.prompt_ids(text)
     with torch.no_grad():
         got = ours.generator.logits(ours.model(from_sequences([[*ids, 0]])))
         expected = theirs(input_ids=torch.tensor([ids])).logits[0]
     assert float((got - expected).norm() / expected.norm()) < 1e-5
-    other = transformers.AutoTokenizer.from_pretrained("out")
-    assert other("李白写了什么？", add_special_tokens=False)["input_ids"] == ids[1:]
-    assert (other.bos_token_id, other.eos_token_id) == (ours.tokenizer.bos_id, ours.tokenizer.eos_id)
-
-
-def test_a_chat_recipe_is_written_for_llama_cpp_with_the_template_that_it_trained_with(unpad):
-    gguf = pytest.importorskip("gguf")
-    from tests.helpers import llama_cpp
-
-    small = ["model.width=32", "model.hidden=64", "model.heads=4", "model.kv_heads=2", "model.blocks=2"]
-    unpad("train", "chat", *small, "tokenizer.vocab_size=300", "train.max_steps=2", "--out", "runs/own")
-    said = unpad("export", "own", "own.gguf", "--type", "f32")
-    assert said.out.startswith("gemma, f32: ")
-    assert "model.activation=geglu_tanh trains that" in said.out
-    fields = {name: field.contents() for name, field in gguf.GGUFReader("own.gguf").fields.items()}
-    assert fields["tokenizer.ggml.add_bos_token"] is False
-    run, tokens = load("own"), fields["tokenizer.ggml.tokens"]
-    names = {f"{name}_token": tokens[fields[f"tokenizer.ggml.{name}_token_id"]] for name in ("bos", "eos")}
-    template = jinja2.Environment().from_string(fields["tokenizer.chat_template"])  # no mark of a training library
-    text = template.render(messages=[{"role": "user", "content": "Hi?"}], add_generation_prompt=True, **names)
-    ids = tokenizers.Tokenizer.from_str(run.tokenizer.plain_bytes().decode()).encode(text, add_special_tokens=False).ids
-    assert ids == run.prompt_ids("Hi?")
-    ids = run.prompt_ids("When are you open?")
-    with torch.no_grad():
-        expected = run.generator.logits(run.model(from_sequences([[*ids, 0]])))
-    assert float((llama_cpp.logits(Path("own.gguf"), ids) - expected).norm() / expected.norm()) < 1e-3
-    refused = unpad("export", "own", "again.gguf", "--family", "llama")
-    assert (refused.code, Path("again.gguf").exists()) == (2, False)
-    assert "a GGUF file has no family" in refused.err
+    library, file = transformers.AutoTokenizer.from_pretrained("out"), File(Path("own.gguf")).fields
+    assert (library.bos_token_id, library.eos_token_id) == (ours.tokenizer.bos_id, ours.tokenizer.eos_id)
+    asked = [{"role": "user", "content": text}]
+    with llama_server(Path("own.gguf")) as ask:
+        assert apart(ours.generator, ask, [ids, ids[:9]]) < 2e-3
+        if ours.recipe.data.converses:
+            assert library.apply_chat_template(asked, add_generation_prompt=True)["input_ids"] == ids
+            written = ask("/apply-template", messages=asked)["prompt"]
+            assert ask("/tokenize", content=written)["tokens"] == ids
+            assert f'TEMPLATE """{{{{ "{library.bos_token}" }}}}' in Path("own.Modelfile").read_text()
+        else:
+            assert library(text, add_special_tokens=False)["input_ids"] == ids[1:]
+            bos = missing_bos(ours.tokenizer, converses=False)
+            assert ask("/tokenize", content=bos + text, add_special=True)["tokens"] == ids
+            assert ("prompts have to" in said, bool(bos)) == (recipe == "small",) * 2
+    assert file["tokenizer.ggml.add_bos_token"] is not ours.recipe.data.converses
+    for words in (["again.gguf", "--family", "llama"], ["x.onnx"]):
+        assert (unpad("export", "own", *words).code, Path(words[0]).exists()) == (2, False)

@@ -9,7 +9,7 @@ import pytest
 from openai import NotFoundError, OpenAI
 
 from tests.helpers.families import Finished
-from tests.helpers.serving import Running
+from tests.helpers.serving import Running, running
 from unpad.data.sources.example import Turn
 from unpad.inference.chat import Conversation
 from unpad.inference.loaded import LoadedRun, generation_precision, load
@@ -61,6 +61,25 @@ def test_a_conversation_goes_on_as_in_chat(chats, run):
     messages = [("user", "小猫"), ("assistant", first), ("user", "为什么")]
     body = {"messages": [{"role": role, "content": said} for role, said in messages], "max_tokens": 4}
     assert chats.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"] == second
+
+
+def test_a_reply_that_has_begun_is_continued(chats, run):
+    asked = {"role": "user", "content": "小猫"}
+    whole = chats.post("/v1/chat/completions", {"messages": [asked], "max_tokens": 8}).json()["choices"][0]
+    said = whole["message"]["content"]
+    begun = run.tokenizer.decode(run.tokenizer.encode_batch([said])[0][:2])
+    body = {"messages": [asked, {"role": "assistant", "content": begun}], "max_tokens": 6}
+    assert begun + chats.post("/v1/chat/completions", body).json()["choices"][0]["message"]["content"] == said
+
+
+def test_a_request_without_a_seed_draws_anew_and_its_answer_tells_the_seed(chats, finished):
+    body = {"messages": [{"role": "user", "content": "小猫"}], "temperature": 1.0, "max_tokens": 12}
+    first, second = (chats.post("/v1/chat/completions", body).json() for _ in range(2))
+    assert first["unpad"]["seed"] != second["unpad"]["seed"]
+    again = chats.post("/v1/chat/completions", {**body, "seed": first["unpad"]["seed"]}).json()
+    assert again["choices"] == first["choices"]
+    with running(finished("conversations").run, seed=5) as made:
+        assert [made.post("/v1/chat/completions", body).json()["unpad"]["seed"] for _ in range(2)] == [5, 5]
 
 
 @pytest.mark.promise("serving.commands")

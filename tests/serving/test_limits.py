@@ -193,7 +193,7 @@ def test_what_a_page_of_another_site_can_send_unasked_is_no_request(chats, kind)
     ("path", "body", "param", "said"),
     [
         (CHAT, {**ASK, "temprature": 1}, "temprature", "did you mean temperature?"),
-        (CHAT, {"messages": []}, "messages", "empty"),
+        (CHAT, {"messages": []}, "messages", "no message of the user"),
         ("/v1/completions", {"prompt": [10**6]}, "prompt", "the model knows 0 to"),
         ("/v1/completions", {"prompt": [[1], [10**6]]}, "prompt[1]", "the model knows 0 to"),
         ("/v1/completions", {"prompt": "小" * 99}, "prompt", "the model's context is 64"),
@@ -214,6 +214,16 @@ def test_a_large_body_is_refused_before_it_is_read(strict):
     )
     error(chunked, 413, "request_too_large")
     assert chunked.headers["connection"] == "close"
+    long = strict.post(CHAT, {"messages": [{"role": "user", "content": "x" * 1900}]}, headers=BEARER)
+    assert "cannot fit into the context" in error(long, 400, "context_length_exceeded")["message"]
+
+
+def test_a_body_with_two_lengths_is_refused_and_ends_its_connection(chats):
+    head = "POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 2\r\n"
+    with chats.connect(f"{head}Transfer-Encoding: chunked\r\n\r\n2\r\n{{}}\r\n0\r\n\r\n".encode()) as connection:
+        said = received(connection)
+    assert said.startswith(b"HTTP/1.1 400")
+    assert b"send one of them" in said
 
 
 @pytest.mark.parametrize(

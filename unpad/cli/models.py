@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from unpad.cli.options import Debug, Json, Overrides, RunArgument, Sampling, System, check_run, load_torch, print_json
+from unpad.cli.options import (
+    Debug,
+    Engine,
+    Json,
+    Overrides,
+    RunArgument,
+    Sampling,
+    System,
+    check_run,
+    load_torch,
+    print_json,
+)
+from unpad.cli.serving import require_serve
 from unpad.errors import RecipeError
 from unpad.storage.paths import new_path, refuse_format, user_path
 from unpad.terminal.printing import print_lines, print_text
@@ -308,13 +321,18 @@ def generate(
 
     Each prompt draws with the next seed, unless seed= is given."""
     fields = [_generate_field(text) for text in settings or []]
-    beside, replaced = bool(prompt or heldout or system or schema or as_json), "--prompt, --heldout, --system, --schema"
-    _check_file(file, out, "prompts and system texts", f"{replaced} and --json", alone=not beside)
+    beside = bool(prompt or heldout or system or as_json)
+    _check_file(file, out, "prompts and system texts", "--prompt, --heldout, --system and --json", alone=not beside)
     check_run(run, fields, places=[place for place in (file, schema) if place is not None])
     from unpad.inference.loaded import load
     from unpad.inference.prompts import NO_PICTURE, gives_seed, prompt_warning, system_note
 
     loaded = load(run, fields)
+    if schema is not None:
+        from unpad.inference.generate import with_schema
+
+        shaped = with_schema(loaded.recipe.generate, schema, loaded.tokenizer, loaded.generator.vocab_size)
+        loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"generate": shaped}))
     remarks = NO_PICTURE if loaded.recipe.data.vqa else "", system_note(loaded.num_system) if system else ""
     print_lines([f"note: {remark}" for remark in remarks if remark], to_errors=True)
     if file is not None and out is not None:
@@ -329,24 +347,20 @@ def generate(
         texts = heldout_openings(loaded, heldout)
     else:
         texts = prompt or [line.rstrip("\n") for line in sys.stdin if line.strip()]
-    prompts, shape = [loaded.prompt(text, system) for text in texts], None
-    if schema is not None:
-        from unpad.inference.generate import read_schema
-
-        shape = read_schema(schema, loaded.tokenizer, loaded.generator.vocab_size)
+    prompts = [loaded.prompt(text, system) for text in texts]
     for one in prompts:
         if warning := prompt_warning(one.lost):
             print_lines([warning], to_errors=True)
     is_asked = any(field.startswith("generate.max_new_tokens=") for field in fields)
     asked = {"max_new_tokens": loaded.recipe.generate.max_new_tokens} if is_asked else {}
     if len(prompts) == 1 and not as_json:
-        for piece in loaded.stream(texts[0], system=system, schema=shape, **asked):
+        for piece in loaded.stream(texts[0], system=system, **asked):
             print_text(piece)
         print_text("\n")
         return
     seed = loaded.recipe.generate.seed
     seeds = [seed + (0 if gives_seed(fields) else index) for index in range(len(prompts))]
-    replies = loaded.replies(prompts, seeds, shape, **asked)
+    replies = loaded.replies(prompts, seeds, **asked)
     if as_json:
         print_json([reply.to_json() for reply in replies])
         return
@@ -365,14 +379,26 @@ def _check_file(file: Path | None, out: Path | None, holds: str, replaces: str, 
 
 
 @verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")
-def chat(run: RunArgument, settings: Sampling = None, system: System = "", debug: Debug = False) -> None:
+def chat(
+    run: RunArgument, settings: Sampling = None, system: System = "", engine: Engine = "unpad", debug: Debug = False
+) -> None:
     """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input, its line
     breaks as \\n."""
     fields = [_generate_field(text) for text in settings or []]
     check_run(run, fields)
     from unpad.inference.chat import chat_with_run
+    from unpad.inference.loaded import load
+    from unpad.inference.prompts import gives_seed
 
-    chat_with_run(run, fields, system)
+    loaded, advances = load(run, fields), not gives_seed(fields)
+    if engine == "unpad":
+        chat_with_run(loaded, advances, system)
+        return
+    require_serve()
+    from unpad.serving.llama import Llama
+
+    with Llama(engine).conversing(loaded) as answer:
+        chat_with_run(loaded, advances, system, answer)
 
 
 def _generate_field(text: str) -> str:

@@ -77,6 +77,9 @@ Sampling = Annotated[
     list[str] | None, typer.Argument(metavar="[key=value ...]", help="Sampling fields.", autocompletion=sampling_words)
 ]
 System = Annotated[str, typer.Option(help="System text before the conversation.")]
+Engine = Annotated[
+    str, typer.Option(help="What computes answers: unpad, llama.cpp (of texts alone), or the path of a llama-server.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Also print shapes, sums and skipped items.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Print tracebacks of errors.", callback=_debug)]

@@ -1,19 +1,23 @@
 """The verb that puts a run behind HTTP."""
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from unpad.cli.options import Debug, RunArgument, check_run
+from unpad.cli.options import Debug, Engine, RunArgument, check_run
 from unpad.storage.paths import user_path
 
 verbs = typer.Typer()
 NEEDED = ("starlette", "uvicorn", "prometheus_client")  # of the extra `serve`
+# Arguments that llama.cpp's server has too.
+OF_LLAMA = {"run", "host", "port", "name", "rows", "token_file", "no_token", "threads", "engine", "weights", "debug"}
 
 
 @verbs.command(epilog="Example: unpad serve demo    then open http://127.0.0.1:8000")
 def serve(
+    context: typer.Context,
     run: RunArgument,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 for a free one.")] = 8000,
@@ -41,10 +45,21 @@ def serve(
     allow_origin: Annotated[
         list[str] | None, typer.Option(help="Origin of a page that may ask, such as https://a.org; may be repeated.")
     ] = None,
+    threads: Annotated[
+        int | None, typer.Option(min=1, help="Threads of products; default 1 for small models, else all cores.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=2**31 - 1, help="Of requests that give none; default a new one for each.")
+    ] = None,
+    engine: Engine = "unpad",
+    weights: Annotated[
+        Literal["f32", "f16", "q8_0", "q4_0"], typer.Option(help="Type of the matrices for llama.cpp.")
+    ] = "f16",
     no_page: Annotated[bool, typer.Option("--no-page", help="Show no page at /.")] = False,
     debug: Debug = False,
 ) -> None:
     """Serve a run: a page to talk to it, and OpenAI's protocol for programs. Ctrl-C ends it after open answers."""
+    refuse_given(context, ("weights",) if engine == "unpad" else set(context.params) - OF_LLAMA, engine)
     require_serve()
     from unpad.serving.limits import MIB, Limits, check_origins, check_reach, read_tokens
 
@@ -66,8 +81,27 @@ def serve(
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
     )
-    opening = RunOpening(run, name, rows, None if memory is None else memory * MIB, piece)
+    opening = RunOpening(run, name, rows, None if memory is None else memory * MIB, piece, threads, seed)
+    if engine != "unpad":
+        from unpad.serving.llama import Llama, serve_llama
+
+        serve_llama(Llama(engine, weights), opening, limits, port)
+        return
     serve_run(opening, limits, Listening(port, drain, not no_page))
+
+
+def refuse_given(context: typer.Context, names: Collection[str], engine: str) -> None:
+    """Refuse options on the command line that an engine does not have.
+
+    Raises:
+        RecipeError: names the first.
+    """
+    from unpad.errors import RecipeError
+
+    for name in names:
+        if (source := context.get_parameter_source(name)) is not None and source.name == "COMMANDLINE":
+            option = f"--{name.replace('_', '-')}"
+            raise RecipeError(f"the engine {engine} has no {option}", where=option, fix="leave it out, or --engine")
 
 
 def missing_for_serve() -> list[str]:

@@ -15,8 +15,8 @@ from unpad.data.tokens.tokenizer import Tokenizer
 from unpad.errors import RecipeError, UnpadError, nearest
 from unpad.inference.engine import Engine
 from unpad.inference.generate import stream, until
-from unpad.inference.loaded import generation_precision, load
-from unpad.inference.prompts import check_system, gives_seed, lost_of, plain_note, prompt_warning, system_note
+from unpad.inference.loaded import LoadedRun, generation_precision
+from unpad.inference.prompts import check_system, lost_of, plain_note, prompt_warning, system_note
 from unpad.models.contract import Generates
 from unpad.nn.precision import Precision
 from unpad.recipes.data import Template
@@ -34,6 +34,7 @@ COMMANDS = {
     "/quit": "leave, as Ctrl-D does; Ctrl-C stops a reply",
 }
 NAMES = [command.split()[0] for command in COMMANDS]
+Answer = Callable[[Sequence[int], int], Generator[str, None, None]]  # of token ids and a seed, piece by piece
 
 
 def fit(
@@ -79,6 +80,7 @@ class Conversation:
     Args:
         system: first turn, which trimming and `clear` leave in place.
         advance_seed: whether every reply draws with the next seed; if not, all draw with that of the settings.
+        answer: continues a prompt where the model itself does not.
 
     `num_forgotten` counts the turns of the history that did not fit into the last prompt; `lost` has the characters of
     the last message that the tokenizer lost.
@@ -94,10 +96,12 @@ class Conversation:
         precision: Precision = "fp32",
         system: str = "",
         advance_seed: bool = True,
+        answer: Answer | None = None,
     ) -> None:
-        self._model, self._tokenizer, self._template, self._settings = model, tokenizer, template, settings
-        self._precision, self._advance_seed = precision, advance_seed
-        self._engine = Engine(model, precision=precision)  # keeps the conversation so far, but for the last reply
+        self._tokenizer, self._template, self._settings = tokenizer, template, settings
+        self._longest, self._advance_seed = model.config.longest, advance_seed
+        engine = Engine(model, precision=precision)  # keeps the conversation so far, but for the last reply
+        self._answer = answer or (lambda ids, seed: stream(model, tokenizer, ids, settings, precision, seed, engine))
         self._opening = [Turn("system", system)] if system else []
         self._saved: set[Path] = set()
         self._num_replies = 0
@@ -125,14 +129,13 @@ class Conversation:
         Raises:
             RecipeError: the message alone exceeds the model's context.
         """
-        longest = self._model.config.longest
         turns = [*self.history, Turn("user", text)]
-        reserve = room_for_reply(self._settings, longest)
-        ids, self.num_forgotten = fit(turns, self._template, self._tokenizer, longest, reserve)
+        reserve = room_for_reply(self._settings, self._longest)
+        ids, self.num_forgotten = fit(turns, self._template, self._tokenizer, self._longest, reserve)
         self.lost = lost_of(self._tokenizer, [text])
         seed = self._settings.seed + (self._num_replies if self._advance_seed else 0)
         self._num_replies += 1
-        pieces = stream(self._model, self._tokenizer, ids, self._settings, self._precision, seed, self._engine)
+        pieces = self._answer(ids, seed)
         said = ""
         try:
             with closing(pieces):  # frees the row where the text ends early
@@ -263,15 +266,15 @@ class Terminal:
             self.write("(the oldest messages no longer fit into the model's context and are left out)\n")
 
 
-def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
+def chat_with_run(run: LoadedRun, advances: bool, system: str = "", answer: Answer | None = None) -> None:
     """Chat with a run at the terminal, or answer the lines of the standard input.
 
-    Replies draw with the recipe's seed, the next one after it, and so on, unless `overrides` give a seed.
+    Args:
+        advances, answer: as `advance_seed` and `answer` of `Conversation`.
 
     Raises:
         RecipeError: the run reads no system text, and `system` is one.
     """
-    run = load(name, overrides)
 
     def check(text: str) -> str:
         check_system(run.recipe, run.tokenizer, text)
@@ -283,9 +286,9 @@ def chat_with_run(name: str, overrides: list[str], system: str = "") -> None:
     for remark in (plain_note(run.recipe), check(system)):
         if remark:
             warn(f"note: {remark}")
-    template, settings, advances = run.recipe.data.template, run.recipe.generate, not gives_seed(overrides)
-    precision = generation_precision(settings)
+    template, settings = run.recipe.data.template, run.recipe.generate
     conversation = Conversation(
-        run.generator, run.tokenizer, template, settings, precision=precision, system=system, advance_seed=advances
-    )
+        run.generator, run.tokenizer, template, settings, precision=generation_precision(settings), system=system,
+        advance_seed=advances, answer=answer,
+    )  # fmt: skip
     Terminal(conversation, input, print_text, sys.stdin.isatty(), warn, check).run()

@@ -251,9 +251,9 @@ def check(model: Generates, prompts: Sequence[Sequence[int]], settings: Generate
     if settings.beams > 1 and settings.temperature > GREEDY_BELOW:
         what = f"beams={settings.beams} search for the best text, temperature={settings.temperature} draws one"
         raise RecipeError(what, where="generate", fix="set generate.temperature=0 or generate.beams=1")
-    if settings.beams > 1 and (settings.presence_penalty or settings.frequency_penalty):
-        what = "beams know no penalty but repetition_penalty"
-        raise RecipeError(what, where="generate", fix="set generate.beams=1, or leave the others 0")
+    if settings.beams > 1 and (settings.presence_penalty or settings.frequency_penalty or settings.json_schema):
+        what = "beams know no schema, and no penalty but repetition_penalty"
+        raise RecipeError(what, where="generate", fix="set generate.beams=1, or leave the others out")
     for position, prompt in enumerate(prompts):
         where = f"prompt {position}"
         if not len(prompt):

@@ -7,12 +7,12 @@ its own seed and content, and a finished sequence leaves the batch. See `engine`
 import json
 import math
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import itemgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -71,21 +71,15 @@ class Continuing:
 
     @staticmethod
     def of(
-        model: Generates,
-        tokenizer: Tokenizer,
-        settings: GenerateSettings,
-        precision: Precision = "fp32",
-        schema: Mapping[str, Any] | None = None,
+        model: Generates, tokenizer: Tokenizer, settings: GenerateSettings, precision: Precision = "fp32"
     ) -> "Continuing":
         """As a tokenizer has it: up to its stop tokens, without control tokens and parts of characters.
 
         Raises:
-            RecipeError: as `grammar_of`, given a schema; beams with one.
+            RecipeError: as `grammar_of`.
         """
         stops, banned = sorted(tokenizer.stop_ids), engines.banned_ids(model, tokenizer)
-        if schema is not None and settings.beams > 1:
-            raise RecipeError("beams know no schema", where="generate.beams", fix="set generate.beams=1")
-        grammar = None if schema is None else grammar_of(schema, tokenizer, model.vocab_size)
+        grammar = grammar_of(settings, tokenizer, model.vocab_size)
         return Continuing(model, settings, stops, banned, precision, engines.spelling_of(model, tokenizer), grammar)
 
     def request(self, prompt: Sequence[int] | RaggedBatch, seed: int | None = None) -> Request:
@@ -160,10 +154,9 @@ def complete(
     settings: GenerateSettings,
     precision: Precision = "fp32",
     seeds: Sequence[int] | None = None,
-    schema: Mapping[str, Any] | None = None,
 ) -> list[Completion]:
-    """Continue every prompt, by a JSON Schema if there is one. Raises as `Continuing.all` and `of` do."""
-    made = Continuing.of(model, tokenizer, settings, precision, schema).all(prompts, seeds)
+    """Continue every prompt. Raises as `Continuing.all` and `of` do."""
+    made = Continuing.of(model, tokenizer, settings, precision).all(prompts, seeds)
     return [Completion(ids, tokenizer.decode(ids), finished) for ids, finished in made]
 
 
@@ -175,19 +168,16 @@ def stream(
     precision: Precision = "fp32",
     seed: int | None = None,
     engine: Engine | None = None,
-    schema: Mapping[str, Any] | None = None,
 ) -> Generator[str, None, None]:
     """Yield the continuation of one prompt as it is generated, never splitting a character. Raises as
     `Continuing.all` and `of` do.
 
     Args:
         seed: of the draws; default settings.seed.
-        schema: JSON Schema of the continuation.
         engine: of this model and precision, with nothing to do; it may keep the beginnings of earlier prompts.
     """
     decoder = DecodeStream(tokenizer)
-    way = Continuing.of(model, tokenizer, settings, precision, schema)
-    for token in way.tokens(prompt_ids, seed, engine):
+    for token in Continuing.of(model, tokenizer, settings, precision).tokens(prompt_ids, seed, engine):
         if text := decoder.push(token):
             yield text
     if text := decoder.flush():
@@ -244,8 +234,8 @@ def _begun(text: str, stop: str) -> int:
 # --------------------------------------------------------------------------- schemas
 
 
-def grammar_of(schema: Mapping[str, Any], tokenizer: Tokenizer, num_ids: int) -> "LLMatcher":
-    """What an answer may be that is JSON of a schema, as a request has it.
+def grammar_of(settings: GenerateSettings, tokenizer: Tokenizer, num_ids: int) -> "LLMatcher | None":
+    """What an answer may be that is JSON of the schema of its settings, as a request has it; None without a schema.
 
     Args:
         num_ids: of the model.
@@ -254,11 +244,13 @@ def grammar_of(schema: Mapping[str, Any], tokenizer: Tokenizer, num_ids: int) ->
         RecipeError: the extra is not installed, it knows not all of the schema, or the schema or a step of it exceeds a
             bound, by which no schema holds up other requests.
     """
+    if settings.json_schema is None:
+        return None
     try:
         from llguidance import LLMatcher, LLParserLimits
     except ImportError:
         raise RecipeError("a schema needs llguidance", fix="pip install 'unpad[schema]'") from None
-    text = json.dumps(schema, ensure_ascii=False)
+    text = json.dumps(settings.json_schema, ensure_ascii=False)
     if len(text) > MOST_SCHEMA:
         what = f"the schema has {len(text):,} characters, and at most {MOST_SCHEMA:,} are read"
         raise RecipeError(what, fix="leave descriptions out, or ask in parts")
@@ -278,8 +270,8 @@ def grammar_of(schema: Mapping[str, Any], tokenizer: Tokenizer, num_ids: int) ->
     return grammar
 
 
-def read_schema(path: Path, tokenizer: Tokenizer, num_ids: int) -> dict[str, Any]:
-    """The JSON Schema of a file.
+def with_schema(settings: GenerateSettings, path: Path, tokenizer: Tokenizer, num_ids: int) -> GenerateSettings:
+    """Settings with the JSON Schema of a file.
 
     Raises:
         SourceError: it is no JSON object; names the line.
@@ -294,14 +286,15 @@ def read_schema(path: Path, tokenizer: Tokenizer, num_ids: int) -> dict[str, Any
         raise SourceError(f"the schema is not JSON: {error}", where=f"{path}:{line}", fix=fix) from None
     if type(schema) is not dict:
         raise SourceError("the schema is no object", where=str(path), fix=fix)
+    settings = settings.model_copy(update={"json_schema": schema})
     try:
-        grammar_of(schema, tokenizer, num_ids)
+        grammar_of(settings, tokenizer, num_ids)
     except RecipeError as error:
         text, word = content.decode(errors="replace"), re.search(r'"[^"]+"', error.what)
         place = text.find(word[0]) if word else -1
         line = "" if place < 0 else f":{text.count(chr(10), 0, place) + 1}"
         raise RecipeError(error.what, where=f"{path}{line}", fix=error.fix) from None
-    return schema
+    return settings
 
 
 @lru_cache(2)

@@ -82,13 +82,7 @@ class LoadedRun:
             raise RecipeError(what, where=str(self.folder), fix=fix.format(run=self.folder))
 
     def generate(
-        self,
-        prompts: Sequence[str],
-        *,
-        system: str = "",
-        seeds: Sequence[int] | None = None,
-        schema: Mapping[str, Any] | None = None,
-        **settings: Any,
+        self, prompts: Sequence[str], *, system: str = "", seeds: Sequence[int] | None = None, **settings: Any
     ) -> list[str]:
         """Continue plain texts, or answer questions when the run was trained on conversations.
 
@@ -96,7 +90,6 @@ class LoadedRun:
             prompts: texts of any lengths; a prompt gets what it would get alone.
             system: system text before every question.
             seeds: seed of each prompt's draws; default `seed` of the settings for all.
-            schema: JSON Schema of the replies.
             settings: fields of the recipe's `generate` section, such as temperature=0.8.
 
         Raises:
@@ -106,15 +99,9 @@ class LoadedRun:
         if isinstance(prompts, str):
             raise RecipeError("prompts is one string", fix="give a list of prompts")
         encoded = [self.prompt(text, system) for text in prompts]
-        return [reply.text for reply in self.replies(encoded, seeds, schema, **settings)]
+        return [reply.text for reply in self.replies(encoded, seeds, **settings)]
 
-    def replies(
-        self,
-        prompts: Sequence[Prompt],
-        seeds: Sequence[int] | None = None,
-        schema: Mapping[str, Any] | None = None,
-        **settings: Any,
-    ) -> list[Reply]:
+    def replies(self, prompts: Sequence[Prompt], seeds: Sequence[int] | None = None, **settings: Any) -> list[Reply]:
         """Continue prompts as `generate` does, and say how each continuation ended."""
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
         seeds = [chosen.seed] * len(prompts) if seeds is None else seeds
@@ -123,7 +110,7 @@ class LoadedRun:
             raise RecipeError(what, fix="give one per prompt")
         ids, precision = [prompt.ids for prompt in prompts], generation_precision(chosen)
         self._check_room(ids, settings)
-        made = complete(self.generator, self.tokenizer, ids, chosen, precision, seeds, schema)
+        made = complete(self.generator, self.tokenizer, ids, chosen, precision, seeds)
         return [
             Reply(prompt, one.text, len(one.ids), one.finished, seed)
             for prompt, one, seed in zip(prompts, made, seeds, strict=True)
@@ -233,14 +220,12 @@ class LoadedRun:
                 found[name].update(ids[i] for i in np.flatnonzero(one.table.split == split).tolist())
         return found
 
-    def stream(
-        self, prompt: str, *, system: str = "", schema: Mapping[str, Any] | None = None, **settings: Any
-    ) -> Iterator[str]:
+    def stream(self, prompt: str, *, system: str = "", **settings: Any) -> Iterator[str]:
         """Yield the continuation of one prompt as it is generated, whole characters only."""
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
         ids = self.prompt(prompt, system).ids
         self._check_room([ids], settings)
-        return stream(self.generator, self.tokenizer, ids, chosen, generation_precision(chosen), schema=schema)
+        return stream(self.generator, self.tokenizer, ids, chosen, generation_precision(chosen))
 
     def _check_room(self, prompts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> None:
         """Refuse a `max_new_tokens` that was asked for and has no room; a default ends where the context does."""

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from unpad import storage
 from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer
+from unpad.data.tokens.words import BYTES
 from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.models.contract import Model
 from unpad.models.decoder import Config, Decoder
@@ -121,7 +122,7 @@ def architecture_of(config: Config, out: str) -> str:
         reasons.setdefault(advice, f"{reason} (not in {name})")
     shown = list(reasons.items())[:MOST_NEAR]
     what = f"llama.cpp has no architecture that computes this model: {'; '.join(reason for _, reason in shown)}"
-    fix = f"train with {', or '.join(advice for advice, _ in shown)}; or export a folder"
+    fix = f"unpad train RECIPE {', or '.join(advice for advice, _ in shown)}; or export a folder"
     raise CheckpointError(what, where=out, fix=fix)
 
 
@@ -319,10 +320,11 @@ def save_gguf(model: Model, tokenizer: Tokenizer, out: Path, kind: str, template
     storage.make_folder(out.parent)
     storage.write_atomic(out, data)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    remark = approximation(model.config)
+    bos = missing_bos(tokenizer, converses=template is not None)
+    begin = f"note: llama.cpp begins no text with {bos}: prompts have to" if bos else ""
     return [
         f"{name}, {kind}: {parameters:,} parameters, {len(data):,} bytes",
-        *([remark] if remark else []),
+        *filter(None, (approximation(model.config), begin)),
         f"written to {out}",
     ]
 
@@ -337,43 +339,73 @@ def _type_of(name: str, tensor: Tensor, kind: str) -> str:
 
 
 def _write_tokenizer(writer: "GGUFWriter", tokenizer: Tokenizer, rows: int, template: str | None, out: Path) -> None:
-    """Write a byte-level tokenizer, with a vocabulary filled up to the rows of the model.
+    """Write a tokenizer of bytes, with a vocabulary filled up to the rows of the model.
+
+    Words, encoded by the longest match over bytes, are what llama.cpp calls "rwkv". It also matches marks of roles that
+    a user types.
 
     Raises:
         CheckpointError: llama.cpp does not know such a tokenizer; names its features.
     """
-    if not isinstance(tokenizer, LibraryTokenizer) or tokenizer.kind == "words":
-        what = "a tokenizer of words is not written for llama.cpp"
-        raise CheckpointError(what, where=str(out), fix="train with tokenizer.kind=bpe, or export a folder")
+    if not isinstance(tokenizer, LibraryTokenizer):
+        what = "words that are cut as earlier versions did are not written for llama.cpp"
+        raise CheckpointError(what, where=str(out), fix="train again, or export a folder")
     fields = json.loads(tokenizer.plain_bytes())
-    model, kind = fields["model"], fields["model"].get("type")
-    expression = _pattern(fields.get("pre_tokenizer"))
-    pattern = None if expression is None else PATTERNS.get(expression)
-    if kind != "BPE" or pattern is None or tokenizer.pieces is None:
-        what = f"a tokenizer of type {kind} that cuts texts in another way than " + ", ".join(PATTERNS.values())
-        raise CheckpointError(f"{what} is not covered", where=str(out), fix=OWN_SCRIPT)
-    if fields.get("normalizer") not in (None, {"type": "NFC"}):
-        what = f"the tokenizer's normalizer {fields['normalizer']['type']} is not covered; expected none or NFC"
-        raise CheckpointError(what, where=str(out), fix=OWN_SCRIPT)
+    added = {one["id"]: one for one in fields.get("added_tokens") or []}
     tokens, types = [f"<unused{id}>" for id in range(rows)], [UNUSED] * rows
-    for token, id in model["vocab"].items():
+    for token, id in fields["model"]["vocab"].items():
         tokens[id], types[id] = token, NORMAL
-    for added in fields.get("added_tokens") or []:
-        tokens[added["id"]] = added["content"]
-        types[added["id"]] = CONTROL if added["special"] else USER_DEFINED
+    for id, one in added.items():
+        tokens[id], types[id] = one["content"], CONTROL if one["special"] else USER_DEFINED
+    if tokenizer.kind == "words":
+        tokens = [_escaped(token) if kind == NORMAL else token for token, kind in zip(tokens, types, strict=True)]
+        writer.add_tokenizer_model("rwkv")
+    else:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(_known_pattern(fields, tokenizer, out))
+        merges = fields["model"]["merges"]
+        writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in merges])
     if template is None and tokenizer.chat is not None:
         template = tokenizer.chat.source
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre(pattern)
     writer.add_token_list(tokens)
     writer.add_token_types(types)
-    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
     writer.add_bos_token_id(tokenizer.bos_id)
     writer.add_eos_token_id(tokenizer.eos_id)
     writer.add_pad_token_id(tokenizer.pad_id)
     writer.add_add_bos_token(template is None)  # a chat template writes its own
     if template is not None:
         writer.add_chat_template(template)
+
+
+def missing_bos(tokenizer: Tokenizer, *, converses: bool) -> str:
+    """The text of BOS where llama.cpp does not put it before a text, as it does not before words; "" elsewhere."""
+    if converses or not isinstance(tokenizer, LibraryTokenizer) or tokenizer.kind != "words":
+        return ""
+    return tokenizer.special_names()["bos_token"]
+
+
+def _escaped(token: str) -> str:
+    r"""A token in letters that stand for bytes, as `\xNN` of what is not printable ASCII."""
+    values = (BYTES[letter] for letter in token)
+    return "".join(chr(byte) if 33 <= byte < 127 and byte != 92 else rf"\x{byte:02x}" for byte in values)
+
+
+def _known_pattern(fields: Mapping[str, Any], tokenizer: LibraryTokenizer, out: Path) -> str:
+    """llama.cpp's name of the pattern by which a byte-level tokenizer cuts texts.
+
+    Raises:
+        CheckpointError: it knows none, or the tokenizer is of another type; names its features.
+    """
+    kind, normalizer = fields["model"].get("type"), fields.get("normalizer")
+    expression = _pattern(fields.get("pre_tokenizer"))
+    pattern = None if expression is None else PATTERNS.get(expression)
+    if kind != "BPE" or pattern is None or tokenizer.pieces is None:
+        what = f"a tokenizer of type {kind} that cuts texts in another way than " + ", ".join(PATTERNS.values())
+        raise CheckpointError(f"{what} is not covered", where=str(out), fix=OWN_SCRIPT)
+    if normalizer not in (None, {"type": "NFC"}):
+        what = f"the tokenizer's normalizer {normalizer['type']} is not covered; expected none or NFC"
+        raise CheckpointError(what, where=str(out), fix=OWN_SCRIPT)
+    return pattern
 
 
 def _pattern(given: Mapping[str, Any] | None) -> str | None:

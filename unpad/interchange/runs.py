@@ -17,7 +17,7 @@ from unpad.data.tokens.tokenizer import LibraryTokenizer, Tokenizer, kept_tokeni
 from unpad.errors import CheckpointError, RecipeError, SourceError, nearest
 from unpad.interchange.families import FAMILIES, family_of
 from unpad.interchange.folder import CONFIG, Architecture, Fields, Table, load_model, read_json_files, save_model
-from unpad.interchange.gguf_file import save_gguf
+from unpad.interchange.gguf_file import missing_bos, save_gguf
 from unpad.interchange.hub import download_model, is_hub_name
 from unpad.interchange.origin import TOKENIZER, folder_of, folder_recipe, origin_files
 from unpad.models import build_model, model_config
@@ -233,7 +233,38 @@ def export_gguf(name: str, out: Path, kind: str | None, precision: str) -> list[
         raise RecipeError(what, where=name, fix=COPY)
     made_here = not run.kept and run.recipe.data.converses
     template = prefix_template(run.recipe.data.template, marks=False) if made_here else None
-    return save_gguf(run.model, run.tokenizer, out, precision, template)
+    said = save_gguf(run.model, run.tokenizer, out, precision, template)
+    described = out.with_suffix(".Modelfile")
+    storage.write_atomic(described, _modelfile(out.name, run.recipe, run.model.config.longest, run.tokenizer, template))
+    return [*said, f"for Ollama: ollama create {out.stem} -f {described}"]
+
+
+# Ollama's form of conversations by prefixes, in Go's templates: texts take the places of names in capitals.
+CONVERSATION = (
+    "{{ BOS }}{{ range $place, $_ := .Messages }}{{ if $place }}{{ SEPARATOR }}{{ end }}"
+    '{{ if eq .Role "system" }}{{ SYSTEM }}{{ .Content }}{{ else if eq .Role "user" }}{{ USER }}{{ .Content }}'
+    "{{ else }}{{ ASSISTANT }}{{ .Content }}{{ EOS }}{{ end }}{{ end }}{{ SEPARATOR }}{{ ASSISTANT }}"
+)
+
+
+def _modelfile(file: str, recipe: Recipe, longest: int, tokenizer: Tokenizer, template: str | None) -> str:
+    """Ollama's description of a file: settings of the run, and the form of texts where the file does not say it.
+
+    Args:
+        longest: tokens that the model reads at most.
+        template: of conversations by prefixes; None: Ollama takes what the file has.
+    """
+    settings, names = recipe.generate, tokenizer.special_names() if isinstance(tokenizer, LibraryTokenizer) else {}
+    form = CONVERSATION if template else "{{ BOS }}{{ .Prompt }}" if missing_bos(tokenizer, converses=False) else ""
+    texts = {"BOS": names.get("bos_token"), "EOS": names.get("eos_token"), **recipe.data.template.model_dump()}
+    for name, text in texts.items():
+        form = form.replace(f"{{{{ {name.upper()} }}}}", f"{{{{ {json.dumps(text, ensure_ascii=False)} }}}}")
+    parameters = {
+        "num_ctx": longest, "num_predict": settings.max_new_tokens, "temperature": settings.temperature,
+        "top_k": settings.top_k, "top_p": settings.top_p, "repeat_penalty": settings.repetition_penalty,
+    }  # fmt: skip
+    lines = [f"FROM ./{file}", *(f"PARAMETER {name} {value}" for name, value in parameters.items())]
+    return "\n".join([*lines, *([f'TEMPLATE """{form}"""'] if form else []), ""])
 
 
 def export_adapter(name: str, out: Path, kind: str | None = None) -> list[str]:

@@ -386,6 +386,8 @@ class GenerateSettings(Section):
     """Taken from scores of the reply's tokens."""
     frequency_penalty: float = Field(0.0, ge=-100, le=100)
     """Taken once for each occurrence."""
+    json_schema: dict[str, Any] | None = None
+    """JSON Schema of the replies; needs the extra `schema`."""
     beams: int = Field(1, ge=1, le=64)
     """Width of the beam search; 1 is off."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

@@ -172,10 +172,14 @@ async def read_body(http: Request, limits: Limits, most: int) -> bytes:
     """The body of a request, of at most so many bytes.
 
     Raises:
-        RequestError: 413 if it is too large, 408 if it does not arrive in time; the connection is closed after both.
+        RequestError: 413 if it is too large, 408 if it does not arrive in time, 400 if it has two lengths, as proxies
+            may take the other one; the connection is closed after each.
         ClientDisconnect: the client left.
     """
     given = http.headers.get("content-length", "")
+    if given and "transfer-encoding" in http.headers:
+        what = "the body has a Content-Length and chunks: send one of them"
+        raise RequestError(what, headers={"Connection": "close"})
     if given.isdecimal() and int(given) > most:
         raise _too_large(most)
     content = bytearray()

@@ -70,17 +70,13 @@ def classes_of(run: LoadedRun, images: Sequence[ReadImage]) -> list[Answer]:
     return list(classify_read(run, images, ALL))
 
 
-def top_of(answer: Answer, number: int) -> list[dict[str, Any]]:
-    """The likeliest classes of an image, as clients of Hugging Face read them."""
-    return [{"label": name, "score": p} for name, p in answer.top[:number]]
-
-
 def detailed(answer: Answer | ImageError, number: int) -> dict[str, Any]:
-    """The likeliest classes of an image with what is doubtful about it."""
+    """The likeliest classes of an image, as clients of Hugging Face read them, with what is doubtful about it."""
     if isinstance(answer, ImageError):
         return {"top": [], "notes": [], "mark": "", "fault": f"{answer.code} {answer.what}; {answer.fix}"}
     notes = [NOTES[note] for note in answer.notes]
-    return {"top": top_of(answer, number), "notes": notes, "mark": answer.mark, "fault": ""}
+    top = [{"label": name, "score": p} for name, p in answer.top[:number]]
+    return {"top": top, "notes": notes, "mark": answer.mark, "fault": ""}
 
 
 def kept_patches(run: LoadedRun, batch: RaggedBatch, grid: tuple[int, int]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, PlainValidator, ValidationError, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from unpad.data.sources.chat import ROLES, Role, out_of_turn
+from unpad.data.sources.chat import ROLES, Role
 from unpad.data.sources.faults import RowFault
 from unpad.data.sources.json_rows import StrictDecoder
 from unpad.errors import UnpadError, nearest
@@ -31,7 +31,8 @@ SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_pen
 TOP_CLASSES = 5  # as `unpad infer` shows
 MOST_LIKELIEST_CHAT, MOST_LIKELIEST_TEXT = 20, 5
 MOST_NEW = 2**31 - 1
-LARGEST_SEED = 2**31 - 1  # as for `unpad generate`
+SEEDS = 2**31  # as for `unpad generate`; larger ones of clients are taken modulo it
+OTHER_ENGINE = "start the server with --engine llama.cpp, which supports it"
 SHOWN = 60  # characters of a refused value in a message
 DONE = b"data: [DONE]\n\n"
 # Reasons of the engine, as clients know them.
@@ -193,10 +194,18 @@ def neutral(value: Any, advice: str = "leave it out") -> PlainValidator:
     return PlainValidator(read)
 
 
+def _minus_one(value: Any) -> Any:
+    """Null for -1, as other programs write "any"."""
+    return None if value == -1 and type(value) is int else value
+
+
 # Nothing is promised by fields of these kinds, so they are not kept.
 DROPPED = AfterValidator(lambda value: None)
 AnyText = Annotated[str | None, DROPPED]
 OnlyNone = Annotated[Literal["none"] | None, DROPPED]
+NoTools = Annotated[Literal["none", "auto"] | None, DROPPED]
+Seed = Annotated[int, Field(ge=0, lt=2**64), AfterValidator(lambda seed: seed % SEEDS)]
+Number = Annotated[Annotated[int, Field(ge=1, le=MOST_NEW)] | None, BeforeValidator(_minus_one)]
 Null = Annotated[None, neutral(None)]
 
 
@@ -266,7 +275,7 @@ class TokensAsk(Body):
     logit_bias: Annotated[dict[int, float], PlainValidator(_biases)] = {}
     ignore_eos: bool = False
     response_format: Annotated[dict[str, Any] | None, PlainValidator(_schema)] = None
-    seed: Annotated[int | None, Field(ge=0, le=LARGEST_SEED)] = None
+    seed: Annotated[Seed | None, BeforeValidator(_minus_one)] = None
     stop: Annotated[list[Any], Field(max_length=MOST_ANSWERS), BeforeValidator(_as_list), AfterValidator(_stops)] = []
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
     stream: bool = False
@@ -279,15 +288,15 @@ class TokensAsk(Body):
     safety_identifier: AnyText = None
     prompt_cache_key: AnyText = None
     parallel_tool_calls: Annotated[bool | None, DROPPED] = None
-    tool_choice: OnlyNone = None
+    tool_choice: NoTools = None
     function_call: OnlyNone = None
     reasoning_effort: OnlyNone = None
     verbosity: AnyText = None
     # not supported
     best_of: Annotated[None, neutral(1, "n is supported")] = None
     suffix: Annotated[None, neutral("")] = None
-    tools: Annotated[None, neutral([])] = None
-    functions: Annotated[None, neutral([])] = None
+    tools: Annotated[None, neutral([], OTHER_ENGINE)] = None
+    functions: Annotated[None, neutral([], OTHER_ENGINE)] = None
     modalities: Annotated[None, neutral(["text"])] = None
 
     @property
@@ -304,6 +313,7 @@ class TokensAsk(Body):
     def settings(self) -> dict[str, Any]:
         """Fields of the recipe's `generate` section that the request gives."""
         given = {name: getattr(self, name) for name in SAMPLING}
+        given["json_schema"] = self.response_format
         given["top_k"] = self.top_k and max(self.top_k, 0)  # other servers spell "off" as -1, too
         given["max_new_tokens"] = self.most_new if self.most_new is None else max(self.most_new, 1)
         return {name: value for name, value in given.items() if value is not None}
@@ -378,22 +388,28 @@ class Message(Body):
     def _is_whole(self) -> Message:
         if self.images and self.role != "user":
             raise refusal(f"is of the {self.role} and has an image: images are the user's", "content")
-        if not self.text and not self.images:
+        if not self.text and not self.images and self.role != "system":
             raise refusal("is empty: write a text, or leave the message out", "content")
         return self
 
 
-def _in_turn(messages: list[Message]) -> list[Message]:
-    """A system text, if there is one, then user and assistant in turn; the user is last."""
-    if not messages:
-        raise refusal("is empty: give at least the user's message")
-    if (wrong := out_of_turn([message.role for message in messages])) is not None:
-        place, expected = wrong
-        turns = "after a system text, if there is one, user and assistant take turns"
-        raise refusal(f"is {messages[place].role}, expected {expected}: {turns}", f"[{place}].role")
-    if messages[-1].role != "user":
-        raise refusal(f"has a last message of the {messages[-1].role}: end with the user's")
-    return messages
+def _as_turns(messages: list[Message]) -> list[Message]:
+    """Messages in turn: those of one role in a row are one, with an empty line between, and an empty system text none.
+
+    The first may be the assistant's, a greeting; the last too, which is how the reply begins.
+    """
+    turns = list[Message]()
+    for place, message in enumerate(messages):
+        if message.role == "system" and place:
+            raise refusal("is system: a system text is the first message", f"[{place}].role")
+        if turns and turns[-1].role == message.role:
+            content = [*turns[-1].content, Part(type="text", text="\n\n"), *message.content]
+            turns[-1] = message.model_copy(update={"content": content})
+        elif message.text or message.images:
+            turns.append(message)
+    if not any(message.role == "user" for message in turns):
+        raise refusal("has no message of the user: give one")
+    return turns
 
 
 class ChatAsk(TokensAsk):
@@ -404,9 +420,9 @@ class ChatAsk(TokensAsk):
         kept_patches: report the patches that entered each block.
     """
 
-    messages: Annotated[list[Message], AfterValidator(_in_turn)]
-    max_tokens: Annotated[int | None, Field(ge=1, le=MOST_NEW)] = None
-    max_completion_tokens: Annotated[int | None, Field(ge=1, le=MOST_NEW)] = None
+    messages: Annotated[list[Message], AfterValidator(_as_turns)]
+    max_tokens: Number = None
+    max_completion_tokens: Number = None
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELIEST_CHAT)] = 0
     history: Literal["refuse", "trim"] = "refuse"
@@ -457,7 +473,7 @@ class CompletionAsk(TokensAsk):
     """Body of /v1/completions: texts to continue, each a text or token ids; `echo`: whether answers begin with them."""
 
     prompt: Annotated[list[str | list[int]], PlainValidator(_prompts)]
-    max_tokens: Annotated[int | None, Field(ge=0, le=MOST_NEW)] = None
+    max_tokens: Annotated[Annotated[int, Field(ge=0, le=MOST_NEW)] | None, BeforeValidator(_minus_one)] = None
     logprobs: Annotated[int | None, Field(ge=0, le=MOST_LIKELIEST_TEXT)] = None
     echo: bool = False
 
@@ -627,17 +643,14 @@ def whole(
 def logprobs(kind: str, tokens: Sequence[Spelled]) -> dict[str, Any]:
     """Log probabilities in the form of chats, or in that of completions."""
     if kind == "chat":
-        return {"content": [_of_chat(one) for one in tokens], "refusal": None}
+        content = [{**_entry(one), "top_logprobs": [_entry(other) for other in one.top]} for one in tokens]
+        return {"content": content, "refusal": None}
     return {
         "tokens": [spelling(one.name, one.spelling) for one in tokens],
         "token_logprobs": [one.logprob for one in tokens],
         "top_logprobs": [None if one.logprob is None else _likeliest(one) for one in tokens],
         "text_offset": [one.offset for one in tokens],
     }
-
-
-def _of_chat(token: Spelled) -> dict[str, Any]:
-    return {**_entry(token), "top_logprobs": [_entry(one) for one in token.top]}
 
 
 def _entry(token: Spelled) -> dict[str, Any]:

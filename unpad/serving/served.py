@@ -3,6 +3,7 @@
 Prompts are those of `unpad generate` and `unpad chat`, so answers are theirs with the same settings and seed.
 """
 
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -37,7 +38,7 @@ from unpad.inference.prompts import (
     reads_chat,
     system_note,
 )
-from unpad.machine import full_processor_name
+from unpad.machine import cores, full_processor_name, quota
 from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.linear import has_tiles
@@ -48,7 +49,7 @@ from unpad.recipes.training import GenerateSettings
 from unpad.run.report.samples import newest_prompts
 from unpad.serving.patients import Tables, answers_of
 from unpad.serving.pictures import image_bytes, question_prompt, shows_patches
-from unpad.serving.protocol import ChatAsk, CompletionAsk, RequestError, TokensAsk, refusals
+from unpad.serving.protocol import MOST_ANSWERS, SEEDS, ChatAsk, CompletionAsk, RequestError, TokensAsk, refusals
 from unpad.terminal.table import number_of
 
 Kind = Literal["chat", "text", "vqa", "images", "patients"]
@@ -60,6 +61,7 @@ ROUTES: dict[Kind, tuple[str, ...]] = {  # that answer, the best suited first
     "patients": (PREDICT, EXPLAIN),
 }  # fmt: skip
 MOST_EXAMPLES, LONGEST_EXAMPLE = 3, 120  # questions that a page offers, and their characters
+SMALL = 8_000_000  # parameters below which a second thread costs more than it computes
 PROOF_LENGTHS, PROOF_NEW, PROOF_SEED = (3, 40, 9, 17), 6, 5  # of the prompts of the proof, and tokens of their answers
 
 
@@ -119,6 +121,7 @@ class Served:
     Args:
         name: by which clients call it.
         created: seconds since 1970 of the run's weights.
+        seed: of asks that give none; None draws one for each.
     """
 
     run: LoadedRun
@@ -126,6 +129,7 @@ class Served:
     kind: Kind
     precision: Precision
     created: int
+    seed: int | None = None
 
     @cached_property
     def settings(self) -> GenerateSettings:
@@ -137,6 +141,12 @@ class Served:
     def context(self) -> int:
         """Tokens that the model reads at most; 0 if it reads none."""
         return self.run.generator.config.longest if self.kind in TEXTS else 0
+
+    @cached_property
+    def most_bytes(self) -> int | None:
+        """Bytes of the longest text that could fit into the context; None where tokens have no bytes of their own."""
+        pieces = self.run.tokenizer.pieces
+        return None if pieces is None else self.context * max(map(len, pieces))
 
     @cached_property
     def continuing(self) -> Continuing:
@@ -246,8 +256,11 @@ class Served:
         for _, param in ask.image_urls():
             raise RequestError("this run reads no images: leave the image out", param)
         run, turns = self.run, [Turn(message.role, message.text) for message in ask.messages]
+        read = turns if ask.history == "refuse" else turns[-1:]
+        self._check_bytes(sum(len(turn.content.encode()) for turn in read), "messages")
         system = turns[0].content if turns[0].role == "system" else ""
         template, tokenizer = run.recipe.data.template, run.tokenizer
+        begun = turns.pop().content if turns[-1].role == "assistant" else ""  # of the reply
         with refusals("messages"):
             check_system(run.recipe, tokenizer, system)
             if ask.history == "trim":
@@ -255,11 +268,12 @@ class Served:
                 ids, left_out = fit(turns, template, tokenizer, self.context, reserve)
             else:
                 ids, left_out = encode_prompt(turns, tokenizer, template), 0
+        ids += tokenizer.encode_batch([begun])[0]
         advice = 'shorten it, or leave out the oldest turns by "history": "trim"'
         self._check_length(len(ids), "messages", "the conversation", advice)
         notes = self._notes(lost_of(tokenizer, [turns[-1].content]), left_out, system, plain_note(run.recipe))
         # A schema alone says where its answer ends; its texts may hold any words.
-        stop = (*ask.stop, *(speaker_stops(tokenizer, template) if ask.response_format is None else ()))
+        stop = (*ask.stop, *(speaker_stops(tokenizer, template) if request.grammar is None else ()))
         return ModelPrompt(replace(request, prompt=ids), len(ids), stop, notes)
 
     def completion(self, ask: CompletionAsk) -> list[ModelPrompt]:
@@ -269,6 +283,7 @@ class Served:
             param = "prompt" if len(ask.prompt) == 1 else f"prompt[{index}]"
             with refusals(param):
                 if isinstance(prompt, str):
+                    self._check_bytes(len(prompt.encode()), param)
                     encoded = encode(self.run.recipe, self.run.tokenizer, prompt)
                     ids, notes = encoded.ids, self._notes(encoded.lost)
                 else:
@@ -283,7 +298,7 @@ class Served:
         Raises:
             RequestError: the model has no such ids, or cannot be held to the schema.
         """
-        request, bias, grammar = self.continuing.request([]), None, None
+        request, bias = self.continuing.request([]), None
         if ask.logit_bias:
             vocab_size = self.run.generator.vocab_size
             if max(ask.logit_bias) >= vocab_size:
@@ -291,13 +306,13 @@ class Served:
                 raise RequestError(what, "logit_bias")
             bias = torch.zeros(vocab_size)
             bias[list(ask.logit_bias)] = torch.tensor(list(ask.logit_bias.values()))
-        if ask.response_format is not None:
-            if ask.ignore_eos:
-                raise RequestError("an answer of a schema ends with it: leave ignore_eos out", "ignore_eos")
-            with refusals("response_format"):
-                grammar = grammar_of(ask.response_format, self.run.tokenizer, self.run.generator.vocab_size)
         banned = [*request.banned, *request.stop_ids] if ask.ignore_eos else request.banned
-        settings = self.settings.model_copy(update=ask.settings)
+        seed = secrets.randbelow(SEEDS - MOST_ANSWERS) if self.seed is None else self.seed
+        settings = self.settings.model_copy(update={"seed": seed, **ask.settings})
+        if settings.json_schema is not None and ask.ignore_eos:
+            raise RequestError("an answer of a schema ends with it: leave ignore_eos out", "ignore_eos")
+        with refusals("response_format"):
+            grammar = grammar_of(settings, self.run.tokenizer, self.run.generator.vocab_size)
         return replace(request, settings=settings, banned=banned, bias=bias, grammar=grammar)
 
     def _checked(self, ids: list[int], param: str) -> list[int]:
@@ -313,6 +328,12 @@ class Served:
         if num_tokens > self.context:
             said = f"{what} makes a prompt of {number_of(num_tokens, 'tokens')}, the model's context is {self.context}"
             raise RequestError(f"{said}: {advice}", param, code="context_length_exceeded")
+
+    def _check_bytes(self, num_bytes: int, param: str) -> None:
+        """Refuse a text that cannot fit, before a tokenizer reads it."""
+        if self.most_bytes is not None and num_bytes > self.most_bytes:
+            what = f"{num_bytes:,} bytes of text cannot fit into the context of {self.context} tokens: shorten it"
+            raise RequestError(what, param, code="context_length_exceeded")
 
     def _notes(self, lost: LostCharacters, left_out: int = 0, system: str = "", *remarks: str) -> Notes:
         said = (
@@ -377,6 +398,8 @@ class RunOpening:
         name: by which clients call it; "" for that of its folder.
         rows: answers at once; memory: bytes of keys and values, None for the engine's own choice; piece: tokens of
             prompts that are read between two steps.
+        threads: of products; None for 1 of a small model, and all cores that this process may use of others.
+        seed: as of `Served`.
     """
 
     run: str | LoadedRun
@@ -384,6 +407,8 @@ class RunOpening:
     rows: int = 64
     memory: int | None = None
     piece: int = 256
+    threads: int | None = None
+    seed: int | None = None
     proof: str = field(default="", init=False)
 
     def load(self) -> tuple[Served, str, Callable[[], Engine] | None]:
@@ -393,11 +418,9 @@ class RunOpening:
             UnpadError: it cannot be loaded, or answers in no form that can be served.
             ProofError: prompts together do not get what each gets alone.
         """
-        loaded = self.run if isinstance(self.run, LoadedRun) else load(self.run)
-        folder = loaded.folder
-        created = int(folder.stat().st_mtime)
-        served = opened(loaded, self.name or folder.resolve().name, created)
-        name = fingerprint(served, self.piece)
+        served = self.open()
+        torch.set_num_threads(self.num_threads(served))
+        loaded, name = served.run, fingerprint(served, self.piece)
         if served.kind not in TEXTS:
             return served, name, None
         make = partial(
@@ -405,6 +428,20 @@ class RunOpening:
         )
         self.proof = prove(served, make)
         return served, name, make
+
+    def open(self) -> Served:
+        """The run, before anything is computed; raises as `load`, but no ProofError."""
+        loaded = self.run if isinstance(self.run, LoadedRun) else load(self.run)
+        served = opened(loaded, self.name or loaded.folder.resolve().name, int(loaded.folder.stat().st_mtime))
+        return replace(served, seed=self.seed)
+
+    def num_threads(self, served: Served) -> int:
+        """Threads that compute."""
+        if self.threads is not None:
+            return self.threads
+        if sum(parameter.numel() for parameter in served.run.model.parameters()) < SMALL:
+            return 1
+        return max(1, min(torch.get_num_threads(), cores(), int(quota() or cores())))
 
     def lines(self, served: Served | None) -> list[str]:
         """Lines that are printed when the server is ready."""
@@ -430,12 +467,17 @@ def fingerprint(served: Served, piece: int) -> str:
     parts += [] if native else [piece]
     for part in parts:
         digest.update(f"{part}\n".encode())
+    add_contents(digest, run)
+    return f"unpad-{digest.hexdigest()}"
+
+
+def add_contents(digest: blake2b, run: LoadedRun) -> None:
+    """Add the files and weights of a run to a digest."""
     for name, content in sorted(run.files.items()):
         digest.update(name.encode() + blake2b(content).digest())
     for name, tensor in sorted(run.model.state_dict().items()):
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
-    return f"unpad-{digest.hexdigest()}"
 
 
 def prove(served: Served, make: Callable[..., Engine]) -> str:

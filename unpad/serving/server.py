@@ -170,10 +170,11 @@ def serve(opening: RunOpening, limits: Limits, listening: Listening) -> None:
     """
     with bound(limits.host, listening.port) as place, held():
         service = Service(limits)
-        asyncio.run(run(service, Server(service, listening), opening, place, _show))
+        asyncio.run(run(service, Server(service, listening), opening, place, show))
 
 
-def _show(lines: list[str]) -> None:
+def show(lines: list[str]) -> None:
+    """Print lines at once, also into a file."""
     print_text("".join(f"{line}\n" for line in lines))
 
 
