@@ -22,28 +22,32 @@ BOUNDS = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiv
 def tables() -> str:
     """All tables: the sections of a recipe, then the model section of every kind."""
     plain = {name for name in Recipe.model_fields if nested(Recipe, name) and name not in descriptions(Recipe)}
-    parts = ["### Outside of sections\n", table(Recipe, plain)]
+    told: dict[str, str] = {}
+    parts = ["### Outside of sections\n", table(Recipe, plain, "", told)]
     seen: set[type[Section]] = set()
     for name in Recipe.model_fields:
         for section in nested(Recipe, name):
-            parts += with_nested(name, section, seen)
+            parts += with_nested(name, section, seen, told)
     for kind in model_kinds():
-        parts += with_nested("model", model_module(kind).Config, seen, kind)
+        parts += with_nested("model", model_module(kind).Config, seen, told, kind)
     return "\n".join(parts)
 
 
-def with_nested(path: str, section: type[Section], seen: set[type[Section]], kind: str = "") -> Iterator[str]:
+def with_nested(
+    path: str, section: type[Section], seen: set[type[Section]], told: dict[str, str], kind: str = ""
+) -> Iterator[str]:
     """A table, and below it those of the sections inside its fields, each section once."""
     if section in seen:
         return
     seen.add(section)
-    yield f"### `{path}`{f' with `kind: {kind}`' if kind else ''}\n"
+    title = f"`{path}`{f' with `kind: {kind}`' if kind else ''}"
+    yield f"### {title}\n"
     if section.__dict__.get("__doc__") and not kind:
         yield " ".join(str(section.__doc__).split()) + "\n"
-    yield table(section, {"kind"} if kind else set())
+    yield table(section, {"kind"} if kind else set(), title, told)
     for name in section.model_fields:
         for inner in nested(section, name):
-            yield from with_nested(f"{path}.{name}", inner, seen)
+            yield from with_nested(f"{path}.{name}", inner, seen, told)
 
 
 def nested(section: type[Section], name: str) -> list[type[Section]]:
@@ -58,14 +62,24 @@ def _sections(annotation: Any) -> Iterator[type[Section]]:
         yield from _sections(part)
 
 
-def table(section: type[Section], skipped: set[str]) -> str:
-    """A row per field but the skipped ones: name, default, values, meaning."""
-    fields = section.model_json_schema()["properties"]
+def table(section: type[Section], skipped: set[str], title: str, told: dict[str, str]) -> str:
+    """A row per field but the skipped ones: name, default, values, meaning; then the fields that an earlier table has.
+
+    Args:
+        told: rows of the tables so far, and the title of each one's table; those of this table are added.
+    """
     rows = ["| field | default | values | meaning |", "|---|---|---|---|"]
-    for name, field in fields.items():
-        if name not in skipped:
-            default = "" if "default" not in field or nested(section, name) else f"`{shown(field['default'])}`"
-            rows.append(f"| `{name}` | {default} | {values(field)} | {description(section, name)} |")
+    repeated: dict[str, list[str]] = {}
+    for name, field in section.model_json_schema()["properties"].items():
+        if name in skipped:
+            continue
+        default = "" if "default" not in field or nested(section, name) else f"`{shown(field['default'])}`"
+        row = f"| `{name}` | {default} | {values(field)} | {description(section, name)} |"
+        if told.setdefault(row, title) == title:
+            rows.append(row)
+        else:
+            repeated.setdefault(told[row], []).append(f"`{name}`")
+    rows += [f"\nAs under {other}: {', '.join(names)}." for other, names in repeated.items()]
     return "\n".join(rows) + "\n"
 
 

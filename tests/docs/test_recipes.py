@@ -22,8 +22,8 @@ def listed_fields() -> set[str]:
     for line in (DOCS / "recipes.md").read_text(encoding="utf-8").splitlines():
         if heading := re.match(r"### (?:`([\w.]+)`|Outside)", line):
             section = f"{heading[1]}." if heading[1] else ""
-        elif row := re.match(r"\| `(\w+)` \|", line):
-            names.add(section + row[1])
+        elif row := re.match(r"\| `(\w+)` \||As under .*: ", line):
+            names |= {section + name for name in ([row[1]] if row[1] else re.findall(r"`(\w+)`", line[row.end() :]))}
     return names
 
 

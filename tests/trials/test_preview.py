@@ -28,16 +28,16 @@ pytestmark = pytest.mark.slow
 ROWS = ["plan.row_tokens=64"]
 
 
+def told(recipe: str, overrides: list[str]) -> tuple[Preview, str]:
+    """A preview, and what it shows."""
+    out = StringIO()
+    return preview(recipe, overrides, console=Console(file=out, width=200)), out.getvalue()
+
+
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Preview, str]:
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Preview, str, str]:
     recipe = str(write_toy(tmp_path_factory.mktemp("preview")))
-    return preview(recipe, ROWS), recipe
-
-
-def shown(result: Preview) -> str:
-    console = Console(file=StringIO(), width=200)
-    result.show(console)
-    return console.file.getvalue()
+    return *told(recipe, ROWS), recipe
 
 
 def setup_of(recipe: str, *overrides: str) -> Setup:
@@ -46,7 +46,7 @@ def setup_of(recipe: str, *overrides: str) -> Setup:
 
 @pytest.mark.promise("plan.table")
 def test_every_number_equals_a_recount_over_the_plans_of_training(made):
-    result, recipe = made
+    result, _, recipe = made
     for name in strategy_names():
         setup = setup_of(recipe, f"plan.strategy={name}")
         real = computed = 0
@@ -83,7 +83,7 @@ def test_ragged_plans_have_no_padding_and_padded_ones_have(made):
 
 
 def test_the_ledger_adds_up_to_the_token(made):
-    result, recipe = made
+    result, _, recipe = made
     setup = setup_of(recipe)
     positions = setup.data.table.positions
     values = result.to_json()
@@ -104,19 +104,19 @@ def test_the_ledger_adds_up_to_the_token(made):
 @pytest.mark.promise("batch.too-long")
 def test_what_is_cut_is_named_with_its_place(tmp_path):
     recipe = str(write_toy(tmp_path / "toy"))
-    result = preview(recipe, ["plan.max_tokens=20", "plan.overflow=drop", "plan.row_tokens=20"])
+    result, text = told(recipe, ["plan.max_tokens=20", "plan.overflow=drop", "plan.row_tokens=20"])
     assert result.to_json()["ledger"]["dropped"]["too_long"] > 0
-    assert "too_long" in shown(result)
-    assert "texts.jsonl:" in shown(result)
+    assert "too_long" in text
+    assert "texts.jsonl:" in text
     cut = preview(recipe, ["plan.max_tokens=20", "plan.overflow=truncate_right", "plan.row_tokens=20"]).to_json()
     assert sum(cut["ledger"]["truncated"].values()) > 0
 
 
 @pytest.mark.promise("run.min-steps")
 def test_a_preview_has_the_epochs_and_steps_that_training_has(made):
-    result, recipe = made
+    result, text, recipe = made
     length = run_length(result.setup.stages).last(0, 0).step
-    lines = re.findall(r"^(\w+): about ([\d,]+) steps in (\d) epochs$", shown(result), re.M)
+    lines = re.findall(r"^(\w+): about ([\d,]+) steps in (\d) epochs$", text, re.M)
     assert [(name, int(epochs)) for name, _, epochs in lines] == [("pretrain", 2), ("tune", 3)]
     assert abs(sum(int(steps) for _, steps, _ in lines) - length) <= 3
     stage = setup_of(recipe, "train.min_steps=100").stages[0]
@@ -133,28 +133,25 @@ def test_the_table_of_padding_is_there_before_anything_is_tried(tmp_path, monkey
 
     monkeypatch.setattr("unpad.trials.preview._try", tried)
     monkeypatch.setattr(module, "free_memory", lambda device: 10 << 30)
-    result = preview(str(write_toy(tmp_path / "toy")), ROWS, console=Console(file=out, width=80))
+    preview(str(write_toy(tmp_path / "toy")), ROWS, console=Console(file=out, width=80))
     assert "padding" in seen[0]
     assert out.getvalue().index("held out 10 documents: ") > out.getvalue().rindex("predicted peak"), (
         "last, as it is slow"
     )
     assert [text.count("3.0 GiB") for text in seen] == list(range(len(seen)))
     monkeypatch.setattr(module, "TRIALS_SECONDS", 0.0)
-    few = preview(str(write_toy(tmp_path / "few", stages=[], train={"max_epochs": 1})), ROWS)
+    few, text = told(str(write_toy(tmp_path / "few", stages=[], train={"max_epochs": 1})), ROWS)
     rows = {row["name"]: row for row in few.to_json()["stages"][0]["strategies"]}
     assert [name for name, row in rows.items() if row["seconds"]] == ["pack"] == list(few.stages[0].trials)
-    assert "not tried, as that took 0 s: rows, budget, bucket, dynamic, fixed" in shown(few)
-    again = StringIO()
-    result.show(Console(file=again, width=80))
-    assert again.getvalue() == out.getvalue()
+    assert "not tried, as that took 0 s: rows, budget, bucket, dynamic, fixed" in text
 
 
 def test_a_row_too_short_is_refused_in_its_own_line(tmp_path):
-    result = preview(str(write_toy(tmp_path / "toy")), ["plan.row_tokens=4"])
+    result, text = told(str(write_toy(tmp_path / "toy")), ["plan.row_tokens=4"])
     rows = {row["name"]: row for row in result.to_json()["strategies"]}
     assert "does not fit a row of 4" in rows["rows"]["refused"]
     assert rows["pack"]["pad_share"] == 0
-    assert "refused" in shown(result)
+    assert "refused" in text
 
 
 @pytest.mark.promise("install.packages")
@@ -172,7 +169,7 @@ def test_memory_advice_is_the_micro_batch_that_fits_what_is_free(tmp_path, monke
 
     def advice(free: int) -> str:
         monkeypatch.setattr(module, "free_memory", lambda device: free)
-        return " ".join(shown(preview(recipe, ROWS)).split())
+        return " ".join(told(recipe, ROWS)[1].split())
 
     assert "up to about a whole update, 200 tokens in 80% of 10.0 GiB" in advice(10 << 30)
     found = re.search(
@@ -195,8 +192,8 @@ def test_a_strategy_that_does_not_fit_is_said_and_only_that_of_the_recipe_is_an_
 
     monkeypatch.setattr(module, "_try", tried)
     recipe = str(write_toy(tmp_path, stages=[], train={"max_epochs": 1}))
-    result = preview(recipe, ROWS)
-    assert re.search(r"^fixed +does not fit into memory$", shown(result), re.M)
+    result, text = told(recipe, ROWS)
+    assert re.search(r"^fixed +does not fit into memory$", text, re.M)
     rows = {row["name"]: row for row in result.to_json()["stages"][0]["strategies"]}
     assert (rows["fixed"]["peak_bytes"], rows["fixed"]["seconds"]) == (None, None)
     assert rows["pack"]["peak_bytes"] == 2 << 20

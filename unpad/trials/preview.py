@@ -86,17 +86,9 @@ def planned(stage: StageSetup) -> StagePreview:
 # --------------------------------------------------------------------------- the screen
 
 
-class Transcript:
-    """A console, and all lines that were shown on it with their styles."""
-
-    def __init__(self, console: Console) -> None:
-        self.console, self.lines = console, list[tuple[str, str | None]]()
-
-    def show(self, lines: Iterable[str], style: str | None = None) -> None:
-        """Show lines, and keep them."""
-        for line in lines:
-            self.lines.append((line, style))
-            print_styled(self.console, line, style=style)
+def _show(console: Console, lines: Iterable[str], style: str | None = None) -> None:
+    for line in lines:
+        print_styled(console, line, style=style)
 
 
 def padding_lines(stage: StagePreview) -> list[str]:
@@ -155,15 +147,10 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class Preview:
-    """Preview of a run.
-
-    Args:
-        shown: every line of the preview, with its style.
-    """
+    """Preview of a run."""
 
     setup: Setup
     stages: list[StagePreview]
-    shown: list[tuple[str, str | None]]
 
     @property
     def together(self) -> tuple[list[StrategyRow], np.ndarray]:
@@ -197,11 +184,6 @@ class Preview:
         auto = {} if self.setup.auto is None else {"auto": asdict(self.setup.auto)}
         return {**whole, "corpus": corpus, "stages": stages, **auto}
 
-    def show(self, console: Console) -> None:
-        """Print what `preview` showed while it measured."""
-        for line, style in self.shown:
-            print_styled(console, line, style=style)
-
 
 def preview(
     recipe: str,
@@ -226,35 +208,33 @@ def preview(
     if picture is not None and picture.suffix.lower() != ".svg":
         fix = "let the name end in .svg; browsers open it"
         raise RecipeError("the picture of a plan is an SVG", where=str(picture), fix=fix)
-    transcript = Transcript(console or Console(quiet=True))
+    console = console or Console(quiet=True)
     loaded = open_recipe(recipe, overrides)
     with progress("reading the data"):
         setup = prepare_setup(loaded, Path(), None, compare=False)
     check_patience(setup)
-    transcript.show([*describe(setup), *([setup.auto.line] if setup.auto else [])])
-    stages = [_tried(setup, stage, transcript, processes, measures) for stage in setup.stages if stage.train_ids.size]
+    _show(console, [*describe(setup), *([setup.auto.line] if setup.auto else [])])
+    stages = [_tried(setup, stage, console, processes, measures) for stage in setup.stages if stage.train_ids.size]
     if not stages:
         fix = "set " + " or ".join(f"data.{kind}" for kind in setup.data.kinds) + " as they use"
         raise RecipeError("no stage has data to train on", where="stages", fix=fix)
-    result = Preview(setup, stages, transcript.lines)
+    result = Preview(setup, stages)
     if picture is not None:
         storage.write_atomic(picture, plot(*result.together, stages[0].attends, stages[0].units))
-    transcript.show(setup.data.compare())
+    _show(console, setup.data.compare())
     return result
 
 
 TRIALS_SECONDS = 10.0  # of processor time, in which other strategies than the recipe's begin to be tried
 
 
-def _tried(
-    setup: Setup, stage: StageSetup, transcript: Transcript, processes: Sequence[int], measures: bool
-) -> StagePreview:
+def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequence[int], measures: bool) -> StagePreview:
     """Plan every strategy for a stage, try a step of each, share its updates among processes, and time it."""
     lengths, settings, known = plan_inputs(stage, 0)
     with progress(f"planning {stage.name}"):
         seen = planned(stage)
-    transcript.show([*padding_lines(seen), ""])
-    transcript.show([f"{'strategy':<10}{'memory':>10}{f'{seen.epochs} ep.':>10}"], style="bold")
+    _show(console, [*padding_lines(seen), ""])
+    _show(console, [f"{'strategy':<10}{'memory':>10}{f'{seen.epochs} ep.':>10}"], style="bold")
     usable = sorted(  # by what anyone would choose first
         (row for row in seen.rows if not row.refused),
         key=lambda row: (row.name != settings.strategy, row.padded_tokens),
@@ -271,12 +251,12 @@ def _tried(
             seen.trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
         if row.name not in seen.trials:
             gc.collect()
-        transcript.show([trial_line(seen, row)])
+        _show(console, [trial_line(seen, row)])
     if left:
-        transcript.show(
-            wrapped(f"not tried, as that took {TRIALS_SECONDS:.0f} s: {', '.join(left)}; --measure tries all")
+        _show(
+            console, wrapped(f"not tried, as that took {TRIALS_SECONDS:.0f} s: {', '.join(left)}; --measure tries all")
         )
-    transcript.show([*_notes(seen, setup, meter.read()), *_memory_lines(setup, stage, seen)])
+    _show(console, [*_notes(seen, setup, meter.read()), *_memory_lines(setup, stage, seen)])
     if processes:
         with progress(f"sharing {stage.name} out"):
             names = [row.name for row in seen.rows if not row.refused]
@@ -284,8 +264,8 @@ def _tried(
     if measures:
         by_padding = sorted(seen.trials, key=lambda name: (name not in PADDED, name))
         seen = replace(seen, measured=measure(setup, stage, by_padding, seen.units.tokens))
-    transcript.show([] if seen.shared is None else ["", *seen.shared.lines(seen.units)])
-    transcript.show([] if seen.measured is None else ["", *seen.measured.lines()])
+    _show(console, [] if seen.shared is None else ["", *seen.shared.lines(seen.units)])
+    _show(console, [] if seen.measured is None else ["", *seen.measured.lines()])
     return seen
 
 

@@ -2,10 +2,12 @@
 
 import re
 import struct
+import tomllib
 import zlib
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 from unpad.errors import SourceError
 
@@ -17,19 +19,8 @@ MAX_METADATA = 1 << 24  # bytes of text, profiles and thumbnails in one file; pr
 MAX_PROFILE = 1 << 16  # bytes of a packed profile that are looked at
 MAX_SCANS = 100  # of a JPEG; each costs a pass over all pixels, and programs write about ten
 
-FIXES = {
-    "E_EMPTY": "remove the file, or copy it again",
-    "E_FORMAT": "save it as PNG, JPEG, WebP, GIF, BMP or TIFF",
-    "E_TRUNCATED": "copy the file again from where it came",
-    "E_PIXELS": "make it smaller",
-    "E_METADATA": "save it again without its metadata",
-    "E_DECODE": "save it again with an image program",
-}
-NOTES = {
-    "W_ANIM": "an animation or several pages; the first is used",
-    "W_PROFILE": "a colour profile other than sRGB, which is not applied",
-    "W_TRAILING": "bytes after the end of the image are ignored",
-}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+FIXES, NOTES = _TABLE["fixes"], _TABLE["notes"]
 
 
 class ImageError(SourceError):

@@ -7,6 +7,7 @@ A text becomes ordinary ids only: no special id is added, and a text that spells
 import codecs
 import json
 import re
+import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, lru_cache
@@ -42,17 +43,8 @@ UTF8 = (
 TRAINED = {"BPE": "bpe", "WordPiece": "words"}  # models of tokenizers that are made here, and their kinds
 CHARS_PER_CALL = 500_000  # texts per call of the library: its records take about 100 bytes per token
 
-# Names in a tokenizer.json, the most specific first. If it has none, the first is added.
 DRAWN = ("dropout", "alpha")  # of models, BPE and Unigram, that draw the tokens of a text
-EOS_NAMES = (
-    "<|eos|>", "<eos>", "[EOS]", "</s>", "<|im_end|>", "<|eot_id|>", "<|end_of_text|>", "<｜end▁of▁sentence｜>",
-    "<|endoftext|>", "[SEP]", "<EOS>",
-)  # fmt: skip
-BOS_NAMES = (
-    "<|bos|>", "<bos>", "[BOS]", "<s>", "<|begin_of_text|>", "<|startoftext|>", "<｜begin▁of▁sentence｜>",
-    "<|endoftext|>", "[CLS]", "<BOS>",
-)  # fmt: skip
-PAD_NAMES = ("<|pad|>", "<pad>", "[PAD]", "<PAD>", "<|padding|>", "<|finetune_right_pad_id|>", "<|endoftext|>")
+SPECIAL_NAMES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 class Tokenizer(Protocol):
@@ -497,9 +489,9 @@ def _open_library(data: bytes) -> LibraryTokenizer:
         if largest >= MOST_IDS:  # the library writes a file with a line for every id below it
             raise ValueError(f"a token has the id {largest:,}; at most {MOST_IDS:,} ids are read")
         fields["truncation"] = fields["padding"] = None  # the plan alone truncates and pads
-        eos = imported.get("eos") or _first(EOS_NAMES, vocabulary)
-        bos = imported.get("bos") or _first(BOS_NAMES, vocabulary)
-        pads = [name for name in PAD_NAMES if name not in (eos, bos)]
+        eos = imported.get("eos") or _first(SPECIAL_NAMES["eos"], vocabulary)
+        bos = imported.get("bos") or _first(SPECIAL_NAMES["bos"], vocabulary)
+        pads = [name for name in SPECIAL_NAMES["pad"] if name not in (eos, bos)]
         pad = imported.get("pad") or _first(pads, vocabulary)
         added = [name for name in (pad, bos, eos) if name not in vocabulary]
         entries = {token["content"]: token for token in fields.get("added_tokens") or []}
