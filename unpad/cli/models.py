@@ -60,7 +60,7 @@ def export(
     folder: Annotated[
         Path,
         typer.Argument(
-            parser=new_path, metavar="FOLDER", help="The folder to write, new or empty; or a file FILE.gguf."
+            parser=new_path, metavar="FOLDER", help="The folder to write, new or empty; or FILE.gguf, or FILE.onnx."
         ),
     ],
     family: Annotated[
@@ -76,7 +76,8 @@ def export(
     ] = "f16",
     debug: Debug = False,
 ) -> None:
-    """Write a run as a Hugging Face folder, which transformers opens with equal logits, or as a GGUF file.
+    """Write a run as a Hugging Face folder, which transformers opens with equal logits, as a GGUF file, or, one of
+    pictures or patients, as an ONNX file.
 
     With --merge or --int8: as another run, for all verbs but training it on.
     """
@@ -88,6 +89,7 @@ def export(
     if merge or int8:
         refuse_run(folder, "choose another FOLDER")
     check_run(run)
+    from unpad.inference.onnx_file import export_onnx
     from unpad.interchange.runs import export_adapter, export_gguf, export_run
     from unpad.run.base import merge_run, quantize_run
     from unpad.run.kept import what_next
@@ -101,6 +103,8 @@ def export(
             lines = export_adapter(run, folder, family)
         elif folder.suffix == ".gguf":
             lines = export_gguf(run, folder, family, precision)
+        elif folder.suffix == ".onnx":
+            lines = export_onnx(run, folder, family)
         else:
             lines = export_run(run, folder, family)
     print_lines(lines)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch, concatenate
 from unpad.data.measuring import Measuring, once_each
@@ -122,14 +123,16 @@ def predict(over: Measuring[EventData]) -> PatientPredictions:
 
 def outcomes(model: PredictsSets, batch: RaggedBatch) -> dict[str, np.ndarray]:
     """`log_p`, `competing` and `risk` of `PatientPredictions` for the patients of a batch."""
-    # (num_seqs, num_classes), and (num_seqs, bins, causes) logits or None
-    scores, hazards = model.classes_and_hazards(batch)
+    found = predictions(model, *model.classes_and_hazards(batch))
+    return {name: values.cpu().numpy() for name, values in found.items()}
+
+
+def predictions(model: PredictsSets, scores: Tensor, hazards: Tensor | None) -> dict[str, Tensor]:
+    """`outcomes` of the scores of classes, (num_seqs, num_classes), and logits of hazards, (num_seqs, bins, causes)."""
     log_p = scores.double().log_softmax(-1)
     if hazards is None or not trains(model, "hazard"):
-        found = {"log_p": log_p, "competing": log_p[:, :0], "risk": log_p[:, 1]}
-    else:
-        found = {"log_p": log_p, "competing": model.competing(hazards.double()).exp(), "risk": risk(hazards.double())}
-    return {name: values.cpu().numpy() for name, values in found.items()}
+        return {"log_p": log_p, "competing": log_p[:, :0], "risk": log_p[:, 1]}
+    return {"log_p": log_p, "competing": model.competing(hazards.double()).exp(), "risk": risk(hazards.double())}
 
 
 def probabilities(run: LoadedRun, log_p: np.ndarray, competing: np.ndarray) -> dict[str, np.ndarray]:

@@ -61,11 +61,11 @@ class GridPositions(nn.Module):
         starts = size.cumsum(0) - size  # (num_seqs,) where the places of each image begin
         image = torch.repeat_interleave(size)  # (num_places,)
         places = torch.arange(image.numel(), device=size.device) - starts[image]
-        table = linear(self._waves(places, size[image]))  # (num_places, width)
+        table = linear(self.waves(places, size[image]))  # (num_places, width)
         # Widened before the lookup: the gradient of a place is a sum over all its patches.
         return F.embedding(starts[sequence] + coordinate, widened(table))
 
-    def _waves(self, coordinate: Tensor, size: Tensor) -> Tensor:
+    def waves(self, coordinate: Tensor, size: Tensor) -> Tensor:
         """Sines and cosines of coordinates, then of their fractions of the side, (num, 4 * num_waves); made in fp64."""
         device = coordinate.device
         exponents = torch.arange(self.num_waves, dtype=torch.float64, device=device) / self.num_waves

@@ -254,13 +254,17 @@ class LatentHead(nn.Module):
             The stream with delta added, and a latent for every set of `members`.
         """
         x, y = self.norm(x, delta, members)
-        pooled = self.pool(y, members)  # (num_sets, width)
-        sizes = members.lengths().to(pooled.dtype).log1p()[:, None]
-        hidden = activate("gelu", self.hidden(torch.cat([pooled, sizes], 1)))
-        mean, log_var = widened(self.to_latent(hidden)).chunk(2, 1)
-        log_var = soft_clamp(log_var)
+        mean, log_var = self.gaussian(self.pool(y, members), members.lengths())
         z = draw_latents(mean, log_var, members.bases) if self.training and self.sample else mean
         return x, Latent(mean, log_var, z)
+
+    def gaussian(self, pooled: Tensor, num_events: Tensor) -> tuple[Tensor, Tensor]:
+        """Mean and logarithm of the variance, (num_sets, latent), of sets from their events pooled, (num_sets, width),
+        and the number of them, (num_sets,)."""
+        sizes = num_events.to(pooled.dtype).log1p()[:, None]
+        hidden = activate("gelu", self.hidden(torch.cat([pooled, sizes], 1)))
+        mean, log_var = widened(self.to_latent(hidden)).chunk(2, 1)
+        return mean, soft_clamp(log_var)
 
 
 class SetEncoder(nn.Module):

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from unpad.batching.layout import Layout
 from unpad.nn.activation import activate
-from unpad.nn.block import Block, BlockConfig, Stream
+from unpad.nn.block import Block, BlockConfig, Cache, Stream
 from unpad.nn.cross_attention import pair_sequences, received_attention
 from unpad.nn.linear import Linear
 from unpad.nn.norm import Norm
@@ -36,6 +36,7 @@ class SetLayout:
         position_ids: (num_sets + num_seqs,) int64, counted from 0 in every patient.
         days: (num_sets + num_seqs,) days from the landmark, 0 for a readout.
         gaps: (num_sets + num_seqs,) days since the place before, 0 for the first of a patient.
+        cache: by which the history attends instead of by its layout; None: by this.
     """
 
     layout: Layout
@@ -44,6 +45,7 @@ class SetLayout:
     position_ids: Tensor
     days: Tensor
     gaps: Tensor
+    cache: Cache | None = None
 
     @property
     def is_first(self) -> Tensor:
@@ -139,7 +141,7 @@ class HistoryEncoder(nn.Module):
         rotary = self._rotary(course)
         stream = Stream(self._embed(latents, course), None, course.layout, rotary)
         for block in self.blocks:
-            stream = block(stream)
+            stream = block(stream, course.cache)
         return self.norm(stream.x, stream.delta, stream.layout)[1]
 
     def attention(self, latents: Tensor, course: SetLayout) -> Tensor:
@@ -178,7 +180,7 @@ class HistoryEncoder(nn.Module):
 
     def _embed(self, latents: Tensor, course: SetLayout) -> Tensor:
         """First residual stream, (num_sets + num_seqs, width), fp32 or wider."""
-        start = self.readout.expand(len(course.position_ids), -1)
+        start = self.readout.expand(course.position_ids.shape[0], -1)
         return start.index_copy(0, course.sets, self.from_latent(latents).to(start.dtype)) + self.time(course)
 
     def _rotary(self, course: SetLayout) -> Rotary | None:
