@@ -24,7 +24,7 @@ from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.inference.chat import fit, room_for_reply, speaker_stops
 from unpad.inference.embed import predicts
-from unpad.inference.engine import Engine, watch
+from unpad.inference.engine import KEPT_BYTES, Engine, watch
 from unpad.inference.generate import Continuing
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision, load
@@ -38,7 +38,7 @@ from unpad.inference.prompts import (
     reads_chat,
     system_note,
 )
-from unpad.machine import cores, full_processor_name, quota
+from unpad.machine import available_memory, cores, full_processor_name, quota
 from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.linear import has_tiles
@@ -249,7 +249,7 @@ class Served:
         Raises:
             RequestError: it does not fit into the context, or the run has no place for a part of it.
         """
-        settings = self._settings(ask)
+        settings = self.settings_of(ask)
         if self.kind == "vqa":
             return self._question(ask, settings)
         if ask.kept_patches:
@@ -276,21 +276,18 @@ class Served:
         stop = (*ask.stop, *speaker_stops(tokenizer, template))
         return ModelPrompt(ids, len(ids), settings, stop, notes)
 
-    def completion(self, ask: CompletionAsk) -> list[ModelPrompt]:
-        """The prompts of texts or token ids; raises as `chat`."""
-        settings, made = self._settings(ask), []
-        for index, prompt in enumerate(ask.prompt):
-            param = "prompt" if len(ask.prompt) == 1 else f"prompt[{index}]"
-            with refusals(param):
-                if isinstance(prompt, str):
-                    self._check_bytes(len(prompt.encode()), param)
-                    encoded = encode(self.run.recipe, self.run.tokenizer, prompt)
-                    ids, notes = encoded.ids, self._notes(encoded.lost)
-                else:
-                    ids, notes = self._checked(prompt, param), Notes()
-            self._check_length(len(ids), param, "the prompt", "shorten it")
-            made.append(ModelPrompt(ids, len(ids), settings, ask.stop, notes))
-        return made
+    def completion(self, ask: CompletionAsk, settings: GenerateSettings, place: int) -> ModelPrompt:
+        """One of the prompts, a text or token ids; raises as `chat`."""
+        prompt, param = ask.prompt[place], "prompt" if len(ask.prompt) == 1 else f"prompt[{place}]"
+        with refusals(param):
+            if isinstance(prompt, str):
+                self._check_bytes(len(prompt.encode()), param)
+                encoded = encode(self.run.recipe, self.run.tokenizer, prompt)
+                ids, notes = encoded.ids, self._notes(encoded.lost)
+            else:
+                ids, notes = self._checked(prompt, param), Notes()
+        self._check_length(len(ids), param, "the prompt", "shorten it")
+        return ModelPrompt(ids, len(ids), settings, ask.stop, notes)
 
     def _checked(self, ids: list[int], param: str) -> list[int]:
         vocab_size = self.run.generator.vocab_size
@@ -301,7 +298,7 @@ class Served:
             raise RequestError(what, param)
         return ids
 
-    def _settings(self, ask: TokensAsk) -> GenerateSettings:
+    def settings_of(self, ask: TokensAsk) -> GenerateSettings:
         seed = secrets.randbelow(SEEDS - MOST_ANSWERS) if self.seed is None else self.seed
         return self.settings.model_copy(update={"seed": seed, **ask.settings})
 
@@ -375,7 +372,7 @@ class RunOpening:
 
     Args:
         name: by which clients call it; "" for that of its folder.
-        rows: answers at once; memory: bytes of keys and values, None for the engine's own choice; piece: tokens of
+        rows: answers at once; memory: bytes of keys and values, None for half of what is free; piece: tokens of
             prompts that are read between two steps.
         threads: of products; None for 1 of a small model, and all cores that this process may use of others.
         seed: as of `Served`.
@@ -403,8 +400,9 @@ class RunOpening:
         if served.kind not in TEXTS:
             return served, name, None
         make = partial(
-            Engine, loaded.generator, precision=served.precision, piece=self.piece, rows=self.rows, memory=self.memory
-        )
+            Engine, loaded.generator, precision=served.precision, piece=self.piece, rows=self.rows,
+            memory=self.memory or available_memory() // 2, kept=self.memory or KEPT_BYTES,
+        )  # fmt: skip
         self.proof = prove(served, make)
         return served, name, make
 
