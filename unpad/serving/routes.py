@@ -20,6 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from unpad.data.patients import EventData
 from unpad.data.pixels.formats import ImageError
+from unpad.inference.engine import Request as EngineRequest
 from unpad.inference.patients import batches, computed
 from unpad.serving import protocol
 from unpad.serving.limits import check_type, read_body
@@ -135,13 +136,13 @@ async def _chat(service: Service, served: Served, http: Request, content: bytes)
 
 
 async def _completion(service: Service, served: Served, http: Request, content: bytes) -> Response:
-    def read() -> protocol.CompletionAsk:
+    def read() -> tuple[protocol.CompletionAsk, EngineRequest]:
         ask = protocol.CompletionAsk.read(protocol.parse_body(content))
         served.check_model(ask.model)
-        return ask
+        return ask, served.request_of(ask)
 
-    ask = await service.prepare(read)
-    made = partial(served.completion, ask, served.settings_of(ask))
+    ask, request = await service.prepare(read)
+    made = partial(served.completion, ask, request)
     # One by one, so that many leave room for those of other requests.
     prompts = [await service.prepare(partial(made, place)) for place in range(len(ask.prompt))]
     return Answers(service, http, "text", prompts, ask)
@@ -167,7 +168,7 @@ class Answers(Response):
         name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._head = protocol.Head(name, int(time.time()), served.name, service.fingerprint, kind)
         self._ask = ask
-        notes, drawn = sum((prompt.notes for prompt in prompts), Notes()).to_json(), prompts[0].settings
+        notes, drawn = sum((prompt.notes for prompt in prompts), Notes()).to_json(), prompts[0].request.settings
         self._notes = {**notes, "seed": drawn.seed if drawn.temperature > 0 else None, **more}
         # Who waits for a guess of what another asked learns nothing from its time, nor from `cached_tokens`.
         owner = http.headers.get("authorization", "").partition(" ")[2].strip() if service.limits.tokens else ""
