@@ -256,8 +256,8 @@ class Served:
         for _, param in ask.image_urls():
             raise RequestError("this run reads no images: leave the image out", param)
         run, turns = self.run, [Turn(message.role, message.text) for message in ask.messages]
-        read = turns if ask.history == "refuse" else turns[-1:]
-        self._check_bytes(sum(len(turn.content.encode()) for turn in read), "messages")
+        left_out = self._leave_out(turns) if ask.history == "trim" else 0
+        self._check_bytes(sum(len(turn.content.encode()) for turn in turns), "messages")
         system = turns[0].content if turns[0].role == "system" else ""
         template, tokenizer = run.recipe.data.template, run.tokenizer
         begun = turns.pop().content if turns[-1].role == "assistant" else ""  # of the reply
@@ -265,9 +265,10 @@ class Served:
             check_system(run.recipe, tokenizer, system)
             if ask.history == "trim":
                 reserve = room_for_reply(request.settings, self.context)
-                ids, left_out = fit(turns, template, tokenizer, self.context, reserve)
+                ids, more = fit(turns, template, tokenizer, self.context, reserve)
+                left_out += more
             else:
-                ids, left_out = encode_prompt(turns, tokenizer, template), 0
+                ids = encode_prompt(turns, tokenizer, template)
         ids += tokenizer.encode_batch([begun])[0]
         advice = 'shorten it, or leave out the oldest turns by "history": "trim"'
         self._check_length(len(ids), "messages", "the conversation", advice)
@@ -275,6 +276,21 @@ class Served:
         # A schema alone says where its answer ends; its texts may hold any words.
         stop = (*ask.stop, *(speaker_stops(tokenizer, template) if request.grammar is None else ()))
         return ModelPrompt(replace(request, prompt=ids), len(ids), stop, notes)
+
+    def _leave_out(self, turns: list[Turn]) -> int:
+        """Remove the oldest turns that cannot fit into the context, before a tokenizer reads them; return their
+        number."""
+        sizes = [len(turn.content.encode()) for turn in turns]
+        over = 0 if self.most_bytes is None else sum(sizes) - self.most_bytes
+        first = start = int(turns[0].role == "system")
+        last = max(place for place, turn in enumerate(turns) if turn.role == "user")
+        while over > 0 and start < last:
+            over -= sizes[start]
+            start += 1
+        while start > first and turns[start].role != "user":
+            start += 1
+        del turns[first:start]
+        return start - first
 
     def completion(self, ask: CompletionAsk, request: Request, place: int) -> ModelPrompt:
         """One of the prompts, a text or token ids, of what `request_of` the ask is; raises as `chat`."""
