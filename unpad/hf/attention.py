@@ -72,10 +72,8 @@ def find_sequences(batch: int, seq: int, attention_mask: Tensor | None, named: M
         found = _of_mask(attention_mask) if attention_mask.dtype == torch.bool else _of_owners(attention_mask)
     elif source is bounds:
         if int(bounds[-1]) != batch * seq:
-            raise PlanError(
-                f"cu_seq_lens_q ends at {int(bounds[-1])}, the batch at {batch * seq}",
-                fix="pass the boundaries of this batch",
-            )
+            what = f"cu_seq_lens_q ends at {int(bounds[-1])}, the batch at {batch * seq}"
+            raise PlanError(what, fix="pass the boundaries of this batch")
         found = Sequences(build_layout(bounds.diff().cpu().numpy()).to(bounds.device))
     else:
         assert positions is not None

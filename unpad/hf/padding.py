@@ -194,11 +194,8 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
         if max(errors.loss, errors.gradient) > LEAST:  # the least bound takes no further step
             bounds = by_rounding(model, EPS, lambda: _step(trainer)).errors(found).bounds()
         if errors.loss > bounds.loss or errors.gradient > bounds.gradient:
-            raise ProofError(
-                f"without padding a step has another loss ({done.loss:.1e}) and gradient ({done.gradient:.1e})",
-                where=type(trainer).__name__,
-                fix="train with padding",
-            )
+            what = f"without padding a step has another loss ({done.loss:.1e}) and gradient ({done.gradient:.1e})"
+            raise ProofError(what, where=type(trainer).__name__, fix="train with padding")
         done.num_cells, done.num_tokens, done.is_proved = 0, 0, True
     return done
 
