@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -17,7 +18,7 @@ from unpad.serving import protocol
 from unpad.serving.limits import MIB, Limits
 from unpad.serving.metrics import Metrics, log_fault
 from unpad.serving.served import ModelPrompt, Served
-from unpad.serving.worker import Detokenizer, ModelThread, PassJob, WorkerEndedError
+from unpad.serving.worker import Detokenizer, Handle, ModelThread, PassJob, WorkerEndedError
 
 State = Literal["loading", "ready", "draining"]
 Result = TypeVar("Result")
@@ -223,7 +224,6 @@ class OpenRequest:
     def __init__(
         self, service: Service, prompts: Sequence[ModelPrompt], ask: protocol.TokensAsk, began: float, owner: str
     ) -> None:
-        served = service.ready()
         self._service = service
         self._events: asyncio.Queue[protocol.TextPiece | protocol.RequestError] = asyncio.Queue()
         self._made = [0] * (len(prompts) * ask.n)
@@ -237,20 +237,25 @@ class OpenRequest:
         late = partial(self._events.put_nowait, too_late(service.limits))
         self._late = asyncio.get_running_loop().call_at(deadline, late)  # a loop's clock is time.monotonic
         service.begin(len(self._made))
-        self._handles = []
-        for number, prompted in enumerate(prompts):
-            request = replace(
-                prompted.request,
-                n=ask.n,
-                deadline=deadline,
-                top=ask.top if not echo or ask.top is not None else 0,
-                echo=echo,
-                owner=owner,
-            )
-            reports = ask.top is not None
-            texts = [Detokenizer(served.run.tokenizer, prompted.stop, reports=reports) for _ in range(ask.n)]
-            silent = ask.most_new == 0
-            self._handles.append(service.worker.submit(request, self, number * ask.n, texts, silent=silent))
+        top = ask.top if not echo or ask.top is not None else 0
+        fields: dict[str, Any] = {"n": ask.n, "deadline": deadline, "top": top, "echo": echo, "owner": owner}
+        self._requests = [(replace(one.request, **fields), one.stop) for one in prompts]
+        self._ask, self._num_ended, self._context = ask, 0, copy_context()
+        self._handles: list[Handle] = []
+        self._feed()
+
+    def _feed(self) -> None:
+        """Give the engine further prompts, up to half of its rows, so that other requests find some."""
+        assert self._service.served is not None, "it is loaded"
+        n, tokenizer = self._ask.n, self._service.served.run.tokenizer
+        while len(self._handles) < len(self._requests):
+            running = len(self._handles) * n - self._num_ended
+            if running and running + n > self._service.limits.rows // 2:
+                return
+            request, stops = self._requests[len(self._handles)]
+            texts = [Detokenizer(tokenizer, stops, reports=self._ask.top is not None) for _ in range(n)]
+            first, silent = len(self._handles) * n, self._ask.most_new == 0
+            self._handles.append(self._service.worker.submit(request, self, first, texts, silent=silent))
 
     @property
     def num_made(self) -> int:
@@ -262,6 +267,9 @@ class OpenRequest:
 
     def cancel(self) -> None:
         """Free the rows; for a client that left."""
+        for _ in range((len(self._requests) - len(self._handles)) * self._ask.n):
+            self._service.end()
+        del self._requests[len(self._handles) :]
         for handle in self._handles:
             self._service.worker.cancel(handle)
 
@@ -306,6 +314,9 @@ class OpenRequest:
 
     def end(self, index: int, reason: Reason, error: UnpadError | None) -> None:
         self._service.end()
+        self._num_ended += 1
+        if len(self._handles) < len(self._requests):
+            self._context.run(self._feed)
         failure = error_of(reason, error, self._service.limits)
         self._events.put_nowait(failure or protocol.TextPiece(index, finished=protocol.FINISHED[reason]))
 
