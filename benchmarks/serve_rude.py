@@ -78,8 +78,8 @@ def asks() -> dict[str, tuple[Asked, dict[str, Asked]]]:
         "256 pictures": ("/v1/classify", {"inputs": [picture(512, 512)] * 256}),
     }
     events: dict[str, Asked] = {
-        "4,000 sets": patients(PREDICT, 1, 4000),
-        "5 patients of 4,000 sets": patients(PREDICT, 5, 4000),
+        "2,000 sets": patients(PREDICT, 1, 2000),
+        "9 patients of 2,000 sets": patients(PREDICT, 9, 2000),
         "250 sets explained": patients(EXPLAIN, 1, 250),
         "80 patients of 250 sets explained": patients(EXPLAIN, 80, 250),
     }

@@ -31,7 +31,7 @@ from unpad.serving.service import Service, too_late
 
 ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
 # Sets of a patient: a prediction takes time by their square, an explanation by their cube.
-MOST_SETS, MOST_EXPLAINED = 4096, 256
+MOST_SETS, MOST_EXPLAINED = 2048, 256
 IMAGES_TOGETHER = 8  # of one request in a pass
 
 
