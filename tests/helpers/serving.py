@@ -19,10 +19,10 @@ from tests.helpers.families import PatientsRun
 from unpad.inference.embed import embed_file
 from unpad.inference.loaded import load
 from unpad.proof.serving import OverHttp, prove_serving
-from unpad.serving.limits import Limits
+from unpad.serving.limits import Limits, bound
 from unpad.serving.over_http import numbers, streams
 from unpad.serving.served import RunOpening
-from unpad.serving.server import Listening, Server, address_of, bound, run
+from unpad.serving.server import Listening, Server, address_of, run
 from unpad.serving.service import Service
 
 PATIENCE = 60  # seconds until a condition that must come
@@ -143,8 +143,10 @@ def heard(capture: pytest.CaptureFixture[str], said: str) -> str:
 
 
 @contextmanager
-def running(folder: Path, limits: Limits | None = None, *, drain: float = 30, **opening: Any) -> Iterator[Running]:
-    """A server of a run, until the context ends."""
+def running(
+    folder: Path, limits: Limits | None = None, *, drain: float = 30, until: str = "ready", **opening: Any
+) -> Iterator[Running]:
+    """A server of a run that has come to a state, until the context ends."""
     service = Service(limits or Limits())
     with bound("127.0.0.1", 0) as place:
         opened = RunOpening(str(folder), **opening)
@@ -156,7 +158,7 @@ def running(folder: Path, limits: Limits | None = None, *, drain: float = 30, **
         client = httpx.Client(base_url=url, timeout=PATIENCE, verify=False)  # reading certificates takes a while
         made = Running(url, service, server, opened, thread, client)
         thread.start()
-        wait_for(lambda: service.state == "ready" or not thread.is_alive())
+        wait_for(lambda: service.state == until or not thread.is_alive())
         assert thread.is_alive(), "the run cannot be served"
         try:
             yield made

@@ -18,6 +18,7 @@ from tests.helpers.served import alone, everything
 from unpad.batching.batch import from_prompts
 from unpad.data.tokens.words import WordTokenizer
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
+from unpad.inference import engine as engine_file
 from unpad.inference.engine import Collected, Engine, Request, watch
 from unpad.inference.generate import grammar_of
 from unpad.models.decoder import Decoder
@@ -151,6 +152,23 @@ def test_a_beginning_is_read_once_and_the_scores_stay() -> None:
     assert everything(alone(one, longer)) == everything(alone(engine(keeps=False), longer))
     assert alone(one, Request([1, *prompt(100)], GREEDY, STOPS)).cached == 0
     assert one.tokens_read + one.tokens_reused == 100 + 100 + 2 * (100 + len(first.tokens()) + 20) + 101
+
+
+def test_a_beginning_is_found_by_its_owner_and_without_comparing_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, shared, compared = engine(), engine_file._shared, list[int]()
+    monkeypatch.setattr(engine_file, "_shared", lambda *both: (compared.append(1), shared(*both))[1])
+    asked = [[*prompt(20), *prompt(20, number)] for number in range(30)]
+    for ids in asked:
+        alone(one, Request(ids, GREEDY, STOPS))
+    compared.clear()
+    assert alone(one, Request(asked[7], GREEDY, STOPS)).cached == 39
+    assert len(compared) <= 4, "not with each of thirty"
+    assert alone(one, Request(asked[7], GREEDY, STOPS, owner="b")).cached == 0
+    assert alone(one, Request(asked[3], GREEDY, STOPS, owner="b")).cached == 20 + shared(*np.array(asked)[[3, 7], 20:])
+    one._beginnings.shrink(one._beginnings.num_bytes // 31)
+    assert len(one._beginnings._kept) == 1
+    assert alone(one, Request(asked[5], GREEDY, STOPS)).cached == 0
+    assert alone(one, Request(asked[5], GREEDY, STOPS, owner="b")).cached >= 20, "of the one that was used last"
 
 
 def test_without_kernels_prompts_are_cut_at_fixed_places() -> None:

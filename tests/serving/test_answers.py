@@ -13,6 +13,7 @@ from tests.helpers.serving import Running, running
 from unpad.data.sources.example import Turn
 from unpad.inference.chat import Conversation
 from unpad.inference.loaded import LoadedRun, generation_precision, load
+from unpad.serving import served
 
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
 PETS = {"type": "json_schema", "json_schema": {"name": "pet", "schema": {"enum": ["猫", 12, None]}, "strict": True}}
@@ -273,6 +274,22 @@ def test_a_long_conversation_is_refused_or_trimmed_as_chat_does(chats):
     left = turns[trimmed["unpad"]["left_out_messages"] :]
     shorter = {"messages": [{"role": role, "content": said} for role, said in left], "max_tokens": 4}
     assert chats.post("/v1/chat/completions", shorter).json()["choices"] == trimmed["choices"]
+
+
+def test_turns_that_cannot_fit_are_left_out_before_a_tokenizer_reads_them(chats, monkeypatch):
+    read, inner = list[int](), served.fit
+    monkeypatch.setattr(served, "fit", lambda turns, *more: (read.append(len(turns)), inner(turns, *more))[1])
+    said = [
+        ("system", ""),
+        ("user", "小" * 9000),
+        ("assistant", "猫"),
+        ("user", "小猫"),
+        ("assistant", "猫"),
+        ("user", "猫"),
+    ]
+    body = {"messages": [{"role": role, "content": text} for role, text in said], "max_tokens": 1, "history": "trim"}
+    answer = chats.post("/v1/chat/completions", body).json()
+    assert (answer["unpad"]["left_out_messages"], read) == (2, [3])
 
 
 @pytest.mark.promise("serving.commands")

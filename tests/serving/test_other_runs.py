@@ -23,6 +23,7 @@ from tests.helpers.toy import run
 from unpad.inference.embed import embed_file
 from unpad.inference.images import ask, classify
 from unpad.inference.loaded import load
+from unpad.recipes.data import EventSource
 from unpad.run.report.samples import keep_samples
 from unpad.serving import patients as module
 from unpad.serving import routes, served
@@ -97,7 +98,10 @@ def test_images_that_wait_join_in_one_pass(images, finished, monkeypatch):
             ]
             wait_for(lambda: images.service.num_open == 6)
         assert {one.result().status_code for one in asked} == {200}
-    assert passes == [6]
+        assert passes == [6]
+        inputs = [base64.b64encode(paths[0].read_bytes()).decode()] * 20
+        assert len(images.post("/v1/classify", {"inputs": inputs}).json()) == 20
+    assert passes == [6, 8, 8, 4], "so that a request of many leaves room between its passes"
 
 
 def test_the_client_of_hugging_face_reads_the_classes(images, finished):
@@ -117,6 +121,8 @@ def test_details_say_what_is_doubtful(images, finished):
     assert answer["notes"] == ["bytes after the end of the image are ignored"]
     broken = images.client.post("/v1/classify?details=1", content=b"no image", headers=KIND).json()
     assert (broken["top"], broken["fault"].partition(" ")[0]) == ([], "E_FORMAT")
+    facts = images.get("/v1/models").json()["data"][0]["unpad"]
+    assert (facts["kind"], facts["classes"]) == ("images", ["dark", "light"])
 
 
 def test_an_image_that_cannot_be_used_is_refused_with_the_code_of_infer(images, finished):
@@ -137,11 +143,6 @@ def test_an_image_that_cannot_be_used_is_refused_with_the_code_of_infer(images, 
     refused(images.client.post("/v1/classify", content=content, headers={"Content-Type": "text/plain"}), 415,
             "unsupported_media_type")  # fmt: skip
     refused(images.chat(), 404, "wrong_route")
-
-
-def test_models_say_the_classes(images):
-    facts = images.get("/v1/models").json()["data"][0]["unpad"]
-    assert (facts["kind"], facts["classes"]) == ("images", ["dark", "light"])
 
 
 # --------------------------------------------------------------------------- questions about images
@@ -267,33 +268,26 @@ def test_explanations_are_the_course_of_the_probability_and_end_with_it(patients
     ("events", "said", "at"),
     [
         ([{"days": -3, "test": "zzz", "value": 1.0}], "E_CODE", "instances"), ([], "no event", "instances"),
-        ([{"value": 1.0}], "of no table", "instances[0].events[0]"),
-        ([{"days": -3, "test": "a", "valeu": 1}], "did you mean value", "instances[0].events[0].valeu"),
-        ([{"days": -3, "test": "a", "value": []}], "expected a", "instances[0].events[0]"),
+        ([{"value": 1.0}], "of no table", "instances[1].events[0]"),
+        ([{"days": -3, "test": "a", "valeu": 1}], "did you mean value", "instances[1].events[0].valeu"),
+        ([{"days": -3, "test": "a", "value": []}], "expected a", "instances[1].events[0]"),
         ([{"days": 5, "test": "a", "value": 1.0}], "after the landmark", "instances"),
-        ([{"age": 5}, {"age": 6}], "differ in age", "instances[0].events"),
-        ([{"days": "soon", "test": "a", "value": 1.0}], "E_", "instances[0].events[0].days"),
-        ([{"age": 5}, {"days": -3, "test": "a", "value": "much"}], 'E_TYPE "value" is', "instances[0].events[1].value"),
-        ("x", "should be a valid list", "instances[0].events"),
-        ([5], "should be a valid dict", "instances[0].events[0]"),
-        ([{"days": True, "test": "a"}], "expected a text, a number", "instances[0].events[0]"),
+        ([{"age": 5}, {"age": 6}], "differ in age", "instances[1].events"),
+        ([{"days": "soon", "test": "a", "value": 1.0}], "E_", "instances[1].events[0].days"),
+        ([{"age": 5}, {"days": -3, "test": "a", "value": "much"}],
+         'E_TYPE "value" is a text of 4 characters, expected a number', "instances[1].events[1].value"),
+        ("x", "should be a valid list", "instances[1].events"),
+        ([5], "should be a valid dict", "instances[1].events[0]"),
+        ([{"days": True, "test": "a"}], "expected a text, a number", "instances[1].events[0]"),
     ],
 )  # fmt: skip
 def test_patients_are_refused_where_embed_refuses_them(patients, events, said, at):
-    answer = patients.post("/v1/models/events:predict", {"instances": [{"id": "secret-7", "events": events}]})
+    asked = [{"id": 0, "events": [{"age": 50}]}, {"id": "secret-7", "events": events}]
+    answer = patients.post("/v1/models/events:predict", {"instances": asked})
     found = refused(answer, 400, None)
     assert said in found["message"], found
     assert found["param"] == at
     assert "secret-7" not in answer.text
-
-
-def test_a_value_that_cannot_be_used_is_named_by_its_place_in_the_request(patients, finished):
-    asked = patients_of(finished, 3)
-    place = next(number for number, event in enumerate(asked[1]["events"]) if "value" in event)
-    asked[1]["events"][place]["value"] = "much"
-    found = refused(patients.post("/v1/models/events:predict", {"instances": asked}), 400, None)
-    assert found["param"] == f"instances[1].events[{place}].value"
-    assert found["message"] == 'E_TYPE "value" is a text of 4 characters, expected a number'
 
 
 @pytest.mark.promise("serving.private")
@@ -355,14 +349,24 @@ def test_models_say_the_columns_of_patients(patients):
     refused(patients.post("/v1/models/other:predict", {"instances": []}), 404, "model_not_found")
     refused(patients.post("/v1/models/events:predict", {"instances": []}), 400, None)
     refused(patients.post("/v1/models/events:predict", {"instances": [{"id": 1}]}), 400, None)
+
+
+def test_patients_with_more_sets_or_events_than_a_pass_may_take_are_refused(patients, finished):
+    [patient] = instances(finished("patients").recipe.parent / "tables", 1)
+    first = patient["events"][1]
+    for verb, most in (("explain", routes.MOST_EXPLAINED), ("predict", routes.MOST_SETS)):
+        # with the facts, which are a set, and the patient's own
+        for more, status in ((most - 40, 200), (most, 400)):
+            events = [patient["events"][0], *({**first, "days": -1 - day} for day in range(more))]
+            answer = patients.post(f"/v1/models/events:{verb}", {"instances": [{"id": 1, "events": events}]})
+            assert answer.status_code == status, answer.text
+        assert refused(answer, 400, None)["param"] == "instances[0].events"
+    many = {"id": 1, "events": [first] * (module.MOST_EVENTS + 1)}
+    assert "events" in refused(patients.post("/v1/models/events:predict", {"instances": [many]}), 400, None)["message"]
     assert json.loads(patients.get("/health").text) == {"status": "ready"}
 
 
 def test_a_unit_that_is_a_part_of_the_code_is_a_column_of_requests(finished):
-    from unpad.inference.loaded import load
-    from unpad.recipes.data import EventSource
-    from unpad.serving.patients import _form
-
     run = load(finished("patients").run)
     for unit, columns in (("auto", ("value",)), ("uom", ("value", "uom"))):
-        assert _form(run, 0, EventSource(path="e.csv", layout="table", value_unit=unit)).others == columns
+        assert module._form(run, 0, EventSource(path="e.csv", layout="table", value_unit=unit)).others == columns

@@ -45,7 +45,7 @@ def test_what_the_server_refuses_is_not_proven_and_what_it_fails_at_is_no_answer
     def refuses(ask: Any) -> None:
         raise RequestError("too long", status=status)
 
-    monkeypatch.setattr("unpad.serving.served.Served.completion", lambda served, ask: refuses(ask))
+    monkeypatch.setattr("unpad.serving.served.Served.completion", lambda served, ask, *more: refuses(ask))
     if status == 500:
         with pytest.raises(over_http.ServerFaultError, match="too long"):
             streams(loaded, subject.requests, subject.alone())

@@ -1,10 +1,13 @@
 """The verb: what it needs, what it refuses, and a process that loads, answers and ends."""
 
+import asyncio
 import importlib.util
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +15,12 @@ import httpx
 import pytest
 
 from tests.helpers.serving import running, wait_for
-from unpad.errors import NOT_PROVED, ProofError, RecipeError
+from unpad.errors import NOT_PROVED, CheckpointError, ProofError, RecipeError
+from unpad.inference import engine
+from unpad.serving.limits import Limits, bound
 from unpad.serving.served import RunOpening, fingerprint, prove
-from unpad.serving.server import bound
+from unpad.serving.server import Listening, Server, run
+from unpad.serving.service import Service
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,17 +57,22 @@ def test_a_network_and_a_run_that_is_not_there_are_refused_at_the_start(unpad):
     assert (told.code, 'there is no run "any"' in told.err) == (2, True)
 
 
-def test_an_address_in_use_is_refused(chats):
+def test_an_address_in_use_is_refused_at_once(chats, finished):
     with pytest.raises(RecipeError, match="cannot listen") as caught, bound("127.0.0.1", chats.port):
         pass
     assert "--port" in caught.value.fix
     with pytest.raises(RecipeError, match="cannot listen"), bound("203.0.113.7", 0):
         pass
+    words = ["unpad", "serve", str(finished("conversations").run), "--port", str(chats.port)]
+    script = (
+        f"import sys\nfrom unpad.cli.main import main\nsys.argv = {words!r}\ntry:\n    main()\n"
+        "except SystemExit as end:\n    print(end.code, 'torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout == "2 False\n", "before torch is imported"
 
 
 def test_a_run_whose_answers_depend_on_others_is_not_served(chats, monkeypatch):
-    from unpad.inference import engine
-
     assert chats.service.served is not None
     make: Any = chats.service._worker._make
     assert "equal each alone" in prove(chats.service.served, make)
@@ -93,14 +104,6 @@ def test_the_fingerprint_is_of_what_answers_depend_on(chats, finished, monkeypat
 
 
 def test_a_run_that_cannot_be_loaded_ends_the_server_with_its_error(finished, tmp_path):
-    import asyncio
-    import shutil
-
-    from unpad.errors import CheckpointError
-    from unpad.serving.limits import Limits
-    from unpad.serving.server import Listening, Server, run
-    from unpad.serving.service import Service
-
     folder = Path(shutil.copytree(finished("conversations").run, tmp_path / "run"))
     for path in (folder / "checkpoints").rglob("*.safetensors"):
         path.write_bytes(b"broken")
@@ -134,51 +137,25 @@ def test_a_process_tells_its_address_and_ends_with_0_when_it_is_told_to(finished
     assert "POST /v1/chat/completions 200 " in (tmp_path / "log").read_text("utf-8")
 
 
-@pytest.mark.nightly
-def test_a_second_signal_ends_the_process_at_once(finished, tmp_path):
-    script = (
-        "import os, signal, sys, threading\n"
-        "from unpad.serving.server import Server\n"
-        "server = Server.__new__(Server)\n"
-        "server.should_exit = False\n"
-        "for number in (signal.SIGTERM, signal.SIGTERM):\n"
-        "    server.handle_exit(number, None)\n"
-        "    print(server.should_exit, flush=True)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "True\n")
+def test_a_second_signal_ends_the_process_at_once(monkeypatch):
+    ended: list[int] = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    server = Server(Service(Limits()), Listening())
+    for _ in range(2):
+        assert ended == []
+        server.handle_exit(signal.SIGTERM, None)
+    assert (server.should_exit, ended) == (True, [128 + signal.SIGTERM])
 
 
 def test_the_server_says_that_it_loads(finished, monkeypatch):
-    import threading
-
-    go_on = threading.Event()
-    inner = RunOpening.load
-
-    def slow(opening: RunOpening) -> Any:
-        assert go_on.wait(60)
-        return inner(opening)
-
-    monkeypatch.setattr(RunOpening, "load", slow)
-    made: list[Any] = []
-
-    def serve() -> None:
-        with running(finished("conversations").run) as one:
-            made.append(one.url)
-
-    urls: list[str] = []
-    monkeypatch.setattr("tests.helpers.serving.address_of", lambda place: (urls.append(
-        f"http://127.0.0.1:{place.getsockname()[1]}"), urls[-1])[1])  # fmt: skip
-    thread = threading.Thread(target=serve)
-    thread.start()
-    wait_for(lambda: urls)
-    with httpx.Client(base_url=urls[0], timeout=60) as client:
-        answer = client.get("/health")
+    go_on, inner = threading.Event(), RunOpening.load
+    monkeypatch.setattr(RunOpening, "load", lambda opening: (go_on.wait(60), inner(opening))[1])
+    with running(finished("conversations").run, until="loading") as made:
+        answer = made.get("/health")
         assert (answer.status_code, answer.json()) == (503, {"status": "loading"})
-        refused = client.post("/v1/chat/completions", json={"messages": []})
+        refused = made.post("/v1/chat/completions", {"messages": []})
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "loading")
         assert refused.headers["retry-after"]
-        assert client.get("/metrics").status_code == 200
-    go_on.set()
-    thread.join(60)
-    assert made == urls
+        assert made.get("/metrics").status_code == 200
+        go_on.set()
+        wait_for(lambda: made.get("/health").json() == {"status": "ready"})

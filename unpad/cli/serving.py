@@ -1,6 +1,7 @@
 """The verb that puts a run behind HTTP."""
 
 from collections.abc import Collection
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -61,16 +62,11 @@ def serve(
     """Serve a run: a page to talk to it, and OpenAI's protocol for programs. Ctrl-C ends it after open answers."""
     refuse_given(context, ("weights",) if engine == "unpad" else set(context.params) - OF_LLAMA, engine)
     require_serve()
-    from unpad.serving.limits import MIB, Limits, check_origins, check_reach, read_tokens
+    from unpad.serving.limits import MIB, Limits, bound, check_origins, check_reach, read_tokens
 
     tokens = read_tokens(token_file) if token_file is not None else ()
     check_reach(host, tokens, no_token)
     check_origins(allow_origin or ())
-    check_run(run)
-    from unpad.serving.served import RunOpening
-    from unpad.serving.server import Listening
-    from unpad.serving.server import serve as serve_run
-
     limits = Limits(
         host=host,
         rows=rows,
@@ -81,13 +77,20 @@ def serve(
         hosts=tuple(allow_host or ()),
         origins=tuple(allow_origin or ()),
     )
-    opening = RunOpening(run, name, rows, None if memory is None else memory * MIB, piece, threads, seed)
-    if engine != "unpad":
-        from unpad.serving.llama import Llama, serve_llama
+    with bound(host, port) if engine == "unpad" else nullcontext() as place:
+        check_run(run)  # which imports torch, in seconds
+        from unpad.serving.served import RunOpening
 
-        serve_llama(Llama(engine, weights), opening, limits, port)
-        return
-    serve_run(opening, limits, Listening(port, drain, not no_page))
+        opening = RunOpening(run, name, rows, None if memory is None else memory * MIB, piece, threads, seed)
+        if place is None:
+            from unpad.serving.llama import Llama, serve_llama
+
+            serve_llama(Llama(engine, weights), opening, limits, port)
+        else:
+            from unpad.serving.server import Listening
+            from unpad.serving.server import serve as serve_run
+
+            serve_run(opening, limits, Listening(drain, not no_page), place)
 
 
 def refuse_given(context: typer.Context, names: Collection[str], engine: str) -> None:

@@ -36,7 +36,7 @@ from unpad.terminal.table import number_of
 if TYPE_CHECKING:
     from llguidance import LLMatcher
 
-KEPT_BYTES = 1 << 30  # of beginnings, where the engine has no limit of memory
+KEPT_BYTES = 1 << 30  # of beginnings, by default
 SHORTEST_KEPT = 16  # tokens; reading fewer costs less than copying them
 # Token ids, or a flat batch of them with images among the tokens.
 Prompts = Sequence[Sequence[int]] | RaggedBatch
@@ -58,6 +58,7 @@ class Request:
         deadline: time.monotonic() at which all answers end.
         top: report log probabilities: of each token, and of so many likeliest ones.
         echo: with `top`, report those of the prompt's tokens too.
+        owner: the beginnings of prompts that are kept are found by requests of the same one.
         bias: (vocab_size,) fp32, added to the scores.
         grammar: what an answer may be, at its start; the answers get copies.
     """
@@ -71,6 +72,7 @@ class Request:
     deadline: float | None = None
     top: int | None = None
     echo: bool = False
+    owner: str = ""
     bias: Tensor | None = None
     grammar: "LLMatcher | None" = None
 
@@ -461,7 +463,8 @@ class Engine:
         piece: tokens of prompts that a turn reads at most.
         rows: answers at the same time.
         memory: bytes of keys and values of live rows and kept beginnings; a request that does not fit waits. None: rows
-            take what they need, and beginnings at most KEPT_BYTES.
+            take what they need.
+        kept: bytes of these that beginnings take at most.
         keeps: whether beginnings of prompts are kept for later ones.
         watch: called with the scores, (vocab_size,), that each token of an answer is chosen by; for proofs.
 
@@ -479,11 +482,12 @@ class Engine:
         piece: int = 256,
         rows: int = 64,
         memory: int | None = None,
+        kept: int = KEPT_BYTES,
         keeps: bool = True,
         watch: Callable[[Ticket, int, Tensor], None] = lambda ticket, answer, scores: None,
     ) -> None:
         self._model, self._precision, self._watch = model, precision, watch
-        self._piece, self._rows, self._memory = piece, rows, memory
+        self._piece, self._rows, self._memory, self._kept = piece, rows, memory, kept
         self._cut = cut_step(DTYPES[precision], device_of(model), model.head_dim or 0)
         self._beginnings = _Beginnings(self._cut) if keeps else None
         self._waiting: deque[list[Ticket]] = deque()  # those of a list are read in one pass
@@ -617,7 +621,8 @@ class Engine:
             for ticket in tickets:
                 ticket.row = CachedRow(ticket.most)
                 if self._beginnings is not None and ticket.batch is None and not ticket.request.echo:
-                    ticket.row = self._beginnings.begin(ticket.ids, ticket.most) or ticket.row
+                    kept = self._beginnings.begin(ticket.ids, ticket.most, ticket.request.owner)
+                    ticket.row = kept or ticket.row
                 ticket.cached = ticket.row.length
                 self.tokens_reused += ticket.cached
 
@@ -746,13 +751,13 @@ class Engine:
         for (ticket, stop), row in zip(parts, rows, strict=True):
             self._token_bytes = max(self._token_bytes, row.token_bytes)
             if stop == len(ticket.ids) and self._beginnings is not None and row.is_whole:
-                self._beginnings.keep(ticket.ids, row, self._free_for_beginnings())
+                self._beginnings.keep(ticket.ids, row, self._free_for_beginnings(), ticket.request.owner)
         return last
 
     def _free_for_beginnings(self) -> int:
         if self._memory is None:
-            return KEPT_BYTES
-        return self._memory - sum(ticket.promised for ticket in self.tickets())
+            return self._kept
+        return min(self._kept, self._memory - sum(ticket.promised for ticket in self.tickets()))
 
     def _echo(self, ticket: Ticket, start: int, stop: int, hidden: Tensor) -> None:
         """Report the tokens that follow those of a piece, (num, width), but for the first of the answer."""
@@ -802,10 +807,15 @@ class Engine:
 
     def _choose(self, answers: list[_Answer], hidden: Tensor) -> None:
         """Choose the next token of each row from its hidden state, (num_rows, width), and report it."""
-        logits, tokens = self._model.logits(hidden), list[int | None]()
-        with self._apart([answer.ticket for answer in answers]):
-            tokens = _draw(answers, logits)
-        for place, (answer, token) in enumerate(zip(answers, tokens, strict=False)):  # none after a fault
+        logits, uniform = self._model.logits(hidden), [answer.generator.random() for answer in answers]
+        try:
+            tokens = _draw(answers, logits, uniform)
+        except Exception:  # each by itself, so that the one at fault ends alone
+            tokens = [None] * len(answers)
+            for place, answer in enumerate(answers):
+                with self._apart([answer.ticket]):
+                    [tokens[place]] = _draw([answer], logits[place, None], [uniform[place]])
+        for place, (answer, token) in enumerate(zip(answers, tokens, strict=True)):
             if answer.index not in answer.ticket.open:
                 continue
             if token is None:
@@ -837,8 +847,9 @@ class Engine:
 # --------------------------------------------------------------------------- scores and draws
 
 
-def _draw(answers: Sequence[_Answer], logits: Tensor) -> list[int | None]:
-    """Draw a token for each row of scores, (num_rows, vocab_size), None where they are not finite."""
+def _draw(answers: Sequence[_Answer], logits: Tensor, uniform: Sequence[float]) -> list[int | None]:
+    """Draw a token for each row of scores, (num_rows, vocab_size), None where they are not finite, by numbers from 0 to
+    1."""
     if any(answer.adjusts for answer in answers):
         logits = torch.stack([_adjusted(answer, row) for answer, row in zip(answers, logits, strict=True)])
     finite = logits.sum(-1).isfinite().tolist()
@@ -854,8 +865,8 @@ def _draw(answers: Sequence[_Answer], logits: Tensor) -> list[int | None]:
         if kind[0]:
             chosen = scores.argmax(-1)
         else:
-            uniform = torch.tensor([answers[place].generator.random() for place in places], dtype=torch.float64)
-            chosen = sample(scores.cpu().double(), [every[place] for place in places], uniform)
+            drawn = torch.tensor([uniform[place] for place in places], dtype=torch.float64)
+            chosen = sample(scores.cpu().double(), [every[place] for place in places], drawn)
         tokens |= zip(places, chosen.tolist(), strict=True)
     return [tokens[place] if fits else None for place, fits in enumerate(finite)]
 
@@ -883,8 +894,18 @@ def _step(answer: int, token: int, logits: Tensor, top: int | None) -> NewToken:
 # --------------------------------------------------------------------------- beginnings
 
 
+@dataclass(eq=False)
+class _Kept:
+    """A prompt that was read: its tokens, (num_tokens,) int64, and the digests of its beginnings."""
+
+    ids: np.ndarray
+    row: CachedRow
+    digests: list[bytes]
+
+
 class _Beginnings:
-    """Prompts that were read, for later ones that begin with the same tokens; the least recently used go first.
+    """Prompts that were read, for later ones of the same owner that begin with the same tokens; the least recently used
+    go first.
 
     Args:
         cut: a beginning is used up to a multiple of this many tokens.
@@ -892,48 +913,70 @@ class _Beginnings:
 
     def __init__(self, cut: int) -> None:
         self._cut = cut
-        self._kept: dict[bytes, tuple[np.ndarray, CachedRow]] = {}  # the least recently used first
+        self._kept: dict[_Kept, None] = {}  # the least recently used first
+        # The most recently used prompt with a beginning, so that none is lost with an older one.
+        self._latest: dict[bytes, _Kept] = {}
         self.num_bytes = 0
 
-    def begin(self, ids: Sequence[int], most: int) -> CachedRow | None:
+    def begin(self, ids: Sequence[int], most: int, owner: str = "") -> CachedRow | None:
         """A row that holds the longest kept beginning of a prompt, of which the last token is still to be read."""
         prompt = np.asarray(ids, np.int64)
-        shared, key = 0, b""
-        for one, (kept, _) in self._kept.items():
-            if (length := _shared(kept, prompt)) > shared:
-                shared, key = length, one
-        shared = min(shared, len(prompt) - 1) // self._cut * self._cut
+        found = None
+        for digest in _digests(prompt, owner):
+            if digest not in self._latest:
+                break
+            found = self._latest[digest]
+        if found is None:
+            return None
+        shared = min(_shared(found.ids, prompt), len(prompt) - 1) // self._cut * self._cut
         if shared < SHORTEST_KEPT:
             return None
-        kept, row = self._kept[key] = self._kept.pop(key)
-        return row.copy(shared, most)
+        self._use(found)
+        return found.row.copy(shared, most)
 
-    def keep(self, ids: Sequence[int], row: CachedRow, most_bytes: int) -> None:
+    def keep(self, ids: Sequence[int], row: CachedRow, most_bytes: int, owner: str = "") -> None:
         """Keep a prompt that was read; prompts that it begins with go."""
-        prompt = np.asarray(ids, np.int64)
-        length = len(prompt) // self._cut * self._cut
+        length = len(ids) // self._cut * self._cut
         if length < SHORTEST_KEPT or length * row.token_bytes > most_bytes:
             return
-        prompt = prompt[:length]
-        for key, (kept, _) in list(self._kept.items()):
-            shared = _shared(kept, prompt)
+        prompt = np.asarray(ids[:length], np.int64)
+        digests = list(_digests(prompt, owner))
+        for kept in dict.fromkeys(self._latest[digest] for digest in digests if digest in self._latest):
+            shared = _shared(kept.ids, prompt)
             if shared == length:
-                self._kept[key] = self._kept.pop(key)  # it is kept already
+                self._use(kept)  # it is kept already
                 return
-            if shared == len(kept):
-                self._drop(key)
+            if shared == len(kept.ids):
+                self._drop(kept)
         self.shrink(most_bytes - length * row.token_bytes)
-        copy = row.copy(length, row.most)
-        self._kept[prompt.tobytes()] = prompt, copy
-        self.num_bytes += copy.num_bytes
+        made = _Kept(prompt, row.copy(length, row.most), digests)
+        self.num_bytes += made.row.num_bytes
+        self._use(made)
 
     def shrink(self, most_bytes: int) -> None:
         """Drop what exceeds so many bytes."""
         while self._kept and self.num_bytes > most_bytes:
             self._drop(next(iter(self._kept)))
 
-    def _drop(self, key: bytes) -> None:
-        self.num_bytes -= self._kept.pop(key)[1].num_bytes
+    def _use(self, kept: _Kept) -> None:
+        self._kept.pop(kept, None)
+        self._kept[kept] = None
+        self._latest |= dict.fromkeys(kept.digests, kept)
+
+    def _drop(self, kept: _Kept) -> None:
+        del self._kept[kept]
+        self.num_bytes -= kept.row.num_bytes
+        for digest in kept.digests:
+            if self._latest[digest] is kept:
+                del self._latest[digest]
+
+
+def _digests(prompt: np.ndarray, owner: str) -> Iterator[bytes]:
+    """Digests of the beginnings of one, two and more blocks of SHORTEST_KEPT tokens, and of the whole prompt."""
+    digest = blake2b(owner.encode(), digest_size=16).digest()
+    for start in range(0, len(prompt), SHORTEST_KEPT):
+        digest = blake2b(digest + prompt[start : start + SHORTEST_KEPT].tobytes(), digest_size=16).digest()
+        yield digest
 
 
 def _shared(one: np.ndarray, other: np.ndarray) -> int:

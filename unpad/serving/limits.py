@@ -4,7 +4,9 @@ import asyncio
 import hmac
 import ipaddress
 import re
-from collections.abc import Collection, Mapping, Sequence
+import socket
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -101,6 +103,24 @@ def check_origins(origins: Sequence[str]) -> None:
             raise RecipeError(what, where="--allow-origin", fix=f"write it as browsers send it, such as {written}")
 
 
+@contextmanager
+def bound(host: str, port: int) -> Iterator[socket.socket]:
+    """A socket that listens at an address, on which clients may wait before anything can answer.
+
+    Raises:
+        RecipeError: the address is in use, or not of this machine.
+    """
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        place = socket.create_server(address[:2], family=family, backlog=2048)
+    except (OSError, OverflowError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        fix = "choose another --port, or an address of this machine as --host"
+        raise RecipeError(f"cannot listen: {reason}", where=f"{host}:{port}", fix=fix) from None
+    with place:
+        yield place
+
+
 # --------------------------------------------------------------------------- before a route
 
 
@@ -168,8 +188,8 @@ def check_type(http: Request, *, takes_files: bool = False) -> bool:
     raise RequestError(what, status=415, code="unsupported_media_type")
 
 
-async def read_body(http: Request, limits: Limits, most: int) -> bytes:
-    """The body of a request, of at most so many bytes.
+async def read_body(http: Request, limits: Limits, most: int, count: Callable[[int], None]) -> bytes:
+    """The body of a request, of at most so many bytes; `count` hears how many came so far, and may refuse more.
 
     Raises:
         RequestError: 413 if it is too large, 408 if it does not arrive in time, 400 if it has two lengths, as proxies
@@ -189,6 +209,7 @@ async def read_body(http: Request, limits: Limits, most: int) -> bytes:
                 content += part
                 if len(content) > most:
                     raise _too_large(most)
+                count(len(content))
     except TimeoutError:
         what = f"the body did not arrive in {limits.arrival:g} seconds: send it again"
         raise RequestError(what, status=408, code="timeout", headers={"Connection": "close"}) from None

@@ -28,9 +28,9 @@ from unpad.machine import available_memory
 from unpad.models.decoder import Decoder
 from unpad.run.folder import run_recipe
 from unpad.run.report.samples import newest_prompts
-from unpad.serving.limits import Limits
+from unpad.serving.limits import Limits, bound
 from unpad.serving.served import CHAT, COMPLETIONS, RunOpening, Served, add_contents
-from unpad.serving.server import SIGNALS, address_of, bound, show
+from unpad.serving.server import SIGNALS, address_of, show
 from unpad.terminal.progress import progress
 
 ENGINE = "llama.cpp"  # that of the package xllamacpp

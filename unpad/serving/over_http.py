@@ -25,10 +25,10 @@ from unpad.proof import passes
 from unpad.proof.line import Line, not_applicable
 from unpad.proof.passes import line_of_numbers
 from unpad.proof.serving import HTTP
-from unpad.serving.limits import Limits
+from unpad.serving.limits import Limits, bound
 from unpad.serving.protocol import SAMPLING
 from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, RunOpening, opened
-from unpad.serving.server import Listening, Server, bound, run
+from unpad.serving.server import Listening, Server, run
 from unpad.serving.service import Service
 from unpad.terminal.table import number_of
 

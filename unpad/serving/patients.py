@@ -30,6 +30,7 @@ from unpad.models.contract import PredictsSets
 from unpad.recipes.data import EventLabels, EventSource
 from unpad.serving.protocol import Instance, RequestError
 
+MOST_EVENTS = 20_000  # of a request
 ID = "id"  # column that joins the tables of a request; its numbers are places in the request
 Cell = str | int | float | None
 Place = tuple[int, int | None, Mapping[str, Cell]]  # of a row: its patient, its number among the events, and the row
@@ -112,11 +113,13 @@ class Tables:
         return data
 
     def check(self, instances: Sequence[Instance]) -> None:
-        """Refuse rows with unknown columns, and rows of no table.
+        """Refuse too many rows, rows with unknown columns, and rows of no table.
 
         Raises:
             RequestError: names the row.
         """
+        if (num := sum(len(one.events) for one in instances)) > MOST_EVENTS:
+            raise RequestError(f"{num:,} events, at most {MOST_EVENTS:,} are taken: ask in parts", "instances")
         columns, needs = self.columns[1:], [form.needs for form in self.forms if form.timed]
         facts = {name for form in self.forms if not form.timed for name in form.others} | {self.landmark}
         for place, instance in enumerate(instances):
@@ -202,6 +205,18 @@ def _layout(run: LoadedRun, source: EventSource) -> str:
         return find_files(source, resolve_path(run.recipe.data, source.path))[1]
     except (UnpadError, OSError):
         return "table" if source.layout == "auto" else source.layout
+
+
+def check_sets(data: EventData, most: int) -> None:
+    """Refuse a patient with so many sets that the pass of the model would hold up others.
+
+    Raises:
+        RequestError: names the patient.
+    """
+    lengths = np.diff(data.sets.sets_of)
+    for row in np.flatnonzero(lengths > most)[:1].tolist():
+        what = f"the patient has {lengths[row]:,} sets of events, at most {most:,} are taken here: leave out the oldest"
+        raise RequestError(what, f"instances[{data.ids[row]}].events")
 
 
 # --------------------------------------------------------------------------- tables in memory

@@ -53,12 +53,8 @@ def in_memory(content: bytes) -> Iterator[Path]:
         yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
-def read_images(run: LoadedRun, contents: Sequence[bytes]) -> list[ReadImage | ImageError]:
-    """Images as the model reads them, or why one cannot be used."""
-    return [_read_one(run, content) for content in contents]
-
-
-def _read_one(run: LoadedRun, content: bytes) -> ReadImage | ImageError:
+def read_or_fault(run: LoadedRun, content: bytes) -> ReadImage | ImageError:
+    """An image as the model reads it, or why it cannot be used."""
     try:
         return read_image(run, content, Path())
     except ImageError as error:

@@ -10,7 +10,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 from starlette.requests import ClientDisconnect, Request
@@ -20,16 +20,19 @@ from starlette.types import Receive, Scope, Send
 
 from unpad.data.patients import EventData
 from unpad.data.pixels.formats import ImageError
-from unpad.inference.images import ReadImage
+from unpad.inference.engine import Request as EngineRequest
 from unpad.inference.patients import batches, computed
 from unpad.serving import protocol
 from unpad.serving.limits import check_type, read_body
-from unpad.serving.patients import explanations, predictions
-from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, read_images
+from unpad.serving.patients import check_sets, explanations, predictions
+from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, read_or_fault
 from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, ModelPrompt, Notes, Served
-from unpad.serving.service import Service
+from unpad.serving.service import Service, too_late
 
 ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
+# Sets of a patient: a prediction takes time by their square, an explanation by their cube.
+MOST_SETS, MOST_EXPLAINED = 2048, 256
+IMAGES_TOGETHER = 8  # of one request in a pass
 
 
 def routes(service: Service, *, page: bool) -> list[Route]:
@@ -39,11 +42,7 @@ def routes(service: Service, *, page: bool) -> list[Route]:
         Route("/metrics", partial(_metrics, service)),
         Route("/v1/models", partial(_models, service)),
         Route("/v1/models/{id}", partial(_model, service)),
-        Route(CHAT, partial(_chat, service), methods=["POST"]),
-        Route(COMPLETIONS, partial(_completion, service), methods=["POST"]),
-        Route(CLASSIFY, partial(_classify, service), methods=["POST"]),
-        Route(PREDICT, partial(_predict, service), methods=["POST"]),
-        Route(EXPLAIN, partial(_explain, service), methods=["POST"]),
+        *(Route(path, partial(_asked, service, path, answer), methods=["POST"]) for path, answer in ANSWERS.items()),
         *(Route(path, partial(_not_here, service), methods=["POST"]) for path in ("/v1/embeddings", "/v1/responses")),
     ]
     if page:
@@ -89,46 +88,64 @@ async def _not_here(service: Service, http: Request) -> Response:
     raise protocol.RequestError(what, code="not_supported")
 
 
+# --------------------------------------------------------------------------- what bounds every question
+
+
+async def _asked(
+    service: Service,
+    route: str,
+    answer: Callable[[Service, Served, Request, bytes], Awaitable[Response]],
+    http: Request,
+) -> Response:
+    """Read and answer a request: as one of the most that are taken, in its time, and while its client listens."""
+    served = service.ready()
+    served.check_route(route)
+    if "id" in http.path_params:
+        served.check_model(http.path_params["id"])
+    check_type(http, takes_files=route == CLASSIFY)
+    try:
+        with service.place() as count:
+            async with asyncio.timeout_at(_began(http) + service.limits.timeout):  # a loop's clock is time.monotonic
+                content = await read_body(http, service.limits, service.max_body, count)
+                return await while_listening(http.receive, answer(service, served, http, content))
+    except TimeoutError:
+        raise too_late(service.limits) from None
+
+
+def _began(http: Request) -> float:
+    """When a request arrived."""
+    began: float = http.scope["state"]["seen"].began
+    return began
+
+
 # --------------------------------------------------------------------------- texts
 
 
-Read = TypeVar("Read")
-
-
-async def _asked(service: Service, http: Request, route: str, read: Callable[[Served, dict[str, Any]], Read]) -> Read:
-    """What a body asks for, read beside the event loop after the checks that routes share."""
-    served = service.ready()
-    served.check_route(route)
-    check_type(http)
-    content = await read_body(http, service.limits, service.max_body)
-    return await service.prepare(lambda: read(served, protocol.parse_body(content)))
-
-
-async def _chat(service: Service, http: Request) -> Response:
-    def read(served: Served, body: dict[str, Any]) -> tuple[protocol.ChatAsk, ModelPrompt]:
-        ask = protocol.ChatAsk.read(body)
+async def _chat(service: Service, served: Served, http: Request, content: bytes) -> Response:
+    def read() -> tuple[protocol.ChatAsk, ModelPrompt]:
+        ask = protocol.ChatAsk.read(protocol.parse_body(content))
         served.check_model(ask.model)
         return ask, served.chat(ask)
 
     def patches(prompts: Sequence[ModelPrompt]) -> list[dict[str, Any]]:
-        return [kept_patches(service.ready().run, one.batch, one.grid) for one in prompts]
+        return [kept_patches(served.run, one.batch, one.grid) for one in prompts]
 
-    ask, prompt = await _asked(service, http, CHAT, read)
-    more = {}
-    if ask.kept_patches:
-        (kept,) = await while_listening(http.receive, service.once("patches", [prompt], patches))
-        more = {"kept_patches": kept}
-    return Answers(service, "chat", [prompt], ask, more)
+    ask, prompt = await service.prepare(read)
+    kept = await service.once("patches", [prompt], patches) if ask.kept_patches else []
+    return Answers(service, http, "chat", [prompt], ask, {"kept_patches": kept[0]} if kept else {})
 
 
-async def _completion(service: Service, http: Request) -> Response:
-    def read(served: Served, body: dict[str, Any]) -> tuple[protocol.CompletionAsk, list[ModelPrompt]]:
-        ask = protocol.CompletionAsk.read(body)
+async def _completion(service: Service, served: Served, http: Request, content: bytes) -> Response:
+    def read() -> tuple[protocol.CompletionAsk, EngineRequest]:
+        ask = protocol.CompletionAsk.read(protocol.parse_body(content))
         served.check_model(ask.model)
-        return ask, served.completion(ask)
+        return ask, served.request_of(ask)
 
-    ask, prompts = await _asked(service, http, COMPLETIONS, read)
-    return Answers(service, "text", prompts, ask)
+    ask, request = await service.prepare(read)
+    made = partial(served.completion, ask, request)
+    # One by one, so that many leave room for those of other requests.
+    prompts = [await service.prepare(partial(made, place)) for place in range(len(ask.prompt))]
+    return Answers(service, http, "text", prompts, ask)
 
 
 class Answers(Response):
@@ -141,6 +158,7 @@ class Answers(Response):
     def __init__(
         self,
         service: Service,
+        http: Request,
         kind: str,
         prompts: Sequence[ModelPrompt],
         ask: protocol.TokensAsk,
@@ -152,7 +170,9 @@ class Answers(Response):
         self._ask = ask
         notes, drawn = sum((prompt.notes for prompt in prompts), Notes()).to_json(), prompts[0].request.settings
         self._notes = {**notes, "seed": drawn.seed if drawn.temperature > 0 else None, **more}
-        self._answering = service.ask(prompts, ask)
+        # Who waits for a guess of what another asked learns nothing from its time, nor from `cached_tokens`.
+        owner = http.headers.get("authorization", "").partition(" ")[2].strip() if service.limits.tokens else ""
+        self._answering = service.ask(prompts, ask, _began(http), owner)
         self._is_told = False  # whether the last event of a stream was handed over
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -244,71 +264,68 @@ async def _left(receive: Receive) -> None:
 # --------------------------------------------------------------------------- images and patients
 
 
-async def _classify(service: Service, http: Request) -> Response:
-    served = service.ready()
-    served.check_route(CLASSIFY)
-    is_json = check_type(http, takes_files=True)
+async def _classify(service: Service, served: Served, http: Request, content: bytes) -> Response:
     details = http.query_params.get("details") == "1"
-    content = await read_body(http, service.limits, service.max_body)
 
-    def read() -> tuple[bool, int, list[ReadImage | ImageError]]:
-        if not is_json:
-            return False, protocol.TOP_CLASSES, read_images(served.run, [content])
+    def read() -> tuple[bool, int, list[bytes]]:
+        if not check_type(http, takes_files=True):
+            return False, protocol.TOP_CLASSES, [content]
         body = protocol.parse_body(content)
         ask = protocol.ClassifyAsk.read(body)
-        images = read_images(served.run, [decoded(image, "inputs") for image in ask.inputs])
-        return type(body["inputs"]) is list, ask.parameters.top_k, images
+        return type(body["inputs"]) is list, ask.parameters.top_k, [decoded(image, "inputs") for image in ask.inputs]
 
-    is_list, top, images = await service.prepare(read)
+    is_list, top, files = await service.prepare(read)
+    images = [await service.prepare(partial(read_or_fault, served.run, file)) for file in files]  # as prompts
     for index, image in enumerate(images):
         if isinstance(image, ImageError) and not details:
             with protocol.refusals(f"inputs[{index}]" if is_list else "inputs"):
                 raise image
     usable = [image for image in images if not isinstance(image, ImageError)]
-    work = service.once("images", usable, partial(classes_of, served.run))
-    answers = iter(await while_listening(http.receive, work))
+    answers = iter(await service.once("images", usable, partial(classes_of, served.run), IMAGES_TOGETHER))
     rows = [detailed(image if isinstance(image, ImageError) else next(answers), top) for image in images]
     said = rows if details else [row["top"] for row in rows]
     return JSONResponse(said if is_list else said[0])
 
 
-async def _predict(service: Service, http: Request) -> Response:
-    ask, data = await _patients(service, http, PREDICT)
-    numbers = await _numbers(service, http, "predict", data)
+async def _predict(service: Service, served: Served, http: Request, content: bytes) -> Response:
+    ask, data = await _patients(service, served, content, MOST_SETS)
+    numbers = await _numbers(service, served, "predict", data)
     if "vector" in ask.outputs:
-        vectors = await _numbers(service, http, "vector", data)
+        vectors = await _numbers(service, served, "vector", data)
         numbers = [(places, {**one, **more}) for (places, one), (_, more) in zip(numbers, vectors, strict=True)]
-    return JSONResponse({"predictions": predictions(service.ready().run, data, ask.instances, numbers)})
+    return JSONResponse({"predictions": predictions(served.run, data, ask.instances, numbers)})
 
 
-async def _explain(service: Service, http: Request) -> Response:
-    ask, data = await _patients(service, http, EXPLAIN)
-    numbers = await _numbers(service, http, "explain", data)
-    return JSONResponse({"explanations": explanations(service.ready().run, data, ask.instances, numbers)})
+async def _explain(service: Service, served: Served, http: Request, content: bytes) -> Response:
+    ask, data = await _patients(service, served, content, MOST_EXPLAINED)
+    numbers = await _numbers(service, served, "explain", data)
+    return JSONResponse({"explanations": explanations(served.run, data, ask.instances, numbers)})
 
 
-async def _patients(service: Service, http: Request, route: str) -> tuple[protocol.PatientsAsk, EventData]:
-    def read(served: Served, body: dict[str, Any]) -> tuple[protocol.PatientsAsk, EventData]:
-        ask = protocol.PatientsAsk.read(body)
+async def _patients(
+    service: Service, served: Served, content: bytes, most_sets: int
+) -> tuple[protocol.PatientsAsk, EventData]:
+    def read() -> tuple[protocol.PatientsAsk, EventData]:
+        ask = protocol.PatientsAsk.read(protocol.parse_body(content))
         served.tables.check(ask.instances)
         with protocol.refusals("instances"):
-            return ask, served.tables.read(ask.instances)
+            data = served.tables.read(ask.instances)
+        check_sets(data, most_sets)
+        return ask, data
 
-    served = service.ready()
-    served.check_route(route)
-    served.check_model(http.path_params["id"])
-    return await _asked(service, http, route, read)
+    return await service.prepare(read)
 
 
 async def _numbers(
-    service: Service, http: Request, kind: str, data: EventData
+    service: Service, served: Served, kind: str, data: EventData
 ) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """Places of patients, and numbers of theirs from passes that other requests join."""
-    run = service.ready().run
-    made = await service.prepare(partial(batches, run, data, np.arange(len(data.table))))
-    work = service.once(kind, [batch for _, batch in made], partial(computed, run, kind))
-    numbers = await while_listening(http.receive, work)
+    made = await service.prepare(partial(batches, served.run, data, np.arange(len(data.table))))
+    numbers = await service.once(kind, [batch for _, batch in made], partial(computed, served.run, kind))
     return [(places, numbers_of) for (places, _), numbers_of in zip(made, numbers, strict=True)]
+
+
+ANSWERS = {CHAT: _chat, COMPLETIONS: _completion, CLASSIFY: _classify, PREDICT: _predict, EXPLAIN: _explain}
 
 
 # --------------------------------------------------------------------------- the page

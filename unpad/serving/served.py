@@ -24,7 +24,7 @@ from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.inference.chat import fit, room_for_reply, speaker_stops
 from unpad.inference.embed import predicts
-from unpad.inference.engine import Engine, Request, watch
+from unpad.inference.engine import KEPT_BYTES, Engine, Request, watch
 from unpad.inference.generate import Continuing, grammar_of
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision, load
@@ -38,7 +38,7 @@ from unpad.inference.prompts import (
     reads_chat,
     system_note,
 )
-from unpad.machine import cores, full_processor_name, quota
+from unpad.machine import available_memory, cores, full_processor_name, quota
 from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.linear import has_tiles
@@ -248,7 +248,7 @@ class Served:
         Raises:
             RequestError: it does not fit into the context, or the run has no place for a part of it.
         """
-        request = self._asked(ask)
+        request = self.request_of(ask)
         if self.kind == "vqa":
             return self._question(ask, request)
         if ask.kept_patches:
@@ -256,8 +256,8 @@ class Served:
         for _, param in ask.image_urls():
             raise RequestError("this run reads no images: leave the image out", param)
         run, turns = self.run, [Turn(message.role, message.text) for message in ask.messages]
-        read = turns if ask.history == "refuse" else turns[-1:]
-        self._check_bytes(sum(len(turn.content.encode()) for turn in read), "messages")
+        left_out = self._leave_out(turns) if ask.history == "trim" else 0
+        self._check_bytes(sum(len(turn.content.encode()) for turn in turns), "messages")
         system = turns[0].content if turns[0].role == "system" else ""
         template, tokenizer = run.recipe.data.template, run.tokenizer
         begun = turns.pop().content if turns[-1].role == "assistant" else ""  # of the reply
@@ -265,9 +265,10 @@ class Served:
             check_system(run.recipe, tokenizer, system)
             if ask.history == "trim":
                 reserve = room_for_reply(request.settings, self.context)
-                ids, left_out = fit(turns, template, tokenizer, self.context, reserve)
+                ids, more = fit(turns, template, tokenizer, self.context, reserve)
+                left_out += more
             else:
-                ids, left_out = encode_prompt(turns, tokenizer, template), 0
+                ids = encode_prompt(turns, tokenizer, template)
         ids += tokenizer.encode_batch([begun])[0]
         advice = 'shorten it, or leave out the oldest turns by "history": "trim"'
         self._check_length(len(ids), "messages", "the conversation", advice)
@@ -276,23 +277,35 @@ class Served:
         stop = (*ask.stop, *(speaker_stops(tokenizer, template) if request.grammar is None else ()))
         return ModelPrompt(replace(request, prompt=ids), len(ids), stop, notes)
 
-    def completion(self, ask: CompletionAsk) -> list[ModelPrompt]:
-        """The prompts of texts or token ids; raises as `chat`."""
-        request, made = self._asked(ask), []
-        for index, prompt in enumerate(ask.prompt):
-            param = "prompt" if len(ask.prompt) == 1 else f"prompt[{index}]"
-            with refusals(param):
-                if isinstance(prompt, str):
-                    self._check_bytes(len(prompt.encode()), param)
-                    encoded = encode(self.run.recipe, self.run.tokenizer, prompt)
-                    ids, notes = encoded.ids, self._notes(encoded.lost)
-                else:
-                    ids, notes = self._checked(prompt, param), Notes()
-            self._check_length(len(ids), param, "the prompt", "shorten it")
-            made.append(ModelPrompt(replace(request, prompt=ids), len(ids), ask.stop, notes))
-        return made
+    def _leave_out(self, turns: list[Turn]) -> int:
+        """Remove the oldest turns that cannot fit into the context, before a tokenizer reads them; return their
+        number."""
+        sizes = [len(turn.content.encode()) for turn in turns]
+        over = 0 if self.most_bytes is None else sum(sizes) - self.most_bytes
+        first = start = int(turns[0].role == "system")
+        last = max(place for place, turn in enumerate(turns) if turn.role == "user")
+        while over > 0 and start < last:
+            over -= sizes[start]
+            start += 1
+        while start > first and turns[start].role != "user":
+            start += 1
+        del turns[first:start]
+        return start - first
 
-    def _asked(self, ask: TokensAsk) -> Request:
+    def completion(self, ask: CompletionAsk, request: Request, place: int) -> ModelPrompt:
+        """One of the prompts, a text or token ids, of what `request_of` the ask is; raises as `chat`."""
+        prompt, param = ask.prompt[place], "prompt" if len(ask.prompt) == 1 else f"prompt[{place}]"
+        with refusals(param):
+            if isinstance(prompt, str):
+                self._check_bytes(len(prompt.encode()), param)
+                encoded = encode(self.run.recipe, self.run.tokenizer, prompt)
+                ids, notes = encoded.ids, self._notes(encoded.lost)
+            else:
+                ids, notes = self._checked(prompt, param), Notes()
+        self._check_length(len(ids), param, "the prompt", "shorten it")
+        return ModelPrompt(replace(request, prompt=ids), len(ids), ask.stop, notes)
+
+    def request_of(self, ask: TokensAsk) -> Request:
         """What the engine is asked, but for a prompt.
 
         Raises:
@@ -396,7 +409,7 @@ class RunOpening:
 
     Args:
         name: by which clients call it; "" for that of its folder.
-        rows: answers at once; memory: bytes of keys and values, None for the engine's own choice; piece: tokens of
+        rows: answers at once; memory: bytes of keys and values, None for half of what is free; piece: tokens of
             prompts that are read between two steps.
         threads: of products; None for 1 of a small model, and all cores that this process may use of others.
         seed: as of `Served`.
@@ -424,8 +437,9 @@ class RunOpening:
         if served.kind not in TEXTS:
             return served, name, None
         make = partial(
-            Engine, loaded.generator, precision=served.precision, piece=self.piece, rows=self.rows, memory=self.memory
-        )
+            Engine, loaded.generator, precision=served.precision, piece=self.piece, rows=self.rows,
+            memory=self.memory or available_memory() // 2, kept=self.memory or KEPT_BYTES,
+        )  # fmt: skip
         self.proof = prove(served, make)
         return served, name, make
 

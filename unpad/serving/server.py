@@ -4,6 +4,7 @@ every request passes through before the routes."""
 import asyncio
 import json
 import os
+import resource
 import signal
 import socket
 import time
@@ -26,10 +27,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from unpad.errors import RecipeError, nearest
+from unpad.errors import nearest
 from unpad.serving.limits import Limits, check_headers
 from unpad.serving.metrics import REQUEST_ID, log_draining, log_fault, log_request
-from unpad.serving.protocol import RequestError
+from unpad.serving.protocol import RequestError, unavailable
 from unpad.serving.routes import ABOUT, routes
 from unpad.serving.served import RunOpening
 from unpad.serving.service import Service, failed
@@ -143,6 +144,7 @@ class _Sent:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+MOST_CONNECTIONS, OTHER_FILES = 4096, 64  # and descriptors that the limit on open files leaves for all else
 LATE = 5  # seconds after the end of draining in which connections have to be closed
 
 
@@ -155,20 +157,14 @@ class Listening:
         page: whether it shows the page; logs: whether every request has a line in the log.
     """
 
-    port: int = 8000
     drain: float = 30
     page: bool = True
     logs: bool = True
 
 
-def serve(opening: RunOpening, limits: Limits, listening: Listening) -> None:
-    """Serve a run until a signal ends it.
-
-    Raises:
-        RecipeError: the address cannot be used.
-        UnpadError: the run cannot be loaded.
-    """
-    with bound(limits.host, listening.port) as place, held():
+def serve(opening: RunOpening, limits: Limits, listening: Listening, place: socket.socket) -> None:
+    """Serve a run at a socket until a signal ends it; raises UnpadError if the run cannot be loaded."""
+    with held():
         service = Service(limits)
         asyncio.run(run(service, Server(service, listening), opening, place, show))
 
@@ -176,24 +172,6 @@ def serve(opening: RunOpening, limits: Limits, listening: Listening) -> None:
 def show(lines: list[str]) -> None:
     """Print lines at once, also into a file."""
     print_text("".join(f"{line}\n" for line in lines))
-
-
-@contextmanager
-def bound(host: str, port: int) -> Iterator[socket.socket]:
-    """A socket that listens at an address.
-
-    Raises:
-        RecipeError: the address is in use, or not of this machine.
-    """
-    try:
-        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        place = socket.create_server(address[:2], family=family, backlog=2048)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        fix = "choose another --port, or an address of this machine as --host"
-        raise RecipeError(f"cannot listen: {reason}", where=f"{host}:{port}", fix=fix) from None
-    with place:
-        yield place
 
 
 async def run(
@@ -207,6 +185,7 @@ async def run(
     Raises:
         UnpadError: the run cannot be loaded.
     """
+    asyncio.get_running_loop().set_exception_handler(FaultsOnce())
     running = asyncio.create_task(server.serve(sockets=[place]))
     loading = asyncio.create_task(service.open(opening.load))
     try:
@@ -232,13 +211,33 @@ def address_of(place: socket.socket) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
+class FaultsOnce:
+    """Logs what goes wrong on an event loop outside of requests, each kind once: some kinds come thousands of times."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def __call__(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception") or RuntimeError()
+        kind = f"on the event loop, said once: {context['message'][:40]}"
+        if kind not in self._said:
+            self._said.add(kind)
+            log_fault(kind, error)
+
+
+def most_connections() -> int:
+    """Connections for which the limit on open files leaves room."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(8, min(MOST_CONNECTIONS, soft - OTHER_FILES))
+
+
 class Server(uvicorn.Server):
     """uvicorn's server with signals, and an end, of its own."""
 
     def __init__(self, service: Service, listening: Listening) -> None:
         config = uvicorn.Config(
             application(service, page=listening.page, logs=listening.logs),
-            http=partial(Connection, service.limits.arrival),  # type: ignore[arg-type]
+            http=partial(Connection, service.limits.arrival, most_connections(), {}),  # type: ignore[arg-type]
             ws="none",
             lifespan="off",
             log_config=None,
@@ -247,6 +246,7 @@ class Server(uvicorn.Server):
             server_header=False,
             proxy_headers=False,
             timeout_graceful_shutdown=int(listening.drain) + LATE,
+            backlog=128,  # asyncio takes as many connections in a row, and complains for each if it cannot
         )
         super().__init__(config)
         self._service, self._drain, self._logs = service, listening.drain, listening.logs
@@ -271,6 +271,13 @@ class Server(uvicorn.Server):
             os._exit(128 + sig)
         self.should_exit = True
 
+    async def on_tick(self, counter: int) -> bool:
+        """Ten times a second; end connections whose clients do not read."""
+        for connection in list(self.server_state.connections) if counter % 10 == 0 else ():
+            assert isinstance(connection, Connection), "the server makes no others"
+            connection.end_unread(time.monotonic())
+        return await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Take no more connections, and end open answers after the time for draining."""
         self._service.drain()
@@ -286,16 +293,41 @@ class Server(uvicorn.Server):
 
 
 class Connection(H11Protocol):
-    """A connection on which headers have to arrive in time; every error has the protocol's form."""
+    """A connection on which headers have to arrive in time, and answers have to be read; every error has the protocol's
+    form.
 
-    def __init__(self, arrival: float, *args: Any, **options: Any) -> None:
+    Args:
+        arrival: seconds for headers, and for some bytes of an answer to be read.
+        most: connections of the server; beyond, the one that waits longest for headers makes room.
+        waiting: connections that wait for headers, shared by all, in their order.
+    """
+
+    def __init__(
+        self, arrival: float, most: int, waiting: dict["Connection", None], *args: Any, **options: Any
+    ) -> None:
         super().__init__(*args, **options)
-        self._arrival = arrival
+        self._arrival, self._most, self._waiting = arrival, most, waiting
         self._late: asyncio.TimerHandle | None = None
+        self._unread = (0, 0.0)  # bytes of answers that the client did not take, and since when it is so many
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
         self._expect()
+        if len(self.connections) > self._most:
+            next(iter(self._waiting)).make_room()
+
+    def make_room(self) -> None:
+        """End a connection that waits for headers."""
+        what = f"more than {self._most} connections are open: ask again later"
+        self._refuse("503 Service Unavailable", unavailable(what, code="too_many_connections"))
+
+    def end_unread(self, now: float) -> None:
+        """End a connection whose client has taken nothing of an answer for too long; for a clock."""
+        num_bytes, since = self.transport.get_write_buffer_size(), self._unread[1]
+        if not num_bytes or num_bytes != self._unread[0]:
+            self._unread = (num_bytes, now)
+        elif now - since > self._arrival:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
@@ -310,12 +342,14 @@ class Connection(H11Protocol):
         if self.conn.their_state is not h11.IDLE:
             self._expect_nothing()
         elif self._late is None:
+            self._waiting[self] = None
             self._late = self.loop.call_later(self._arrival, self._end)
 
     def _expect_nothing(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
+            del self._waiting[self]
 
     def _end(self) -> None:
         if not self.transport.is_closing() and (self.cycle is None or self.cycle.response_complete):
@@ -328,5 +362,6 @@ class Connection(H11Protocol):
     def _refuse(self, status: str, error: RequestError) -> None:
         body = json.dumps(error.to_json()).encode()
         head = f"HTTP/1.1 {status}\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+        self._expect_nothing()
         self.transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
         self.transport.close()

@@ -4,8 +4,10 @@ import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, TypeVar
@@ -16,12 +18,14 @@ from unpad.serving import protocol
 from unpad.serving.limits import MIB, Limits
 from unpad.serving.metrics import Metrics, log_fault
 from unpad.serving.served import ModelPrompt, Served
-from unpad.serving.worker import Detokenizer, ModelThread, PassJob, WorkerEndedError
+from unpad.serving.worker import Detokenizer, Handle, ModelThread, PassJob, WorkerEndedError
 
 State = Literal["loading", "ready", "draining"]
 Result = TypeVar("Result")
 RECENT = 32  # ends of answers by which the rate is measured
 LONGEST_RETRY = 60  # seconds
+MOST_BODIES = 256 * MIB  # of all requests, beyond the first FREE_BODY of each, so that short ones find room beside long
+FREE_BODY = 1 << 16  # bytes
 
 
 class Service:
@@ -30,7 +34,7 @@ class Service:
     Attributes:
         state: whether it answers; asks are refused while the model loads, and when the server is about to end.
         served: the run, once it is loaded.
-        num_open: answers and inputs that are not done.
+        num_open: answers and inputs that are not done; num_read: requests that are read and made into these.
     """
 
     def __init__(self, limits: Limits) -> None:
@@ -39,10 +43,11 @@ class Service:
         self.served: Served | None = None
         self.fingerprint = ""
         self._worker: ModelThread | None = None
-        self.num_open = 0
+        self.num_open = self.num_read = 0
+        self._num_bytes = 0  # of bodies, as MOST_BODIES counts them
         self._ends: deque[float] = deque(maxlen=RECENT)
-        # One thread, as tokenizers and pictures share the processor with the model.
-        self._preparing = ThreadPoolExecutor(1, thread_name_prefix="unpad-prompts")
+        # They share the processor with the model; one that takes long leaves the other to the next request.
+        self._preparing = ThreadPoolExecutor(2, thread_name_prefix="unpad-prompts")
 
     # ----------------------------------------------------------------------- life
 
@@ -110,8 +115,34 @@ class Service:
     # ----------------------------------------------------------------------- work
 
     async def prepare(self, work: Callable[[], Result]) -> Result:
-        """Read a body and make its prompts beside the event loop."""
+        """Do a bounded part of reading a request beside the event loop; no part of one whose client left is begun."""
         return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
+
+    @contextmanager
+    def place(self) -> Iterator[Callable[[int], None]]:
+        """A place for a request that is read, with what counts the bytes of its body so far.
+
+        Raises:
+            RequestError: 429 if too many are read; 503, of what counts, if their bodies are too large together.
+        """
+        self._refuse_beyond(self.num_read + 1)
+        self.num_read, kept = self.num_read + 1, 0
+
+        def count(num_bytes: int) -> None:
+            nonlocal kept
+            more = max(0, num_bytes - FREE_BODY) - kept
+            if self._num_bytes + more > MOST_BODIES:
+                what = "the bodies of other requests leave no room for this one: ask again later"
+                headers = {**protocol.later(5), "Connection": "close"}
+                raise protocol.RequestError(
+                    what, status=503, kind="server_error", code="too_many_bytes", headers=headers
+                )
+            self._num_bytes, kept = self._num_bytes + more, kept + more
+
+        try:
+            yield count
+        finally:
+            self.num_read, self._num_bytes = self.num_read - 1, self._num_bytes - kept
 
     def admit(self, number: int) -> None:
         """Refuse work beyond what runs and waits.
@@ -122,9 +153,14 @@ class Service:
         most = self.limits.rows + self.limits.waiting
         if number > most:
             raise protocol.RequestError(f"the request asks for {number} answers: at most {most} are taken at once", "n")
-        if self.num_open + number > most:
-            seconds = self._seconds_to_wait(self.num_open + number - most)
-            what = f"{self.num_open} answers run or wait already, and {most} are the most: ask again in {seconds} s"
+        self._refuse_beyond(self.num_open + number)
+
+    def _refuse_beyond(self, number: int) -> None:
+        """Refuse so many answers, or requests that are read, if that is more than run and wait."""
+        most = self.limits.rows + self.limits.waiting
+        if number > most:
+            seconds = self._seconds_to_wait(number - most)
+            what = f"as many answers run or wait already as are taken, {most}: ask again in {seconds} s"
             raise protocol.RequestError(
                 what, status=429, kind="rate_limit_error", code="too_many_requests", headers=protocol.later(seconds)
             )
@@ -143,33 +179,38 @@ class Service:
         self.num_open -= 1
         self._ends.append(time.monotonic())
 
-    def ask(self, prompts: Sequence[ModelPrompt], ask: protocol.TokensAsk) -> "OpenRequest":
-        """Queue the answers to prompts. Raises as `admit` and `ready`."""
+    def ask(self, prompts: Sequence[ModelPrompt], ask: protocol.TokensAsk, began: float, owner: str) -> "OpenRequest":
+        """Queue the answers to prompts of a request that arrived at `began`, with the token `owner`. Raises as `admit`
+        and `ready`."""
         self.ready()
         self.admit(len(prompts) * ask.n)
-        return OpenRequest(self, prompts, ask)
+        return OpenRequest(self, prompts, ask, began, owner)
 
-    async def once(self, kind: str, inputs: Sequence[Any], work: Callable[[Sequence[Any]], Sequence[Any]]) -> list[Any]:
-        """Results of inputs, in a pass that others of their kind may join.
+    async def once(
+        self, kind: str, inputs: Sequence[Any], work: Callable[[Sequence[Any]], Sequence[Any]], together: int = 1
+    ) -> list[Any]:
+        """Results of inputs, in passes that others of their kind may join.
+
+        Args:
+            together: inputs that wait for a pass at the same time; the next follow when they are done, so that many do
+                not hold up those of other requests.
 
         Raises:
-            RequestError: as `admit` and `ready`; 408 after the time of a request.
+            RequestError: as `admit` and `ready`.
         """
         self.ready()
         self.admit(len(inputs))
-        jobs = [PassJob(kind, input, work) for input in inputs]
-        waiting = [asyncio.wrap_future(job.future) for job in jobs]
-        self.begin(len(jobs))
-        for job in jobs:
-            self.worker.queue(job)
+        self.begin(len(inputs))
+        results = list[Any]()
         try:
-            async with asyncio.timeout(self.limits.timeout):
-                return [await future for future in waiting]
-        except TimeoutError:
-            raise too_late(self.limits) from None
+            for first in range(0, len(inputs), together):
+                jobs = [PassJob(kind, input, work) for input in inputs[first : first + together]]
+                for job in jobs:
+                    self.worker.queue(job)
+                results += await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
+            return results
         finally:
-            for future in waiting:
-                future.cancel()
+            for _ in inputs:
                 self.end()
 
 
@@ -180,31 +221,41 @@ class OpenRequest:
         num_read, num_cached, num_made: tokens of the prompts, those of them kept from earlier, and of the answers.
     """
 
-    def __init__(self, service: Service, prompts: Sequence[ModelPrompt], ask: protocol.TokensAsk) -> None:
-        served = service.ready()
+    def __init__(
+        self, service: Service, prompts: Sequence[ModelPrompt], ask: protocol.TokensAsk, began: float, owner: str
+    ) -> None:
         self._service = service
         self._events: asyncio.Queue[protocol.TextPiece | protocol.RequestError] = asyncio.Queue()
         self._made = [0] * (len(prompts) * ask.n)
-        self._began = time.monotonic()
+        self._began = began
         self._last: list[float | None] = [None] * len(self._made)
         self.num_read = sum(prompt.num_tokens for prompt in prompts)
         self.num_cached = 0
         echo = isinstance(ask, protocol.CompletionAsk) and ask.echo
-        deadline = self._began + service.limits.timeout
+        deadline = began + service.limits.timeout
+        # Said here too, as the engine may be within a turn.
+        late = partial(self._events.put_nowait, too_late(service.limits))
+        self._late = asyncio.get_running_loop().call_at(deadline, late)  # a loop's clock is time.monotonic
         service.begin(len(self._made))
-        self._handles = []
-        for number, prompted in enumerate(prompts):
-            request = replace(
-                prompted.request,
-                n=ask.n,
-                deadline=deadline,
-                top=ask.top if not echo or ask.top is not None else 0,
-                echo=echo,
-            )
-            reports = ask.top is not None
-            texts = [Detokenizer(served.run.tokenizer, prompted.stop, reports=reports) for _ in range(ask.n)]
-            silent = ask.most_new == 0
-            self._handles.append(service.worker.submit(request, self, number * ask.n, texts, silent=silent))
+        top = ask.top if not echo or ask.top is not None else 0
+        fields: dict[str, Any] = {"n": ask.n, "deadline": deadline, "top": top, "echo": echo, "owner": owner}
+        self._requests = [(replace(one.request, **fields), one.stop) for one in prompts]
+        self._ask, self._num_ended, self._context = ask, 0, copy_context()
+        self._handles: list[Handle] = []
+        self._feed()
+
+    def _feed(self) -> None:
+        """Give the engine further prompts, up to half of its rows, so that other requests find some."""
+        assert self._service.served is not None, "it is loaded"
+        n, tokenizer = self._ask.n, self._service.served.run.tokenizer
+        while len(self._handles) < len(self._requests):
+            running = len(self._handles) * n - self._num_ended
+            if running and running + n > self._service.limits.rows // 2:
+                return
+            request, stops = self._requests[len(self._handles)]
+            texts = [Detokenizer(tokenizer, stops, reports=self._ask.top is not None) for _ in range(n)]
+            first, silent = len(self._handles) * n, self._ask.most_new == 0
+            self._handles.append(self._service.worker.submit(request, self, first, texts, silent=silent))
 
     @property
     def num_made(self) -> int:
@@ -216,6 +267,9 @@ class OpenRequest:
 
     def cancel(self) -> None:
         """Free the rows; for a client that left."""
+        for _ in range((len(self._requests) - len(self._handles)) * self._ask.n):
+            self._service.end()
+        del self._requests[len(self._handles) :]
         for handle in self._handles:
             self._service.worker.cancel(handle)
 
@@ -234,6 +288,7 @@ class OpenRequest:
                 left -= event.finished is not None
                 yield event
         finally:
+            self._late.cancel()
             if left:
                 self.cancel()
 
@@ -259,6 +314,9 @@ class OpenRequest:
 
     def end(self, index: int, reason: Reason, error: UnpadError | None) -> None:
         self._service.end()
+        self._num_ended += 1
+        if len(self._handles) < len(self._requests):
+            self._context.run(self._feed)
         failure = error_of(reason, error, self._service.limits)
         self._events.put_nowait(failure or protocol.TextPiece(index, finished=protocol.FINISHED[reason]))
 

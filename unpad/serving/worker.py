@@ -26,6 +26,7 @@ from unpad.serving.metrics import REQUEST_ID
 from unpad.serving.protocol import Spelled
 
 Call = Callable[[], None]
+MOST_TOGETHER = 32  # jobs of a pass
 
 
 class WorkerEndedError(Exception):
@@ -188,10 +189,11 @@ class ModelThread:
             listener.fail("failed", error)
 
     def _pass(self) -> None:
-        """Run the waiting jobs of the first one's kind in one pass, without those whose clients left."""
+        """Run the first waiting jobs of the first one's kind in one pass, without those whose clients left."""
         jobs = [job for job in self._jobs if not job.future.cancelled()]
-        self._jobs = [job for job in jobs if job.kind != jobs[0].kind]
-        if chosen := [job for job in jobs if job.kind == jobs[0].kind]:
+        chosen = [job for job in jobs if job.kind == jobs[0].kind][:MOST_TOGETHER]
+        self._jobs = [job for job in jobs if job not in chosen]
+        if chosen:
             self._answer_jobs(chosen)
         if self._jobs:
             self._inbox.put(lambda: None)  # come back for the others, after a turn of the engine

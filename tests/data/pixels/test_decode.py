@@ -167,11 +167,13 @@ def two_headers(format: str) -> bytes:
     return whole[:frame] + whole[frame : frame + 19] * 2 + whole[frame + 19 :]
 
 
-def of_scans(number: int) -> bytes:
-    """A progressive JPEG whose last scan stands in it as often as makes `number` in all."""
+def of_scans(number: int, side: int | None = None) -> bytes:
+    """A progressive JPEG whose last scan stands in it as often as makes `number` in all, and whose header may lie."""
     whole = encoded(picture(), "JPEG", progressive=True)
     last = whole.rindex(b"\xff\xda")
-    return whole[:last] + whole[last:-2] * (number - whole.count(b"\xff\xda") + 1) + whole[-2:]
+    whole = whole[:last] + whole[last:-2] * (number - whole.count(b"\xff\xda") + 1) + whole[-2:]
+    size = whole.index(b"\xff\xc2") + 5
+    return whole if side is None else whole[:size] + struct.pack(">HH", side, side) + whole[size + 4 :]
 
 
 Case = tuple[str, Callable[[], bytes | None], str | Seen]
@@ -205,6 +207,7 @@ FAULTS: list[Case] = [
     ("two headers of a PNG", lambda: two_headers("PNG"), "E_DECODE"),
     ("two headers of a JPEG", lambda: two_headers("JPEG"), "E_DECODE"),
     ("101 scans", lambda: of_scans(101), "E_DECODE"),
+    ("20 scans of 36 million pixels", lambda: of_scans(20, 6000), "E_PIXELS"),
     ("I-15 huge text", lambda: with_text(MAX_METADATA), "E_METADATA"),
     ("I-15 huge profile", fault_of_jpeg_profile, "E_METADATA"),
     ("I-15 packed profile of 64 MB", profile_bomb, Seen(picture(), ("W_PROFILE",))),

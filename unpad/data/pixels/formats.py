@@ -1,5 +1,6 @@
 """Image files by their parts: walked to the end, so that cut ones are noticed and Pillow receives no metadata."""
 
+import math
 import re
 import struct
 import tomllib
@@ -18,6 +19,7 @@ MAX_BYTES = 1 << 28
 MAX_METADATA = 1 << 24  # bytes of text, profiles and thumbnails in one file; profiles of printers have about 3 MB
 MAX_PROFILE = 1 << 16  # bytes of a packed profile that are looked at
 MAX_SCANS = 100  # of a JPEG; each costs a pass over all pixels, and programs write about ten
+MAX_SCANNED = 500_000_000  # pixels of a JPEG, those of every scan
 
 _TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 FIXES, NOTES = _TABLE["fixes"], _TABLE["notes"]
@@ -100,6 +102,13 @@ def _check_metadata(num_bytes: int) -> None:
         raise ImageError("E_METADATA", f"{num_bytes:,} bytes of metadata, more than {MAX_METADATA:,}")
 
 
+def _check_scans(number: int, num_pixels: int) -> None:
+    if number > MAX_SCANS:
+        raise ImageError("E_DECODE", f"{number:,} scans, more than {MAX_SCANS}")
+    if number * num_pixels > MAX_SCANNED:
+        raise ImageError("E_PIXELS", f"{number:,} scans of {num_pixels:,} pixels")
+
+
 _PNG_PIXELS = (b"IHDR", b"PLTE", b"tRNS", b"IDAT", b"IEND")
 _PNG_FRAMES = (b"acTL", b"fcTL", b"fdAT")
 
@@ -144,12 +153,15 @@ _APPLICATION = frozenset((*range(0xE0, 0xF0), 0xFE))
 def _jpeg(data: bytes) -> Stripped:
     view = memoryview(data)
     parts, orientation, scans, metadata, num_frames, end, profile = [view[:2]], 0, [], 0, 0, 2, b""
+    num_pixels = 0
     while marker := _MARKER.search(data, end):
         start, code = marker.start(), data[marker.start() + 1]
         end = start + 2 + (0 if code == _END else struct.unpack_from(">H", data, start + 2)[0])
         if code == _END or end > len(data):
             break
-        num_frames += code in _FRAMES
+        if code in _FRAMES:
+            num_frames += 1
+            num_pixels = math.prod(struct.unpack_from(">HH", data, start + 5))
         if code == _SCAN:
             scans.append(start)
         name = data[start + 4 : start + 10] if code in _APPLICATION else b""
@@ -165,8 +177,7 @@ def _jpeg(data: bytes) -> Stripped:
         raise _truncated("JPEG", "its end marker")
     if num_frames > 1 or not scans:
         raise ImageError("E_DECODE", "two headers of a frame" if num_frames > 1 else "it holds no pixels")
-    if len(scans) > MAX_SCANS:
-        raise ImageError("E_DECODE", f"{len(scans):,} scans, more than {MAX_SCANS}")
+    _check_scans(len(scans), num_pixels)
     _check_metadata(metadata)
     return Stripped((*parts, view[scans[0] : end]), orientation or 1, trailing=end < len(data), profile=profile)
 
