@@ -245,6 +245,7 @@ class TokensAsk(Body):
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    tools: Annotated[None, neutral([], OTHER_ENGINE)] = None  # named before a choice among them
     # without effect
     user: AnyText = None
     metadata: Annotated[dict[str, Any] | None, DROPPED] = None
@@ -263,7 +264,6 @@ class TokensAsk(Body):
     logit_bias: Annotated[None, neutral({}, OTHER_ENGINE)] = None
     best_of: Annotated[None, neutral(1, "n is supported")] = None
     suffix: Annotated[None, neutral("")] = None
-    tools: Annotated[None, neutral([], OTHER_ENGINE)] = None
     functions: Annotated[None, neutral([], OTHER_ENGINE)] = None
     response_format: Annotated[None, neutral({"type": "text"}, OTHER_ENGINE)] = None
     min_p: Annotated[None, neutral(0, OTHER_ENGINE)] = None
