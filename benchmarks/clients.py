@@ -194,12 +194,6 @@ def by_llm(url: str) -> Tries:
     return partial(ask, "--no-stream"), ask, lambda: Answer(**json.loads(ask("--schema", json.dumps(SCHEMA))))
 
 
-CLIENTS = [
-    by_openai, by_curl, by_huggingface_hub, by_litellm, by_langchain, by_llama_index, by_pydantic_ai, by_instructor,
-    by_llm,
-]  # fmt: skip
-
-
 def answered(client: Callable[[str], Tries], url: str) -> list[str]:
     """What came of each kind: "yes", or the kind of the error; raises ImportError without the client."""
     found = []
@@ -218,7 +212,7 @@ def main() -> None:
         run = make_run(Path(folder))
         for engine in ENGINES:
             with served(run, engine) as url:
-                for client in CLIENTS:
+                for client in [function for name, function in globals().items() if name.startswith("by_")]:
                     try:
                         rows.setdefault(client.__name__.removeprefix("by_"), []).extend(answered(client, url))
                     except ImportError as error:

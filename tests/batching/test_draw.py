@@ -1,10 +1,8 @@
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unpad.batching.plan import draw_sequences
-from unpad.errors import PlanError
 
 
 @given(st.lists(st.integers(0, 2), max_size=60), st.lists(st.floats(0.1, 3.5), min_size=3, max_size=3))
@@ -38,9 +36,3 @@ def test_the_share_is_drawn_from_a_stream_that_the_order_of_the_plan_does_not_us
 
 def test_a_single_sequence_of_half_weight_appears_in_about_half_of_the_epochs():
     assert 70 < sum(len(draw_sequences(np.array([0]), [0.5], seed=0, epoch=epoch)) for epoch in range(200)) < 130
-
-
-@pytest.mark.parametrize("weights", [[0.0], [-1.0], [float("nan")], [float("inf")], []])
-def test_weights_that_cannot_be_are_refused(weights):
-    with pytest.raises(PlanError):
-        draw_sequences(np.array([0]), weights, seed=0, epoch=0)

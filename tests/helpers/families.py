@@ -117,6 +117,10 @@ class PatientsRun:
     recipe: Path
     run: Path
 
+    @property
+    def tables(self) -> Path:
+        return self.recipe.parent / "tables"
+
 
 @contextmanager
 def patients_run(

@@ -9,13 +9,18 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import pyarrow.parquet as pq
 import pytest
 
+from tests.helpers.families import PatientsRun
+from unpad.inference.embed import embed_file
+from unpad.inference.loaded import load
+from unpad.proof.serving import OverHttp, prove_serving
 from unpad.serving.limits import Limits
+from unpad.serving.over_http import numbers, streams
 from unpad.serving.served import RunOpening
 from unpad.serving.server import Listening, Server, address_of, bound, run
 from unpad.serving.service import Service
@@ -158,3 +163,25 @@ def running(folder: Path, limits: Limits | None = None, *, drain: float = 30, **
         finally:
             client.close()
             made.end()
+
+
+class Served(NamedTuple):
+    """Answers about patients, facts of the run, and the rows that `unpad embed` writes for the same tables."""
+
+    predictions: list[dict[str, Any]]
+    explanations: list[dict[str, Any]]
+    facts: dict[str, Any]
+    rows: list[dict[str, Any]]
+
+
+def served(made: PatientsRun, asked: list[dict[str, Any]], folder: Path) -> Served:
+    """Ask a server about patients of the run's tables; the certificate of serving holds."""
+    loaded = load(made.run)
+    certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
+    assert [line for line in certificate.lines if line.passed is not True and line.applies] == []
+    embed_file(loaded, made.tables, "patient", folder / "new.parquet")
+    with running(made.run, name="events") as server:
+        told = server.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
+        courses = server.post("/v1/models/events:explain", {"instances": asked}).json()["explanations"]
+        facts = server.get("/v1/models/events").json()["unpad"]
+    return Served(told, courses, facts, pq.read_table(folder / "new.parquet").to_pylist())

@@ -1,6 +1,7 @@
 """Set-ups of trainers for `attach`, by the first column of the table in docs/internals/attach.md, with their truth."""
 
 import copy
+import itertools
 import random
 import sys
 import warnings
@@ -331,28 +332,14 @@ def changes_rows(folder: Path) -> None:
 # --------------------------------------------------------------------------- columns and losses
 
 
-def weights_of(ids: list[int]) -> list[float]:
-    return [0.3 + token % 3 for token in ids]  # no number of fp32
+def weigh(shape: Callable[[Tensor], torch.Size]) -> Any:
+    """A collator with a further column of this shape, of the tokens' one."""
 
-
-def weigh(name: str) -> Any:
     def weighted(rows: list[dict[str, Any]]) -> Any:
         made = padded(whole(tokens_of(rows)))
-        width = made["input_ids"].shape[1]
-        of_tokens = [weights_of(ids) + [0.0] * (width - len(ids)) for ids in tokens_of(rows)]
-        made["weights"] = torch.tensor(of_tokens if name == "tokens" else [1.0] * len(rows))
-        return made
+        return {**made, "weights": torch.ones(shape(made["input_ids"]))}
 
     return weighted
-
-
-class Weighted(Trainer):
-    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        inputs = dict(inputs)
-        weights, labels = inputs.pop("weights"), inputs.pop("labels")
-        logits = model(**inputs).logits
-        nll = F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="none")
-        return (nll * weights[:, 1:].flatten()).sum() / num_items_in_batch
 
 
 Total = Callable[[Tensor, Tensor], Tensor]  # of logits, (rows, vocabulary, width), and the labels below, (rows, width)
@@ -377,21 +364,19 @@ def by_loss(name: str, total: Total, divide: Callable[[Tensor, Any], Any] = lamb
     return type(name, (Trainer,), {"compute_loss": compute_loss})
 
 
-class ByWeights(Weighted):
-    """Divides by the weights of the whole update."""
-
-    def _get_num_items_in_batch(self, batch_samples, device):
-        return sum((one["weights"] * (one["labels"] != IGNORED))[:, 1:].sum() for one in batch_samples)
-
-
 def own_divisors(folder: Path) -> None:
-    named(plain(folder, alone(SEQUENCES), weigh("tokens"), ByWeights), "ByWeights._get_num_items_in_batch chooses")
-    named(plain(folder, alone(SEQUENCES), masking, OwnMicros), "OwnMicros.get_batch_samples chooses micro-batches")
+    for name in ("get_batch_samples", "_get_num_items_in_batch"):
+        trainer = plain(folder, data(ROWS), None, overriding(name))
+        named(trainer, f"Overriding.{name} chooses micro-batches or what their loss is divided by")
 
 
-class OwnMicros(Trainer):
-    def get_batch_samples(self, *args):
-        return super().get_batch_samples(*args)
+def overriding(name: str) -> type[Trainer]:
+    """A class with a method of its own that calls the trainer's."""
+
+    def own(self: Trainer, *args: Any, **kwargs: Any) -> Any:
+        return getattr(Trainer, name)(self, *args, **kwargs)
+
+    return type("Overriding", (Trainer,), {name: own})
 
 
 def balances(folder: Path) -> None:
@@ -402,8 +387,8 @@ def balances(folder: Path) -> None:
 
 
 def further_columns(folder: Path) -> None:
-    for name, shape in (("rows", r"\(1,\)"), ("tokens", r"\(1, \d+\)")):
-        named(plain(folder, alone(SEQUENCES), weigh(name), Weighted), rf"weigh.*gives `weights` of shape {shape}; only")
+    for of, shape in ((lambda ids: ids.shape[:1], r"\(1,\)"), (lambda ids: ids.shape, r"\(1, \d+\)")):
+        named(plain(folder, alone(SEQUENCES), weigh(of)), rf"weigh.*gives `weights` of shape {shape}; only")
 
 
 def focal(logits: Tensor, labels: Tensor) -> Tensor:
@@ -511,14 +496,9 @@ def stock_losses(folder: Path) -> None:
 
 def own_batches(folder: Path) -> None:
     for name in ("get_train_dataloader", "_get_dataloader"):
-
-        def own(self: Trainer, *args: Any, name: str = name, **kwargs: Any) -> Any:
-            return getattr(Trainer, name)(self, *args, **kwargs)
-
-        kind = type("Curriculum", (Trainer,), {name: own})
-        named(plain(folder, data(ROWS), None, kind), f"Curriculum.{name} makes the batches")
+        named(plain(folder, data(ROWS), None, overriding(name)), f"Overriding.{name} makes the batches")
         trainer = plain(folder, data(ROWS))
-        setattr(trainer, name, own.__get__(trainer))
+        setattr(trainer, name, vars(overriding(name))[name].__get__(trainer))
         named(trainer, f"Trainer's own {name} makes the batches")
 
 
@@ -716,14 +696,6 @@ CHANGES_OF_THE_MODEL: tuple[Callable[[Trainer], object], ...] = (
 # --------------------------------------------------------------------------- evaluation
 
 
-def metrics_of(rows: list[Any]) -> Any:
-    def compute(given: Any, compute_result: bool = True) -> dict[str, float]:
-        rows.append(given)
-        return {"num": float(len(given.label_ids))}
-
-    return compute
-
-
 @torch.no_grad()
 def logits_of(model: nn.Module, ids: Sequence[int]) -> np.ndarray:
     found: np.ndarray = model(input_ids=torch.tensor([list(ids)]), use_cache=False).logits[0].numpy()
@@ -731,49 +703,29 @@ def logits_of(model: nn.Module, ids: Sequence[int]) -> np.ndarray:
 
 
 def metrics(folder: Path) -> None:
+    """What metrics get of a trainer is what those of one without `attach` get."""
     silent = {"input_ids": [5, 6, 7, 8], "labels": [IGNORED] * 4}
     rows = [*make_rows(HELD_OUT), silent, *make_rows(HELD_OUT[:2])]
-    pairs = [(row["input_ids"], row["labels"]) for row in rows]
-    seen: list[Any] = []
-    for kind in ("plain", "sft"):
-        model = make_model("llama")
-        options = {"eval_dataset": data(rows), "compute_metrics": metrics_of(seen), "per_device_eval_batch_size": 3}
-        trainer = make_trainer(kind, model, folder, train_dataset=data(ROWS), **options)
-        wanted_loss = truth_of(model, pairs)[0]
-        attach(trainer, tokens_per_micro=64, tokens_per_eval=40)
-        wanted = [logits_of(model.eval(), row["input_ids"]) for row in rows]
-        for choice in ("predictions", "argmax", "batches", ["inputs"], ["loss"]):
-            seen.clear()
-            argmax = (lambda logits, labels: logits.argmax(-1)) if choice == "argmax" else None
-            trainer.preprocess_logits_for_metrics = argmax
+    for kind, choice in itertools.product(("plain", "sft"), ("logits", "argmax", "batches", "inputs", "loss")):
+        seen: list[list[Any]] = [[], []]
+        pair = [make_trainer(kind, make_model("llama"), folder, train_dataset=data(ROWS)) for _ in seen]
+        for trainer, mine in zip(pair, seen, strict=True):
+            trainer.eval_dataset, trainer.args.per_device_eval_batch_size = data(rows), 3
+            trainer.compute_metrics = lambda given, compute_result=True, mine=mine: mine.append(given) or {}
+            if choice == "argmax":
+                trainer.preprocess_logits_for_metrics = lambda logits, labels: logits.argmax(-1)
             trainer.args.batch_eval_metrics = choice == "batches"
-            trainer.args.include_for_metrics = choice if isinstance(choice, list) else []
-            loss = trainer.evaluate()["eval_loss"]
-            assert loss == pytest.approx(wanted_loss, rel=1e-5)
-            found = [row for given in seen if len(given.label_ids) <= len(rows) for row in arrays_of(given)]
-            predicted = trainer.predict(data(rows)) if choice == "predictions" else None
-            for index, row in enumerate(rows):
-                size = len(row["input_ids"])
-                labels, logits, inputs = found[index]
-                assert labels[:size].tolist() == row["labels"], (kind, choice)
-                assert (labels[size:] == IGNORED).all()
-                if choice == "argmax":
-                    assert logits[:size].tolist() == wanted[index].argmax(-1).tolist()
-                else:
-                    assert np.abs(logits[:size] - wanted[index]).max() < 1e-4
-                if inputs is not None:
-                    assert inputs[:size].tolist() == row["input_ids"]
-                if predicted is not None:
-                    assert np.array_equal(labels, predicted.label_ids[index])
-                    assert np.array_equal(logits, predicted.predictions[index])
-            assert choice != ["inputs"] or found[0][2] is not None
-
-
-def arrays_of(given: Any) -> list[tuple[Any, Any, Any]]:
-    """Labels, predictions and inputs of every row."""
-    inputs = [None] * len(given.label_ids) if given.inputs is None else given.inputs
-    pairs = zip(given.label_ids, given.predictions, inputs, strict=True)
-    return [(np.asarray(labels), np.asarray(found), own) for labels, found, own in pairs]
+            trainer.args.include_for_metrics = [choice] if choice in ("inputs", "loss") else []
+        attach(pair[0], tokens_per_micro=64, tokens_per_eval=40)
+        wanted_loss = truth_of(pair[1].model, labelled(rows))[0]
+        assert pair[0].evaluate()["eval_loss"] == pytest.approx(wanted_loss, rel=1e-5)
+        pair[1].evaluate()
+        for found, wanted in zip(*seen, strict=True):
+            assert np.array_equal(found.label_ids, wanted.label_ids), (kind, choice)
+            assert found.predictions.shape == wanted.predictions.shape
+            learnt = wanted.label_ids != IGNORED  # what stands on padding is nobody's
+            np.testing.assert_allclose(found.predictions[learnt], wanted.predictions[learnt], atol=1e-4)
+            assert choice != "inputs" or np.array_equal(found.inputs, wanted.inputs)
 
 
 def metrics_over_padding(folder: Path) -> None:

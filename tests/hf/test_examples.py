@@ -117,8 +117,7 @@ def test_an_example_of_a_loop_has_at_most_forty_lines_with_which_its_page_begins
 
 
 @pytest.mark.parametrize(
-    ("script", "missing"),
-    [("sft.py", "trl"), ("trainer.py", "datasets"), ("tiny.py", "transformers")],
+    ("script", "missing"), [("sft.py", "trl"), ("trainer.py", "datasets"), ("tiny.py", "transformers")]
 )
 def test_a_script_says_what_to_install(script, missing, monkeypatch):
     monkeypatch.setitem(sys.modules, missing, None)

@@ -1,6 +1,7 @@
 """Models made ready for flat batches: layers of any kind keep sequences apart, and a model that cannot is refused."""
 
 import copy
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import nn
 from tests.hf.families import distance, make_model, make_rows, make_sequences, take_gradient, targets_of, truth
 from unpad.errors import RecipeError
 from unpad.hf import collate, mixers, prepare
+from unpad.nn.native import library
 from unpad.proof.foreign.pairs import prove_callable
 
 SEQUENCES = make_sequences(7)
@@ -70,14 +72,16 @@ def test_gradients_equal_one_sequence_at_a_time_in_fp64(family):
     assert certificate.passed, str(certificate)
 
 
-def test_another_sequence_changes_no_bit_of_a_recurrence():
-    model = make_model("qwen3_5").eval()
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "qwen3_5"])
+@pytest.mark.parametrize("native", [True, False])
+def test_another_sequence_changes_no_bit(family, native):
+    model = make_model(family).eval()
     prepare(model)
     batch = {name: value for name, value in flat(ROWS).items() if name != "labels"}
     first = len(SEQUENCES[0])
     changed = batch["input_ids"].clone()
     changed[0, :first] = 3 + (changed[0, :first] + 1) % 90
-    with torch.no_grad():
+    with torch.no_grad(), nullcontext() if native else library.switched_off():
         one, other = model(**batch).logits[0], model(**{**batch, "input_ids": changed}).logits[0]
     assert not torch.equal(one[:first], other[:first])
     assert torch.equal(one[first:], other[first:])

@@ -16,13 +16,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from accelerate.utils import DistributedType
     from peft import LoraConfig, get_peft_model
-    from transformers import (
-        AutoModelForCausalLM,
-        Llama4TextConfig,
-        LlamaConfig,
-        Phi3Config,
-        Trainer,
-    )
+    from transformers import AutoModelForCausalLM, Llama4TextConfig, LlamaConfig, Phi3Config, Trainer
 
 from tests.hf.trainers import ROWS, Backwards, Recorder, Stop, held_out_loss, make_trainer, trained, weights_of
 from unpad import prove_trainer

@@ -10,13 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.families import PatientsRun, patients_run
-from tests.helpers.serving import instances, running
+from tests.helpers.serving import instances, served
 from tests.helpers.shell import Shell
-from unpad.inference.embed import embed_file
-from unpad.inference.loaded import load
 from unpad.proof.recipe import prove_recipe
-from unpad.proof.serving import OverHttp, prove_serving
-from unpad.serving.over_http import numbers, streams
 
 pytestmark = pytest.mark.promise("patients.ready-labels")
 CLASSES = ["home", "died", "rehab"]
@@ -43,8 +39,8 @@ def test_every_verb_tells_the_probabilities_of_all_classes(made: PatientsRun, un
     metrics = json.loads(told.out)
     assert {"loss", "accuracy", "commonest_class", "auroc", *(f"auroc_{name}" for name in CLASSES)} <= metrics.keys()
     assert unpad("embed", made.run, "--out", "own.parquet").code == 0
-    assert unpad("embed", made.run, "--data", made.recipe.parent / "tables", "--out", "new.parquet").code == 0
-    people = {row["id"]: row["goes"] for row in pq.read_table(made.recipe.parent / "tables/people.parquet").to_pylist()}
+    assert unpad("embed", made.run, "--data", made.tables, "--out", "new.parquet").code == 0
+    people = {row["id"]: row["goes"] for row in pq.read_table(made.tables / "people.parquet").to_pylist()}
     for name in ("rows", "own", "new"):
         table = pq.read_table(f"{name}.parquet")
         found = np.stack([table[name].to_numpy() for name in NAMES])
@@ -66,16 +62,9 @@ def test_every_verb_tells_the_probabilities_of_all_classes(made: PatientsRun, un
 
 
 def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: PatientsRun, tmp_path: Path) -> None:
-    loaded = load(made.run)
-    certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
-    assert [line for line in certificate.lines if line.passed is not True and line.applies] == []
-    asked = instances(made.recipe.parent / "tables")
-    embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
-    wanted = {row["id"]: row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
-    with running(made.run, name="events") as server:
-        told = server.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
-        courses = server.post("/v1/models/events:explain", {"instances": asked}).json()["explanations"]
-    for one, course in zip(told, courses, strict=True):
+    answers = served(made, instances(made.tables), tmp_path)
+    wanted = {row["id"]: row for row in answers.rows}
+    for one, course in zip(answers.predictions, answers.explanations, strict=True):
         assert {"prediction", *NAMES} < one.keys()
         assert {name: wanted[one["id"]][name] for name in one} == one
         assert "probability" not in course

@@ -13,16 +13,12 @@ from torch import Tensor
 
 from tests.helpers.families import PatientsRun, patients_run
 from tests.helpers.patients import SET_SEQUENCES, random_patients, tiny_patients_model
-from tests.helpers.serving import instances, running
+from tests.helpers.serving import instances, served
 from tests.helpers.shell import Shell
 from unpad.batching.batch import RaggedBatch
-from unpad.inference.embed import embed_file
-from unpad.inference.loaded import load
 from unpad.inference.patients import outcomes
 from unpad.models.set_sequence.heads import PatientHeads, risk
 from unpad.proof.recipe import prove_recipe
-from unpad.proof.serving import OverHttp, prove_serving
-from unpad.serving.over_http import numbers, streams
 
 pytestmark = pytest.mark.promise("patients.competing")
 OTHERS = ["discharged", "moved"]
@@ -55,7 +51,7 @@ def test_every_verb_tells_the_probabilities_of_all_causes(made: PatientsRun, unp
     assert "observed until a competing event" in told.out
     assert all(f"{measure}_{name}" in told.out for measure in ("concordance", "brier") for name in OTHERS)
     assert unpad("embed", made.run, "--out", "own.parquet").code == 0
-    assert unpad("embed", made.run, "--data", made.recipe.parent / "tables", "--out", "new.parquet").code == 0
+    assert unpad("embed", made.run, "--data", made.tables, "--out", "new.parquet").code == 0
     tables = {name: pq.read_table(f"{name}.parquet") for name in ("rows", "own", "new")}
     for table in tables.values():
         assert {"probability", "risk", *NAMES} <= set(table.column_names)
@@ -71,19 +67,12 @@ def test_every_verb_tells_the_probabilities_of_all_causes(made: PatientsRun, unp
 
 
 def test_the_server_and_other_passes_give_these_numbers_bit_for_bit(made: PatientsRun, tmp_path: Path) -> None:
-    loaded = load(made.run)
-    certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
-    assert [line for line in certificate.lines if line.passed is False] == []
-    asked = instances(made.recipe.parent / "tables")
-    embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
-    wanted = {row["id"]: row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
-    with running(made.run, name="events") as server:
-        told = server.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
-        facts = server.get("/v1/models/events").json()["unpad"]
-    assert facts["predictions"] == ["probability", *NAMES, "risk"]
-    assert facts["horizon_days"] == 365
-    assert all(set(facts["predictions"]) <= one.keys() for one in told)
-    for one in told:
+    answers = served(made, instances(made.tables), tmp_path)
+    wanted = {row["id"]: row for row in answers.rows}
+    assert answers.facts["predictions"] == ["probability", *NAMES, "risk"]
+    assert answers.facts["horizon_days"] == 365
+    for one in answers.predictions:
+        assert set(answers.facts["predictions"]) <= one.keys()
         assert set(NAMES) < one.keys(), "several patients of one request, each with its own numbers"
         assert {name: wanted[one["id"]][name] for name in one} == one
 

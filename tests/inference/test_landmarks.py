@@ -12,18 +12,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.helpers.families import PatientsRun, patients_run
-from tests.helpers.serving import instances, running
+from tests.helpers.serving import instances, served
 from tests.helpers.shell import Shell
 from unpad.data.family import open_data
 from unpad.data.measuring import Measuring
 from unpad.data.patients import EventData
-from unpad.inference.embed import embed_file
 from unpad.inference.loaded import LoadedRun, load
 from unpad.inference.patients import PatientPredictions, predict
 from unpad.nn.linear import independent_rows
-from unpad.proof.serving import OverHttp, prove_serving
 from unpad.recipes.training import PlanSettings
-from unpad.serving.over_http import numbers, streams
 from unpad.serving.patients import Tables, predictions
 from unpad.serving.protocol import Instance, RequestError
 
@@ -72,7 +69,7 @@ def test_an_example_is_predicted_as_by_a_recipe_with_its_landmark_alone_bit_for_
 
 
 def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: PatientsRun, tmp_path: Path) -> None:
-    people = pq.read_table(made.recipe.parent / "tables" / "people.parquet").to_pylist()[:20]
+    people = pq.read_table(made.tables / "people.parquet").to_pylist()[:20]
     own = [{**person, "at": at} for person in people for at in ((-300, -20) if person["id"] % 2 else (0,))]
     pq.write_table(pa.Table.from_pylist(own), tmp_path / "own.parquet")
     trained = load(made.run)
@@ -84,7 +81,7 @@ def test_a_request_has_the_landmarks_of_a_column_each_with_an_answer(made: Patie
     data, tables = open_data(loaded.recipe, loaded.files), Tables.of(loaded)
     found = predicted(loaded, data, loaded.recipe.plan)
     kept, asked = set(zip(map(str, data.ids.tolist()), data.landmarks.tolist(), strict=True)), []
-    for one in reversed(instances(made.recipe.parent / "tables", 20)):
+    for one in reversed(instances(made.tables, 20)):
         if marks := [{"at": at} for at in (-300, -20, 0) if (str(one["id"]), at) in kept]:
             asked.append(Instance(id=str(one["id"]), events=[*one["events"], *marks]))
     assert tables.columns == ["id", "days", "test", "value", "age", "at"]
@@ -120,7 +117,7 @@ def test_every_verb_tells_examples_and_patients_apart(made: PatientsRun, unpad: 
     assert f", {held_out} groups" in told.out, "intervals are over patients"
     own = unpad("embed", made.run, "--out", "own.parquet")
     assert f"{num} examples of {NUM} patients" in own.out
-    new = unpad("embed", made.run, "--data", made.recipe.parent / "tables", "--out", "new.parquet")
+    new = unpad("embed", made.run, "--data", made.tables, "--out", "new.parquet")
     assert f"{3 * NUM} examples of {NUM} patients" in new.out, "outcomes of new patients are not known"
     assert f"the run trained on {NUM - held_out} of {NUM} patients" in new.out
     assert unpad("embed", made.run, "--level", "set", "--out", "sets.parquet").code == 0
@@ -147,15 +144,9 @@ def test_every_verb_tells_examples_and_patients_apart(made: PatientsRun, unpad: 
 
 
 def test_the_server_answers_at_every_landmark_with_the_numbers_of_the_files(made: PatientsRun, tmp_path: Path) -> None:
-    loaded = load(made.run)
-    certificate = prove_serving(loaded, over_http=OverHttp(streams, numbers))
-    assert [line for line in certificate.lines if line.passed is False] == []
-    asked = [{**one, "id": f"p{one['id']}"} for one in reversed(instances(made.recipe.parent / "tables"))]
-    embed_file(loaded, made.recipe.parent / "tables", "patient", tmp_path / "new.parquet")
-    wanted = {(f"p{row['id']}", row["landmark"]): row for row in pq.read_table(tmp_path / "new.parquet").to_pylist()}
-    with running(made.run, name="events") as server:
-        told = server.post("/v1/models/events:predict", {"instances": asked}).json()["predictions"]
-        courses = server.post("/v1/models/events:explain", {"instances": asked}).json()["explanations"]
+    asked = [{**one, "id": f"p{one['id']}"} for one in reversed(instances(made.tables))]
+    told, courses, _, rows = served(made, asked, tmp_path)
+    wanted = {(f"p{row['id']}", row["landmark"]): row for row in rows}
     order = [(one["id"], at) for one in asked for at in TIMES]
     assert [(one["id"], one["landmark"]) for one in told] == order
     assert [(one["id"], one["landmark"]) for one in courses] == order

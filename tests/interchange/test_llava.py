@@ -34,7 +34,10 @@ KINDS: dict[str, dict[str, Any]] = {
     "tied": {"text": {"tie_word_embeddings": True}},
     "three by three, other angles": {
         "vision": {"image_size": 24, "patch_size": 8, "hidden_act": "gelu"},
-        "text": {"num_key_value_heads": 4, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}},
+        "text": {
+            "num_key_value_heads": 4, "head_dim": 8,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0},
+        },
         "top": {"vision_feature_layer": -1, "projector_hidden_act": "relu"},
     },
     "biases": {
@@ -202,19 +205,10 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "full": ({"vision_feature_select_strategy": "full"}, "vision_feature_select_strategy is 'full'"),
     "layers": ({"vision_feature_layer": [-2, -1]}, r"vision_feature_layer is \[-2, -1\]"),
     "no such layer": ({"vision_feature_layer": 9}, "feature_layer 9 is none"),
-    "scaling": (
-        {"text_config": {"rope_scaling": {"type": "linear", "factor": 2}}},
-        "rope_scaling.rope_type is 'linear'",
-    ),
-    "new scaling": (
-        {"text_config": {"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}},
-        "rope_parameters.rope_type is 'llama3'",
-    ),
     "half turned": (
         {"text_config": {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}},
         "partial_rotary_factor is 0.5",
     ),
-    "heads": ({"text_config": {"head_dim": 8}}, "text_config.head_dim is 8"),
     "bias": ({"text_config": {"mlp_bias": True}}, "text_config.mlp_bias is True"),
     "activation": ({"vision_config": {"hidden_act": "gelu_new"}}, "vision_config.hidden_act is 'gelu_new'"),
     "projector": ({"projector_hidden_act": "silu"}, "projector_hidden_act is 'silu'"),

@@ -399,11 +399,10 @@ def test_it_learns_which_half_of_an_image_is_bright(section):
 SCALING = {"factor": 8, "low_freq_factor": 1, "high_freq_factor": 4, "original_context": 8}
 REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {  # by kind: a section, where it is wrong, and what is said
     "decoder": [
-        ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4; heads 3 would fit"),
-        ({"width": 36, "heads": 5}, "model", "heads 6 would fit"),
-        ({"heads": 8, "kv_heads": 3}, "model", "kv_heads 3 does not divide heads 8; kv_heads 2 would fit"),
+        ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4"),
+        ({"heads": 8, "kv_heads": 3}, "model", "kv_heads 3 does not divide heads 8"),
         ({"width": 36, "heads": 4}, "model", "need an even head size"),
-        ({"positions": "learned", "context_method": "ntk"}, "model", "extends rotary positions"),
+        ({"positions": "learned", "context_method": "ntk"}, "model", "context_method is of rotary positions"),
         ({"heads": 0}, "model.heads", "greater than or equal to 1"),
         ({"dropout": 1.0}, "model.dropout", "less than 1"),
         ({"widht": 32}, "model.widht", 'unknown key "widht"'),
@@ -420,7 +419,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {  # by kind: a sect
         ({"pool": "max"}, "model.pool", "must be mean or attention"),
         ({"token_drop": 1.0}, "model.token_drop", "less than 1"),
         ({"positions": "rotary"}, "model.positions", 'unknown key "positions"'),
-        ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4; heads 3 would fit"),
+        ({"width": 30, "heads": 4}, "model", "width 30 is not a multiple of heads 4"),
         ({"patch": 12, "stem": [8, 8, 8]}, "model", "patch 12 cannot be halved 3 times"),
         ({"stem": [0]}, "model.stem.0", "greater than or equal to 1"),
     ],
@@ -431,13 +430,13 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str, str]]] = {  # by kind: a sect
         ({"width": 8}, "model.width", 'unknown key "width"'),
     ],
     "vision_language": [
-        ({"vision": {"heads": 3}}, "model.vision", "not a multiple of heads 3; heads 2 would fit"),
+        ({"vision": {"heads": 3}}, "model.vision", "not a multiple of heads 3"),
         ({"language": {"widht": 3}}, "model.language.widht", 'unknown key "widht"'),
     ],
     "set_sequence": [
         ({"width": 15, "heads": 3}, "model.width", "multiple of 2"),
         ({"width": 30, "heads": 2}, "model", "even head size"),
-        ({"width": 32}, "model", "width 32 is not a multiple of heads 3; heads 2 would fit"),
+        ({"width": 32}, "model", "width 32 is not a multiple of heads 3"),
         ({"blocks": 0}, "model.blocks", "greater than or equal to 1"),
         ({"causal": False}, "model.causal", "must be True"),
     ],

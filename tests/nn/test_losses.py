@@ -168,22 +168,14 @@ def test_bf16_leaves_out_targets_whose_gradient_is_below_its_rounding(monkeypatc
 
 
 @pytest.mark.promise("train.bf16-head")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_fp32_and_fp64_leave_out_no_target(monkeypatch, dtype):
-    leave_out_of_small_problems(monkeypatch)
-    problem = sure(dtype)
-    found = gradients(*problem)
-    with losses.all_rows():
-        assert all(map(torch.equal, found, gradients(*problem)))
-
-
-def test_smoothed_targets_all_count(monkeypatch):
+@pytest.mark.parametrize(("dtype", "smoothing"), [(torch.float32, 0), (torch.float64, 0), (torch.bfloat16, 0.1)])
+def test_wider_and_smoothed_losses_leave_out_no_target(monkeypatch, dtype, smoothing):
     """The gradient of a smoothed loss is not small where the model is sure."""
     leave_out_of_small_problems(monkeypatch)
-    problem = sure(torch.bfloat16)
-    found = gradients(*problem, 0.1)
+    problem = sure(dtype)
+    found = gradients(*problem, smoothing)
     with losses.all_rows():
-        assert all(map(torch.equal, found, gradients(*problem, 0.1)))
+        assert all(map(torch.equal, found, gradients(*problem, smoothing)))
 
 
 def test_targets_left_out_of_each_chunk_add_up(monkeypatch):

@@ -17,7 +17,7 @@ from unpad.batching.plan import Micro
 from unpad.data import text as text_data
 from unpad.data.sources.split import Split
 from unpad.errors import PlanError
-from unpad.proof import recipe as module
+from unpad.proof import sample as samples
 from unpad.proof.line import Certificate
 from unpad.proof.recipe import prove_recipe
 from unpad.proof.sample import LEAST, MOST, candidates_of, choose
@@ -121,7 +121,7 @@ def long_and_short(folder: Path) -> Path:
 
 def test_a_kernel_that_the_run_needs_and_the_sample_did_not_run_is_not_proven(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        module,
+        samples,
         "candidates_of",
         lambda setup: [unit for unit in candidates_of(setup) if unit[0].stop - unit[0].start < 99],
     )

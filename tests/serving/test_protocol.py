@@ -144,6 +144,7 @@ def test_types_and_ranges_are_checked_and_the_field_is_named(field, value):
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type", "should be"),
         ({"messages": [{"role": "user", "content": "x", "nam": "y"}]}, "messages[0].nam", "unknown field"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"tools": [{}], "tool_choice": "required"}, "tools", "start the server with --engine llama.cpp"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
     ],
 )

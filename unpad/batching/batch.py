@@ -94,6 +94,12 @@ class RaggedBatch(FieldHolder):
         return self.layout.num_seqs
 
     @property
+    def flat_layout(self) -> Layout:
+        """The layout of a flat run."""
+        assert isinstance(self.layout, Layout), "this batch is a rectangle"
+        return self.layout
+
+    @property
     def attended(self) -> Layout | PaddedLayout:
         """Layout that attention runs over: that of the tokens, unless a part has its own."""
         return next((layout for part in self.parts if (layout := part.attended) is not None), self.layout)
@@ -152,8 +158,7 @@ class RaggedBatch(FieldHolder):
             pad_to: smallest number of columns; the longest sequence may need more.
             pad_id: content of padding cells; every value gives the same results.
         """
-        assert isinstance(self.layout, Layout), "this batch is a rectangle already"
-        mask = _real_cells(self.layout, side, pad_to)
+        mask = _real_cells(self.flat_layout, side, pad_to)
         rectangle = fields.Rectangle(mask.flatten().nonzero().flatten(), mask.numel(), pad_id)
         return replace(fields.pad(self, rectangle), layout=PaddedLayout(mask, keys=self.layout.keys))
 
@@ -168,8 +173,7 @@ class RaggedBatch(FieldHolder):
 
     def keep(self, kept: Tensor) -> RaggedBatch:
         """Return a flat run without the tokens where `kept`, (total_tokens,) bool, is False."""
-        assert isinstance(self.layout, Layout), "a rectangle keeps its cells"
-        return self._with_tokens(kept, self.layout.keep(kept))
+        return self._with_tokens(kept, self.flat_layout.keep(kept))
 
     def _with_tokens(self, kept: Tensor, layout: Layout) -> RaggedBatch:
         return replace(fields.take(self, {TOKEN: fields.Selection(kept.nonzero().flatten(), len(kept))}), layout=layout)
@@ -238,10 +242,7 @@ def from_prompts(sequences: Sequence[Sequence[int] | np.ndarray], seq_ids: np.nd
 
 
 def from_vectors(
-    vectors: Sequence[np.ndarray],
-    dim: int,
-    seq_labels: np.ndarray | None = None,
-    seq_ids: np.ndarray | None = None,
+    vectors: Sequence[np.ndarray], dim: int, seq_labels: np.ndarray | None = None, seq_ids: np.ndarray | None = None
 ) -> RaggedBatch:
     """Build a batch of sequences of vectors, with a class for each sequence.
 

@@ -111,6 +111,17 @@ class LengthGroup:
     def to(self, device: torch.device) -> LengthGroup:
         return replace(self, **_moved(self, device))
 
+    def rectangle(self, run: Tensor) -> Tensor:
+        """The sequences of a run in the order of lengths, (total_tokens, ...), as (num_seqs, longest, ...); cells past
+        the end of a sequence repeat its last token."""
+        cells = run[self.start : self.stop] if self.cells is None else run.index_select(0, self.cells)
+        return cells.unflatten(0, (self.num_seqs, self.longest))
+
+    def tokens(self, rows: Tensor) -> Tensor:
+        """The real tokens of (num_seqs, longest, ...), one sequence after the other."""
+        cells = rows.flatten(0, 1)
+        return cells if self.real is None else cells.index_select(0, self.real)
+
 
 @dataclass(frozen=True)
 class Keyed:
@@ -161,6 +172,15 @@ class GroupedRun:
 
     def to(self, device: torch.device) -> GroupedRun:
         return replace(self, groups=tuple(group.to(device) for group in self.groups), **_moved(self, device))
+
+    def ordered(self, run: Tensor) -> Tensor:
+        """A run (total_tokens, ...) with the longest sequence first."""
+        return run if self.by_length is None else run.index_select(0, self.by_length)
+
+    def restored(self, parts: list[Tensor]) -> Tensor:
+        """The tokens of all groups, in the order of the run."""
+        run = torch.cat(parts)
+        return run if self.undo is None else run.index_select(0, self.undo)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ import numpy as np
 from unpad.batching.grouping import Grouping, bundled, joined, split_steps, sum_runs, unfold
 from unpad.batching.ledger import Ledger, entry
 from unpad.batching.pieces import Pieces, TargetCount, account, check_lengths, cut_and_count
-from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings
 
 SPAN = ("seq_ids", "starts", "stops", "first_target")  # of a piece: the arrays of a Micro
@@ -229,16 +228,8 @@ def draw_sequences(source_of: np.ndarray, weights: Sequence[float], seed: int, e
 
     Returns:
         Sequence ids in ascending order, (n,) int64; all of them once where every weight is 1.
-
-    Raises:
-        PlanError: a weight is not a positive number, or a sequence names a source without one.
     """
     source_of = np.asarray(source_of).astype(np.int64)
-    for source, weight in enumerate(weights):
-        if not (math.isfinite(weight) and weight > 0):
-            raise PlanError(f"source {source} has weight {weight}", fix="give it a positive number")
-    if len(source_of) and not (source_of.min() >= 0 and source_of.max() < len(weights)):
-        raise PlanError(f"a sequence is of source {source_of.max()}, there are {len(weights)} weights")
     # The third word separates this stream from the one that orders the plan.
     rng = np.random.default_rng([seed, epoch, 1])
     times = np.floor(np.array(weights)).astype(np.int64)[source_of]  # (num_sequences,)

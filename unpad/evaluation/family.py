@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import Layout
 from unpad.data.family import Data
 from unpad.data.measuring import DataType, Measuring
 from unpad.evaluation.metrics import HeldOut, NewFacts
@@ -156,8 +155,7 @@ def token_sums(over: Measuring[Data], precision: Precision = "fp32") -> tuple[np
 
 def per_sequence(nll: Tensor, batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:
     """Add up (num_targets,) values by sequence; returns sums in fp64 and counts, each (num_seqs,)."""
-    assert isinstance(batch.layout, Layout)
-    bounds = batch.layout.cu_seqlens[1:].long()
+    bounds = batch.flat_layout.cu_seqlens[1:].long()
     sequence = torch.searchsorted(bounds, batch.target_index, right=True).cpu().numpy()
     sums = np.bincount(sequence, weights=nll.cpu().double().numpy(), minlength=batch.num_seqs)
     return sums, np.bincount(sequence, minlength=batch.num_seqs)

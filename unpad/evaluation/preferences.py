@@ -16,7 +16,7 @@ from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
 from unpad.errors import CheckpointError, RecipeError, SourceError
 from unpad.evaluation.family import token_sums
-from unpad.evaluation.metrics import HeldOut, Metric, mean_of
+from unpad.evaluation.metrics import HeldOut
 from unpad.interchange.origin import starting_weights
 from unpad.models.contract import LearnsPreferences, Model
 from unpad.nn.native.quantized import plain_copy
@@ -111,15 +111,6 @@ def held_out(over: Measuring[Data]) -> HeldOut:
     pairs = margins(over)
     values = {"loss": pairs.loss.mean(), "accuracy": pairs.right.mean(), "margin": pairs.margin.mean()}
     return HeldOut(float(values["loss"]), {name: float(value) for name, value in values.items()}, len(pairs.loss))
-
-
-def summarise(pairs: Margins) -> dict[str, Metric]:
-    """`loss`, `accuracy` and `margin` of pairs, with intervals over groups, such as pairs of one prompt."""
-    return {
-        "loss": mean_of(pairs.loss, pairs.group),
-        "accuracy": mean_of(pairs.right, pairs.group, share=True),
-        "margin": mean_of(pairs.margin, pairs.group),
-    }
 
 
 # --------------------------------------------------------------------------- weights that a run started from

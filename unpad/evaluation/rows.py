@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from unpad.data.family import Data
-from unpad.evaluation.metrics import Metric, measured, ratio
+from unpad.evaluation.metrics import Metric, measured, ratio, ratio_of
 from unpad.storage.parquet import write_parquet, write_table
 
 Columns = dict[str, np.ndarray]  # (num_rows,) each; a number that a row lacks is nan, anything else None
@@ -50,8 +50,7 @@ class Ratio(NamedTuple):
 
     def metric(self, rows: Columns) -> Metric:
         """The metric of rows that count."""
-        positive, of_rows = bool(np.all(rows[self.total] >= 0)), partial(self.of, rows)
-        return measured(of_rows, len(rows[GROUP]), rows[GROUP], positive=positive, share=self.share)
+        return ratio_of(rows[self.total], self.counts(rows), rows[GROUP], scale=self.scale, share=self.share)
 
 
 class Ranked(NamedTuple):

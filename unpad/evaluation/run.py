@@ -218,7 +218,7 @@ def evaluate_new(
     name = str(path) if part is None else f"{path}, {part}"
     unknown = check_new(new, path)
     training = _training(loaded)
-    near, known = _near_training(training, new, seq_ids), _known(loaded, new, seq_ids)
+    near, known = _near_training(training, new, seq_ids), _known(loaded, training, new, seq_ids)
     lines = [*loaded.ending, *new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
     facts |= {"bad_rows": len(new.bad_rows)} if new.bad_rows else {}
@@ -247,17 +247,15 @@ def _near_training(training: Data | str, new: Data, seq_ids: np.ndarray) -> Near
         return not_compared("rows", f"the run's own data cannot be read: {error.what}")
 
 
-def _known(loaded: LoadedRun, new: Data, seq_ids: np.ndarray) -> NewFacts:
+def _known(loaded: LoadedRun, training: Data | str, new: Data, seq_ids: np.ndarray) -> NewFacts:
     """Count new rows, such as patients, that the run's data has by their identity, part by part; nothing for a family
     of rows without one."""
     mine = new.identities()
     if mine is None:
         return [], {}
-    try:
-        known = loaded.ids_by_part()
-    except (DiskError, RecipeError, SourceError) as error:  # the run may be used without its data
-        what = f"the run's own data cannot be read: {error.what}"
-        return [f"not compared by id with those of the run: {what}"], {"known_ids": {"reason": what}}
+    if isinstance(training, str):
+        return [f"not compared by id with those of the run: {training}"], {"known_ids": {"reason": training}}
+    known = loaded.ids_by_part()
     asked = {mine[i] for i in seq_ids.tolist()}
     counts = {name: len(asked & ids) for name, ids in known.items()}
     facts: dict[str, object] = {"known_ids": {"compared": len(asked), **counts, "reason": None}}

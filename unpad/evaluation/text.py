@@ -21,7 +21,7 @@ from unpad.errors import SourceError
 from unpad.evaluation import preferences
 from unpad.evaluation import rows as example_rows
 from unpad.evaluation.family import Prompt, TrainedModel, evenly, token_sums
-from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, mean_of, perplexity, ratio_of, refused
+from unpad.evaluation.metrics import HeldOut, Metric, NewFacts, mean_of, perplexity, refused
 from unpad.evaluation.rows import KIND, PART, WHERE, Columns, Evaluation, ExampleRows, Measures, Ratio, named, objects
 from unpad.evaluation.simple import START, Guesses, ngram_bits, of_rows, sampled
 from unpad.inference.generate import complete
@@ -176,8 +176,9 @@ def evaluate(run: LoadedRun, over: Measuring[TextData], num_shown: int) -> Evalu
         if kind == PAIRS:
             preferences.put_reference(run, data, ids, is_own=is_own)
             pairs = preferences.margins(replace(over, seq_ids=ids))
-            measured = preferences.summarise(pairs)
-            measured_kinds.append((kind, prefix, pairs.chosen, pairs.columns()))
+            numbers = pairs.columns() | {example_rows.GROUP: pairs.group}
+            measured = {name: one.metric(numbers) for name, one in OF_PAIRS.items()}
+            measured_kinds.append((kind, prefix, pairs.chosen, numbers))
         else:
             sums = document_nll(replace(over, seq_ids=ids))
             measured = summarise(sums, groups=data.table.group[ids])
@@ -254,6 +255,12 @@ def _spelled(data: TextData, seq_id: int, most: int | None) -> np.ndarray:
 _Kind = tuple[str, str, np.ndarray, Columns]  # kind, prefix of its metrics, sequences, and columns of these
 _Asked = tuple[str, np.ndarray, list[JudgedReply]]  # end of the metric's name, sequences, and their replies
 BITS = 1 / math.log(2)  # in a nat
+OF_PAIRS = {"loss": Ratio("loss", "num_targets"), "accuracy": Ratio("right", share=True), "margin": Ratio("margin")}
+OF_DOCUMENTS = {
+    "loss": Ratio("loss", "num_targets"),
+    "bits_per_char": Ratio("loss", "num_chars", scale=BITS),
+    "bits_per_byte": Ratio("loss", "num_bytes", scale=BITS),
+}
 
 
 def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict[str, Metric]) -> ExampleRows:
@@ -279,13 +286,9 @@ def _rows(data: TextData, kinds: list[_Kind], asked: list[_Asked], metrics: dict
         columns[f"keywords_{label}"][mine] = [reply.right for reply in replies]
     measures: Measures = {}
     for kind, prefix, _, _ in kinds:
-        only = kind if prefix else None
-        found: Measures = {"loss": Ratio("loss", "num_targets", only)}
-        if kind == PAIRS:
-            found |= {"accuracy": Ratio("right", None, only, share=True), "margin": Ratio("margin", None, only)}
-        else:
-            found |= {f"bits_per_{unit}": Ratio("loss", f"num_{unit}s", only, BITS) for unit in ("char", "byte")}
-        measures |= {prefix + name: one for name, one in found.items() if not math.isnan(metrics[prefix + name].value)}
+        for name, one in (OF_PAIRS if kind == PAIRS else OF_DOCUMENTS).items():
+            if not math.isnan(metrics[prefix + name].value):
+                measures[prefix + name] = one._replace(kind=kind if prefix else None)
     return ExampleRows(
         columns, measures | {f"keywords_{label}": Ratio(f"keywords_{label}", share=True) for label, _, _ in asked}
     )
@@ -360,10 +363,9 @@ def summarise(sums: DocumentSums, groups: np.ndarray | None = None) -> dict[str,
     Args:
         groups: (num_docs,) as in `metrics.bootstrap`.
     """
-    metrics = {"loss": ratio_of(sums.nll, sums.targets, groups)}
-    for name, units in (("bits_per_char", sums.chars), ("bits_per_byte", sums.num_bytes)):
-        if why := sums.lost.why_no_bits():
-            metrics[name] = refused(len(sums.nll), why)
-        else:
-            metrics[name] = ratio_of(sums.nll, units, groups, scale=BITS)
+    columns = sums.columns() | {example_rows.GROUP: np.arange(len(sums.nll)) if groups is None else groups}
+    metrics = dict[str, Metric]()
+    for name, one in OF_DOCUMENTS.items():
+        why = "" if name == "loss" else sums.lost.why_no_bits()
+        metrics[name] = refused(len(sums.nll), why) if why else one.metric(columns)
     return metrics | {"perplexity": perplexity(metrics["loss"])}

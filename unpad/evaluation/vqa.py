@@ -127,30 +127,23 @@ def evaluate(run: LoadedRun, over: Measuring[VqaData], num_shown: int) -> Evalua
         f"{data.where(int(ids[i]))}: {questions[i]} -> {answers[i]} ({data.examples[ids[i]].answer})"
         for i in order[:num_shown]
     ]
-
-    def rows() -> ExampleRows:
-        columns = _columns(data, ids, told) | {"prediction": objects(answers), "right": right}
-        columns |= {"loss": nll, "num_targets": targets.astype(np.int64)}
-        partial = [(told, {} if of_captions is None else of_captions.columns())]
-        partial.append((asked, {f"right_{mode}": scores for mode, scores in by_mode.items()}))
-        for mine, values in partial:
-            for name, column in values.items():
-                columns[name] = np.full(len(ids), np.nan)
-                columns[name][mine] = column
-        if len(run.model.modes) > 1:
-            columns |= {"num_patches": data.num_patches[ids], "num_given": num_given}
-            columns |= {f"num_kept_block_{block}": column for block, column in enumerate(num_kept.T)}
-        measures: Measures = {"loss": Ratio("loss", "num_targets")}
-        measures |= {
-            name: Ratio("right", None, kind, share=True) for name, kind in ACCURACIES.items() if name in metrics
-        }
-        measures |= {name: Ratio("loss", "num_targets", name.removesuffix("_loss")) for name in _losses(kinds)}
-        measures |= {} if of_captions is None else of_captions.measures(CAPTION)
-        return ExampleRows(
-            columns, measures | {f"accuracy_{mode}": Ratio(f"right_{mode}", share=True) for mode in by_mode}
-        )
-
-    return Evaluation(metrics, lines, rows=rows())
+    columns = _columns(data, ids, told) | {"prediction": objects(answers), "right": right}
+    columns |= {"loss": nll, "num_targets": targets.astype(np.int64)}
+    partial = [(told, {} if of_captions is None else of_captions.columns())]
+    partial.append((asked, {f"right_{mode}": scores for mode, scores in by_mode.items()}))
+    for mine, values in partial:
+        for name, column in values.items():
+            columns[name] = np.full(len(ids), np.nan)
+            columns[name][mine] = column
+    if len(run.model.modes) > 1:
+        columns |= {"num_patches": data.num_patches[ids], "num_given": num_given}
+        columns |= {f"num_kept_block_{block}": column for block, column in enumerate(num_kept.T)}
+    measures: Measures = {"loss": Ratio("loss", "num_targets")}
+    measures |= {name: Ratio("right", None, kind, share=True) for name, kind in ACCURACIES.items() if name in metrics}
+    measures |= {name: Ratio("loss", "num_targets", name.removesuffix("_loss")) for name in _losses(kinds)}
+    measures |= {} if of_captions is None else of_captions.measures(CAPTION)
+    measures |= {f"accuracy_{mode}": Ratio(f"right_{mode}", share=True) for mode in by_mode}
+    return Evaluation(metrics, lines, rows=ExampleRows(columns, measures))
 
 
 def simple(training: VqaData, over: Measuring[VqaData], rows: ExampleRows) -> list[Guesses]:

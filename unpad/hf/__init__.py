@@ -16,8 +16,7 @@ if find_spec("transformers") is None:
     raise RecipeError("unpad.hf needs transformers, which is not installed", fix="pip install unpad[hf]")
 
 from unpad.hf.attention import register
-from unpad.hf.collator import Collator
-from unpad.hf.loader import Examples, collate, steps
+from unpad.hf.loader import Collator, Examples, collate, steps
 from unpad.hf.prepare import prepare
 
 if TYPE_CHECKING:

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from accelerate.utils import DistributedType
 from torch import Tensor, nn
-from torch.nn import functional as F
 from transformers import Trainer
 
 from unpad.errors import RecipeError, UnlikeProcessesError
@@ -23,6 +22,8 @@ from unpad.hf.prepare import Prepared
 from unpad.processes.group import ALONE, Group
 from unpad.proof.foreign.kinds import no_trainer_of_tokens
 from unpad.proof.foreign.lengths import within
+from unpad.proof.foreign.measure import cross_entropy
+from unpad.proof.foreign.update import converted
 
 REPLICATED = (DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU)
 
@@ -277,10 +278,8 @@ def divide_by_targets(trainer: Trainer) -> None:
 
 def mean_over_targets(outputs: Any, labels: Tensor, num_items_in_batch: Tensor | int | None = None) -> Tensor:
     """Sum of the cross-entropy over the targets of a batch, divided by the number of those of the step."""
-    logits = outputs["logits"][:, :-1].flatten(0, 1)
-    wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    following = labels[:, 1:].flatten()
-    total = F.cross_entropy(wide, following, ignore_index=IGNORED, reduction="sum")
+    following = labels[:, 1:]
+    total = cross_entropy(outputs["logits"][:, :-1], following)
     return total / ((following != IGNORED).sum() if num_items_in_batch is None else num_items_in_batch)
 
 
@@ -291,8 +290,7 @@ def trial(examples: Examples, prepared: Prepared) -> dict[str, Any]:
     spread = dict.fromkeys(ordered[np.linspace(0, len(ordered) // 2, TRIED).astype(int)].tolist())
     chosen = within(list(spread), [int(examples.lengths[index]) for index in spread], prepared.limit)[0]
     device = next(prepared.model.parameters()).device
-    batch = collate([examples[index] for index in chosen])
-    return {name: one.to(device) if isinstance(one, Tensor) else one for name, one in batch.items()}
+    return converted(collate([examples[index] for index in chosen]), device=device)
 
 
 # --------------------------------------------------------------------------- what must stay as it was

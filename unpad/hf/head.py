@@ -208,7 +208,7 @@ class TargetHead:
                     self.total = cross_entropy(hidden, weight, self.targets)[0]
                 hidden = hidden[:1].detach()
             hidden = hidden[None]
-        return None if hidden is given else _with_hidden(out, hidden)
+        return None if hidden is given else with_hidden(out, hidden)
 
     def _give_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Put our scores into the output of TRL's head, with (1, num_targets) of each."""
@@ -301,7 +301,7 @@ def _hidden(out: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) and found.dim() == 3 and found.is_floating_point() else None
 
 
-def _with_hidden(out: Any, hidden: Tensor) -> Any:
+def with_hidden(out: Any, hidden: Tensor) -> Any:
     """The output of a backbone with other hidden states."""
     if isinstance(out, Tensor):
         return hidden

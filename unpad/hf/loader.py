@@ -4,6 +4,7 @@ import copy
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import dataclass
 from itertools import groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple, Protocol
@@ -326,6 +327,34 @@ def collate(rows: Sequence[Mapping[str, Sequence[int] | Tensor]], columns: Seque
         "max_length_k": max(lengths),
         **{name: torch.cat([torch.as_tensor(row[name]) for row in rows])[None] for name in columns},
     }
+
+
+@dataclass(frozen=True)
+class Collator:
+    """Rows end to end as one batch without padding, as `collate_fn` of a DataLoader or `data_collator` of a trainer.
+
+    Rows are as in `unpad.hf.Examples`, each of one sequence or several. The batch is that of `unpad.hf.collate`; with
+    rows that `Examples` and `unpad.BatchSampler` chose it also has `num_items_in_batch`, by which a model of
+    transformers divides its loss: the mean of the losses of an update is so the mean over its targets. With rows of
+    another dataset it has not, and each loss is the mean over the targets of its batch.
+
+    Args:
+        columns: further columns with a value for every token, which the batch has under their own names. What has no
+            value a token is left out.
+
+    Raises:
+        SourceError: no rows; rows without `input_ids`; another column with a value for every token.
+    """
+
+    columns: Sequence[str] = ()
+
+    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        if not rows:
+            raise SourceError("a batch of no rows", fix="let the dataset be unpad.hf.Examples(rows)")
+        refuse_columns(rows, self.columns)
+        parts = [read(row, place, self.columns) for number, row in enumerate(rows) for place in places_of(number, row)]
+        items = {NUM_ITEMS: rows[0][NUM_ITEMS]} if NUM_ITEMS in rows[0] else {}
+        return {**collate(parts, self.columns), **items}
 
 
 class Step(NamedTuple):

@@ -4,14 +4,16 @@ Such a layer reads a flat run as a few rectangles of sequences of like length, p
 then begins anew with every sequence, by whatever kernel it has. The layers are found by trial and not by name.
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from unpad.batching.layout import Layout, LengthGroup
+from unpad.batching.layout import Layout
 from unpad.errors import PlanError
 from unpad.hf.attention import find_sequences, noted
 from unpad.proof.foreign.lengths import RowLimit, refuse_long
@@ -86,48 +88,28 @@ class Rectangles:
         if layout is None:
             return self.inner(*args, **kwargs)
         parts, rest = [], None
-        for group in layout.grouped.groups:
-            cells = _Cells(_cells(layout, group), *self.boundaries.shape)
-            out = self.inner(*map(cells.take, args), **{name: cells.take(value) for name, value in kwargs.items()})
+        run, device = layout.grouped, layout.cu_seqlens.device
+        places = run.ordered(torch.arange(math.prod(self.boundaries.shape), device=device))
+        for group in run.groups:
+            take = partial(_gathered, group.rectangle(places), self.boundaries.shape)
+            out = self.inner(*map(take, args), **{name: take(value) for name, value in kwargs.items()})
             if isinstance(out, tuple | list):  # weights and caches of rectangles are of no use
                 out, rest = out[0], type(out)([None] * (len(out) - 1))
-            rows = out.flatten(0, 1)
-            parts.append(rows if group.real is None else rows.index_select(0, group.real))
-        flat = torch.cat(parts)
-        flat = flat if layout.grouped.undo is None else flat.index_select(0, layout.grouped.undo)
-        whole = flat.unflatten(0, self.boundaries.shape)
+            parts.append(group.tokens(out))
+        whole = run.restored(parts).unflatten(0, self.boundaries.shape)
         return whole if rest is None else type(rest)((whole, *rest))
 
 
-def _cells(layout: Layout, group: LengthGroup) -> Tensor:
-    """Tokens of the run in the cells of a group, (num_seqs, longest) int64."""
-    cells = group.cells
-    if cells is None:
-        cells = torch.arange(group.start, group.stop, device=layout.cu_seqlens.device)
-    if layout.grouped.by_length is not None:
-        cells = layout.grouped.by_length.index_select(0, cells)
-    return cells.unflatten(0, (group.num_seqs, group.longest))
-
-
-@dataclass(frozen=True)
-class _Cells:
-    """Tokens `index`, (num_seqs, longest) int64, of a run of `batch` rows of `seq` tokens."""
-
-    index: Tensor
-    batch: int
-    seq: int
-
-    def take(self, value: Any) -> Any:
-        """A layer's argument for these tokens: what has an entry for every token is gathered."""
-        if isinstance(value, tuple | list):
-            return type(value)(self.take(one) for one in value)
-        if not isinstance(value, Tensor):
-            return value
-        num_seqs, longest = self.index.shape
-        if value.dim() >= 2 and value.shape[0] in (1, self.batch) and value.shape[1] == self.seq:  # (batch, seq, ...)
-            flat = value.expand(self.batch, *value.shape[1:]).flatten(0, 1)
-            return flat.index_select(0, self.index.flatten()).unflatten(0, (num_seqs, longest))
+def _gathered(cells: Tensor, shape: tuple[int, int], value: Any) -> Any:
+    """A layer's argument for some tokens, (num_seqs, longest) int64, of a (batch, seq) rectangle of this shape: what
+    has an entry for every token is gathered."""
+    if isinstance(value, tuple | list):
+        return type(value)(_gathered(cells, shape, one) for one in value)
+    batch, seq = shape
+    if not isinstance(value, Tensor) or value.dim() < 2 or value.shape[0] not in (1, batch) or value.shape[1] != seq:
         return value
+    flat = value.expand(batch, *value.shape[1:]).flatten(0, 1)
+    return flat.index_select(0, cells.flatten()).unflatten(0, cells.shape)
 
 
 # --------------------------------------------------------------------------- search

@@ -17,6 +17,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError
+from unpad.hf.head import with_hidden
 from unpad.hf.prepare import preparing
 from unpad.hf.rows import Collator
 from unpad.proof.foreign.certificate import FOLLOWS, BatchClaim, ForeignCertificate
@@ -25,25 +26,15 @@ from unpad.proof.foreign.kinds import NOT_TRAINED, TRAINER_FIX
 from unpad.proof.foreign.measure import (
     EPS,
     LEAST,
-    MARGIN,
     UpdateResults,
     by_rounding,
-    gradient_error,
     logits_in_batches,
     not_below_fp32,
-    relative,
     take_gradient,
 )
 from unpad.proof.foreign.model import base_of, no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.undisturbed import attributes_kept, proving
-from unpad.proof.foreign.update import (
-    IGNORE,
-    ForeignBatch,
-    converted,
-    has_media,
-    labelled,
-    read_update,
-)
+from unpad.proof.foreign.update import IGNORE, ForeignBatch, converted, has_media, labelled, read_update
 
 MODELS = ("model", "ref_model")  # of a trainer
 SUCH = "let the first batch have several rows of other lengths, with a gradient"
@@ -155,10 +146,7 @@ def _with_hidden(output: Any, hidden: Tensor) -> Any:
     """
     if getattr(output, "pooler_output", None) is not None:
         raise ProofError("the model pools rows before its head", fix="train with padding")
-    if isinstance(output, tuple):
-        return (hidden, *output[1:])
-    output[next(iter(output))] = hidden
-    return output
+    return with_hidden(output, hidden)
 
 
 def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
@@ -194,12 +182,15 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
             raise
         except Exception as error:
             raise RecipeError(f"no step without padding: {refused(error)}", fix="train with padding") from error
-        done.loss, done.gradient = errors = _errors(found, padded)
-        if done.most_rows < 2 or not done.sides or not any(bool(one.any()) for one in found[1].values()):
+        errors = found.errors(padded)
+        done.loss, done.gradient = errors.loss, errors.gradient
+        if done.most_rows < 2 or not done.sides or not any(bool(one.any()) for one in found.gradient.values()):
             what = f"{done.most_rows} rows of tokens reach the model in the first batch, without padding or gradient"
             raise RecipeError(f"{what}: nothing can be compared", fix=SUCH)
-        bounds = _bounds(trainer, found) if max(errors) > LEAST else errors  # the least bound takes no further step
-        if any(error > most for error, most in zip(errors, bounds, strict=True)):
+        bounds = errors
+        if max(errors.loss, errors.gradient) > LEAST:  # the least bound takes no further step
+            bounds = by_rounding(model, EPS, lambda: _step(trainer)).errors(found).bounds()
+        if errors.loss > bounds.loss or errors.gradient > bounds.gradient:
             raise ProofError(
                 f"without padding a step has another loss ({done.loss:.1e}) and gradient ({done.gradient:.1e})",
                 where=type(trainer).__name__,
@@ -220,25 +211,13 @@ def _fp32(trainer: Trainer) -> Iterator[None]:
         yield
 
 
-def _step(trainer: Trainer) -> tuple[Tensor, dict[str, Tensor]]:
+def _step(trainer: Trainer) -> UpdateResults:
     """Loss and gradient of `training_step` on the first batch of the trainer's loader, without dropout."""
     with proving(trainer), _fp32(trainer), untouched_generators(0), not_below_fp32(nn.ModuleList(_models(trainer))):
         batches, num_items = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, trainer.args.device)
         trainer.current_gradient_accumulation_steps = 1  # `train` sets it
         loss = trainer.training_step(trainer.model, batches[0], num_items)
-        return loss.detach(), take_gradient(trainer.model)
-
-
-def _bounds(trainer: Trainer, step: tuple[Tensor, dict[str, Tensor]]) -> tuple[float, float]:
-    """The errors that a step may have: MARGIN times those of one rounding of all weights."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    loss, gradient = _errors(by_rounding(model, EPS, lambda: _step(trainer)), step)
-    return max(LEAST, MARGIN * loss), max(LEAST, MARGIN * gradient)
-
-
-def _errors(found: tuple[Tensor, dict[str, Tensor]], truth: tuple[Tensor, dict[str, Tensor]]) -> tuple[float, float]:
-    """Relative errors of the loss and of the gradient of all parameters."""
-    return relative(found[0], truth[0]), gradient_error(found[1], truth[1])
+        return UpdateResults([], float(loss.detach()), take_gradient(trainer.model))
 
 
 # --------------------------------------------------------------------------- trainers of pairs, judged

@@ -17,6 +17,7 @@ from unpad.hf.mixers import Boundaries, isolate_mixers, join_mixers
 from unpad.proof.foreign.collators import Batch, Batching
 from unpad.proof.foreign.lengths import RowLimit, row_limit
 from unpad.proof.foreign.model import base_of, untouched
+from unpad.proof.foreign.update import converted
 
 TRIAL = (5, 3, 6)  # lengths of the sequences of a first flat batch
 
@@ -128,10 +129,11 @@ def _try(model: nn.Module) -> None:
     """Compute a flat batch of a few tokens; the model's state stays as it is."""
     device = next(model.parameters()).device
     rows = [{"input_ids": torch.arange(3, 3 + length)} for length in TRIAL]
-    batch = {name: one.to(device) if isinstance(one, torch.Tensor) else one for name, one in collate(rows).items()}
+    batch = converted(collate(rows), device=device)
+    del batch["labels"]
     with untouched(model):
         model.eval()
-        model(**{name: one for name, one in batch.items() if name != "labels"})
+        model(**batch)
 
 
 def _takes_cache(inner: PreTrainedModel) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import Trainer
 
 from unpad.errors import ProofError, RecipeError, SourceError
@@ -17,6 +18,7 @@ from unpad.hf.loader import IGNORED, PACKED, refuse_streams
 from unpad.proof.foreign.judge import describe, raise_memory
 from unpad.proof.foreign.model import untouched_generators
 from unpad.proof.foreign.update import (
+    ForeignBatch,
     LabelledSequence,
     beside_tokens,
     count_cut,
@@ -71,21 +73,15 @@ class CollatedRows:
         """The rows of a trainer's dataset.
 
         Raises:
-            SourceError: it is streamed, or the trainer removes all of its columns or those that take rows apart.
+            SourceError: it is streamed, or the trainer removes the column that takes rows apart.
+            ValueError: the trainer removes all of its columns; the message is that of transformers.
         """
         refuse_streams(data)
         collate: Collator = trainer.data_collator
         package = sys.modules.get("datasets")
         if package is None or not isinstance(data, package.Dataset):
             return cls(data, trainer._get_collator_with_removed_columns(collate), collate)
-        try:
-            kept = trainer._remove_unused_columns(data)
-        except ValueError as error:
-            names = ", ".join(data.column_names)
-            raise SourceError(
-                f"the trainer removes all columns of rows with {names}: {describe(error)}",
-                fix="tokenize the dataset first, or set remove_unused_columns=False for a transform or a collator",
-            ) from error
+        kept = trainer._remove_unused_columns(data)
         if PACKED in data.column_names and PACKED not in kept.column_names and not data.format["type"] == "custom":
             raise SourceError(
                 f"rows are packed, and the trainer removes their column {PACKED}",
@@ -165,21 +161,17 @@ class CollatedRows:
 
     def _tensors(self, made: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
         """Tokens and labels in the collator's batch of one row, each (tokens,) int64."""
-        ids, labels = made.get("input_ids"), _labels(made)
-        if ids is None:
-            what = f"makes no input_ids, but {', '.join(made) or 'nothing'}; flat batches are of token ids"
-            raise self.error(what, "let it give the tokens as input_ids, or train with the trainer's own batches")
-        if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
-            raise self.error(f"makes {_shape(ids)} input_ids of a single row", "let it make a tensor of (1, tokens)")
-        if labels is None:
-            fix = "give the data labels, or use DataCollatorForLanguageModeling(tokenizer, mlm=False)"
-            raise self.error("gives no labels, so the trainer has no loss", fix)
-        if labels.numel() != ids.numel():
-            raise SourceError(
-                f"a row has {ids.numel()} input_ids and {labels.numel()} labels",
-                fix="give one label per token, -100 where there is no loss",
-            )
-        return ids[0], labels.reshape(-1)
+        batch = self._batch_of(made)
+        if len(batch.ids) != 1:
+            what = f"makes {_shape(batch.ids)} input_ids of a single row"
+            raise self.error(what, "let it make a tensor of (1, tokens)")
+        return batch.ids[0], F.pad(batch.targets[0, :-1], (1, 0), value=IGNORED)
+
+    def _batch_of(self, made: Mapping[str, Any]) -> ForeignBatch:
+        try:
+            return read_batch(made)
+        except ProofError as error:
+            raise self.error(f"makes a batch: {error.what}", error.fix) from error
 
     def _read(self, made: Mapping[str, Any], lengths: list[int] | None) -> CollatedRow:
         """The collator's batch of one row, without what pads it.
@@ -264,10 +256,7 @@ class CollatedRows:
 
     def _check_batch(self, numbers: Sequence[int]) -> None:
         rows = [self.data[number] for number in numbers]
-        try:
-            update = read_update([read_batch(self.batch(rows))], self.like(rows).sequences())
-        except ProofError as error:
-            raise self.error(f"makes a batch: {error.what}", error.fix) from error
+        update = read_update([self._batch_of(self.batch(rows))], self.like(rows).sequences())
         labels, cut = read_labels(update), count_cut(update)[0]
         num = labels.missing + labels.added + labels.wrong
         if num or cut or labels.unknown_tokens:
@@ -346,15 +335,6 @@ def _lengths(row: Any) -> list[int] | None:
     if not isinstance(row, Mapping) or PACKED not in row:
         return None
     return [int(length) for length in row[PACKED] if length]
-
-
-def _labels(made: Mapping[str, Any]) -> Tensor | None:
-    """Labels of a batch, each of the token at its place."""
-    shifted = made.get("shift_labels")
-    if isinstance(shifted, Tensor):
-        return torch.cat([shifted.new_full((1,), IGNORED), shifted.reshape(-1)[:-1]])
-    labels = made.get("labels")
-    return labels if isinstance(labels, Tensor) else None
 
 
 def _shape(value: object) -> str:

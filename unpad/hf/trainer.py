@@ -21,15 +21,7 @@ from unpad.batching.sampler import BatchSampler
 from unpad.errors import RecipeError
 from unpad.hf import checks
 from unpad.hf.head import TargetHead, add_target_head
-from unpad.hf.loader import (
-    MICROS,
-    Examples,
-    MicroBatches,
-    Updates,
-    collate,
-    collate_update,
-    is_streamed,
-)
+from unpad.hf.loader import MICROS, Examples, MicroBatches, Updates, collate, collate_update, is_streamed
 from unpad.hf.prepare import Prepared, preparing
 from unpad.hf.rows import CollatedRows
 from unpad.hf.update import OwnUpdate, doubts_of_own, prove_ours, take_own

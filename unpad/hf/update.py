@@ -16,19 +16,11 @@ from unpad.hf.checks import COUNT_TARGETS, is_sft, loss_of_ones_own, refuse_loss
 from unpad.hf.loader import MICRO, MICROS, PLACE, Examples, collate_update, micros_of
 from unpad.hf.padding import PairsUpdate
 from unpad.hf.rows import CollatedRows, Collator
+from unpad.proof.foreign import measure
 from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, ComparedUpdate, Precision, describe, judge, raise_memory
 from unpad.proof.foreign.kinds import columns_of_rows, no_trainer_of_tokens
 from unpad.proof.foreign.lengths import RowLimit, within
-from unpad.proof.foreign.measure import (
-    OTHER_LOSS,
-    UpdateResults,
-    error_of_loss,
-    logits_in_batches,
-    not_below_fp32,
-    one_at_a_time,
-    take_gradient,
-)
 from unpad.proof.foreign.model import config_of
 from unpad.proof.foreign.undisturbed import proving
 from unpad.proof.foreign.update import LabelledSequence, Update, converted, labelled, read_batch, read_update
@@ -59,7 +51,7 @@ class TrainerUpdate:
     num_items: Tensor | int | None
     sequences: Sequence[LabelledSequence]
     complete: bool = True
-    truth: UpdateResults | None = None
+    truth: measure.UpdateResults | None = None
     doubts: tuple[str, ...] = ()
     whole: Update | None = None
 
@@ -84,12 +76,12 @@ class TrainerUpdate:
         update = replace(read_update(read, self.sequences, complete=self.complete), whole=self.whole)
         sequences = update.one_at_a_time()
         own = loss_of_ones_own(self.trainer)
-        if not own and (error_of_loss(self.model, sequences) or 0) > OTHER_LOSS:
+        if not own and (measure.error_of_loss(self.model, sequences) or 0) > measure.OTHER_LOSS:
             own = f"the loss of {type(self.model).__name__}"
         return ComparedUpdate(
             update,
-            lambda: one_at_a_time(self.model, sequences),
-            lambda: UpdateResults(logits_in_batches(self._forward, update), *self.step(batches)),
+            lambda: measure.one_at_a_time(self.model, sequences),
+            lambda: measure.UpdateResults(measure.logits_in_batches(self._forward, update), *self.step(batches)),
             self._forward,
             self.truth,
             own,
@@ -105,7 +97,7 @@ class TrainerUpdate:
         trainer.current_gradient_accumulation_steps = len(batches)  # as `train` does; there is none before
         for batch in batches:
             loss += float(trainer.training_step(trainer.model, dict(batch), self.num_items))
-        return loss, take_gradient(trainer.model)
+        return loss, measure.take_gradient(trainer.model)
 
 
 # --------------------------------------------------------------------------- the first update of a loader
@@ -142,8 +134,6 @@ def prove_trainer(
         )
     if trainer.accelerator.num_processes > 1 or trainer.args.n_gpu > 1:
         raise ProofError("the trainer runs in several processes or on several devices", fix="prove it in one process")
-    if "lomo" in str(trainer.args.optim).lower():
-        raise ProofError("this optimizer changes weights during backward", fix="prove with another optim")
     of_pairs = columns_of_rows(trainer)
     if (sequences or not of_pairs) and (reason := no_trainer_of_tokens(trainer)):
         raise ProofError(reason.what, fix=reason.fix)
@@ -280,7 +270,7 @@ class OwnUpdate:
     rows: CollatedRows
     sequences: Sequence[LabelledSequence]
     num_batches: int
-    truth: UpdateResults
+    truth: measure.UpdateResults
     certificate: ForeignCertificate
 
 
@@ -300,14 +290,12 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
         parts = [small.data[start : start + size] for start in range(0, len(small), size)]
         batches = [small.batch(part) for part in parts]
         try:
-            with not_below_fp32(model):
-                truth = one_at_a_time(model, sequences)
+            with measure.not_below_fp32(model):
+                truth = measure.one_at_a_time(model, sequences)
         except Exception as error:
             raise_memory(error)
-            longest, limit = (
-                max(len(one.ids) for one in sequences),
-                getattr(config_of(model), "max_position_embeddings", "own"),
-            )
+            longest = max(len(one.ids) for one in sequences)
+            limit = getattr(config_of(model), "max_position_embeddings", "own")
             what = f"the model cannot compute sequences of up to {longest} tokens alone: {describe(error)}"
             raise RecipeError(what, fix=f"cut or leave out rows longer than its {limit} positions") from error
         certificate = TrainerUpdate.of(trainer, batches, sequences, truth=truth).certificate("fp32", notes)

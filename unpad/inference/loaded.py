@@ -263,11 +263,9 @@ def _where_trained(recipe: Recipe, folder: Path, overrides: Sequence[str]) -> Re
     if not began.is_absolute() or not began.is_dir() or any(one.startswith("data.") for one in overrides):
         return recipe
     root = began if recipe.data.root is None else began / user_path(recipe.data.root)
-    return (
-        recipe
-        if root == Path.cwd()
-        else recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": str(root)})})
-    )
+    if root == Path.cwd():
+        return recipe
+    return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": str(root)})})
 
 
 def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:

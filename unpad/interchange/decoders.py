@@ -171,12 +171,7 @@ def _check_numbers(fields: folder.Fields) -> None:
             if value is not None and (type(value) not in kinds or not value > 0):
                 raise folder.refuse(name, value, expected, CORRECT)
             if names is SIZES and value is not None and value > folder.largest(name):
-                fix = (
-                    "correct it: a context is the one that the model was trained with"
-                    if "position" in name
-                    else CORRECT
-                )
-                raise folder.refuse(name, value, f"at most {folder.largest(name):,}", fix)
+                raise folder.refuse(name, value, f"at most {folder.largest(name):,}", CORRECT)
     full = fields.get("max_window_layers")
     if full is not None and (type(full) is not int or full < 0):
         raise folder.refuse("max_window_layers", full, "a number of blocks", CORRECT)

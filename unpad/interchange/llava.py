@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from unpad.errors import CheckpointError
 from unpad.interchange import folder as hf_folder
 from unpad.interchange.decoders import LLAMA, DecoderFamily
-from unpad.interchange.readings import Reading
 from unpad.models import decoder
 from unpad.models.contract import Model, ModelConfig
 from unpad.models.vision_language.model import Config, Projector, VisionLanguage
@@ -78,21 +77,8 @@ INSIDE = {"language_model.": "model.", "vision_tower.": "vision_model."}  # mode
 POST_NORM = "vision_tower.post_layernorm"  # of CLIP's class token, which LLaVA never reads
 
 
-def _check_as_released(fields: hf_folder.Fields) -> hf_folder.Fields:
-    """Refuse positions and heads that no LLaVA 1.5 has, though a Llama may."""
-    head_dim = fields["hidden_size"] // fields["num_attention_heads"]
-    rules: list[tuple[str, object, Sequence[object]]] = [("head_dim", fields.get("head_dim", head_dim), [head_dim])]
-    for name in ("rope_scaling", "rope_parameters"):
-        rope = hf_folder.with_defaults({}, fields.get(name, {}), name)
-        rules.append((f"{name}.rope_type", rope.get("rope_type", rope.get("type", "default")), ["default"]))
-        rules.append((f"{name}.partial_rotary_factor", rope.get("partial_rotary_factor", 1), [1]))
-    hf_folder.check_covered(rules)
-    return {}
-
-
 LANGUAGE = replace(
     LLAMA,
-    readings=(Reading(_check_as_released, lambda config: {}), *LLAMA.readings),
     defaults={
         **LLAMA.defaults, "model_type": "llama", "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008,
         "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
@@ -153,7 +139,7 @@ class Llava(hf_folder.Architecture):
         except CheckpointError as error:
             where = f"model.language{error.where.removeprefix('model')}"
             raise CheckpointError(f"language.{error.what}", where=where, fix=LIKE_LLAVA) from None
-        spare = ("architectures", "torch_dtype", "rope_scaling")  # said at the top of the file, and never set
+        spare = ("architectures", "torch_dtype")  # said at the top of the file
         section = {name: value for name, value in language.items() if name not in spare}
         return hf_folder.merged(given, {**_config_fields(model), "text_config": section})
 

@@ -14,7 +14,6 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models.contract import Generates, LearnsPreferences, ModelConfig
 from unpad.nn import rope
@@ -129,10 +128,6 @@ class Config(ModelConfig, BlockConfig):
             raise ValueError(
                 f"rotary positions need an even head size, and width {self.width} / heads {self.heads} is odd"
             )
-        if self.context_method != "none" and self.positions != "rotary":
-            raise ValueError(
-                f"context_method={self.context_method} extends rotary positions; positions is {self.positions}"
-            )
         if self.rope_scaling is not None and self.context_method != "none":
             raise ValueError(f"context_method={self.context_method} and rope_scaling both scale frequencies")
         return self
@@ -140,6 +135,7 @@ class Config(ModelConfig, BlockConfig):
     @model_validator(mode="after")
     def _blocks_fit(self) -> Config:
         turns: list[tuple[str, object]] = [
+            ("context_method", self.context_method != "none"),
             ("rope_scaling", self.rope_scaling),
             ("no_rope_blocks", self.no_rope_blocks),
             ("sliding_rope_theta", self.sliding_rope_theta),
@@ -186,15 +182,9 @@ class Config(ModelConfig, BlockConfig):
 
     @property
     def advice_beyond(self) -> str:
-        """Advice on an input with more positions than `longest`, by the kind of positions."""
-        if self.positions == "rotary":
-            return "shorten it, or extend rotary positions with model.context_method and model.context_factor"
-        if self.positions == "sinusoidal":
-            return (
-                "shorten it, or raise model.context: sinusoidal positions go on for any length, but the model has not "
-                f"trained on those past {self.context}"
-            )
-        return f"shorten it: there are {self.context} learned positions; more need training with a larger model.context"
+        """Advice on an input with more positions than `longest`."""
+        more = "extend rotary positions with model.context_method and model.context_factor"
+        return f"shorten it, or {more if self.positions == 'rotary' else 'train with a larger model.context'}"
 
 
 class Decoder(Generates, LearnsPreferences):
@@ -259,8 +249,7 @@ class Decoder(Generates, LearnsPreferences):
     def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None, between: Between | None = None) -> Tensor:
         """Hidden state of the last token of every sequence of a flat run, (num_seqs, width); arguments and errors as in
         `forward`."""
-        assert isinstance(batch.layout, Layout), "prompts come as a flat run"
-        return self(batch, cache, between, wanted=batch.layout.cu_seqlens[1:].long() - 1)
+        return self(batch, cache, between, wanted=batch.flat_layout.cu_seqlens[1:].long() - 1)
 
     def embed_tokens(self, ids: Tensor) -> Tensor:
         embedded = widened(self.embed(ids))  # (total_tokens, width); a frozen embedding may be in bf16

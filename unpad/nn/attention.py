@@ -24,7 +24,7 @@ from unpad.nn.kernel import Kernel, choose_kernels, note, runs_native
 from unpad.nn.linear import rows_are_independent
 from unpad.nn.native.attention import native_attention
 from unpad.nn.precision import wide_dtype
-from unpad.nn.rope import rotate
+from unpad.nn.rope import turned
 
 # The matmul kernel holds all query-key pairs of sequences up to WHOLE_LENGTH at once, at most 512 per token and head;
 # for longer sequences it holds at most BLOCK_CELLS pairs at a time, over all heads.
@@ -55,11 +55,7 @@ def self_attention(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, how: 
         return native_attention(qkv, layout, heads, how)
     if how.qkv_bias is not None:
         qkv = qkv + how.qkv_bias.view(qkv.shape[1:])
-    kv_heads = (qkv.shape[1] - heads) // 2
-    q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
-    if how.rotary is not None:
-        q, k = rotate(q, *how.rotary), rotate(k, *how.rotary)
-    return _torch_attention(q, k, v, layout, kernels, how)
+    return _torch_attention(*turned(qkv, heads, how.rotary), layout, kernels, how)
 
 
 def _each_alone(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, how: Attend) -> Tensor:
@@ -146,26 +142,18 @@ def _share_heads(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _grouped(q: Tensor, k: Tensor, v: Tensor, layout: Layout, kernels: tuple[Kernel, ...], how: Attend) -> Tensor:
-    if not layout.grouped.groups:
+    run = layout.grouped
+    if not run.groups:
         return q
-    k, v = _share_heads(q, k, v)
-    if (by_length := layout.grouped.by_length) is not None:
-        q, k, v = (x.index_select(0, by_length) for x in (q, k, v))
-        how = how.moved(lambda x: x.index_select(0, by_length))
-    groups = zip(layout.grouped.groups, kernels, strict=True)
-    out = torch.cat([_group_attention(q, k, v, group, kernel, how) for group, kernel in groups])
-    return out if layout.grouped.undo is None else out.index_select(0, layout.grouped.undo)
+    q, k, v = map(run.ordered, (q, *_share_heads(q, k, v)))
+    how = how.moved(run.ordered)
+    groups = zip(run.groups, kernels, strict=True)
+    return run.restored([_group_attention(q, k, v, group, kernel, how) for group, kernel in groups])
 
 
 def _group_attention(q: Tensor, k: Tensor, v: Tensor, group: LengthGroup, kernel: Kernel, how: Attend) -> Tensor:
     """Attention of one group as a (num_seqs, heads, longest, head_dim) rectangle; returns its real tokens."""
-    heads = q.shape[1]
-
-    def rectangle(x: Tensor) -> Tensor:
-        cells = x[group.start : group.stop] if group.cells is None else x.index_select(0, group.cells)
-        return cells.unflatten(0, (group.num_seqs, group.longest))
-
-    q, k, v = (rectangle(x).transpose(1, 2) for x in (q, k, v))  # (num_seqs, heads, longest, head_dim)
+    q, k, v = (group.rectangle(x).transpose(1, 2) for x in (q, k, v))  # (num_seqs, heads, longest, head_dim)
     # Real queries of a causal rectangle never see the cells to their right; only full attention needs the mask.
     seen: Callable[[slice], Tensor] | None = None
     how = how.within(group.longest)
@@ -175,13 +163,12 @@ def _group_attention(q: Tensor, k: Tensor, v: Tensor, group: LengthGroup, kernel
     elif not how.causal and group.key_mask is not None:
         seen = partial(_real_keys, group.key_mask)
     if kernel in MATMUL:
-        out = _matmul_attention(q, k, v, seen, how.moved(rectangle))
+        out = _matmul_attention(q, k, v, seen, how.moved(group.rectangle))
     else:
         assert how.fuses, "the fused kernel takes no bias and no dropout"
         mask = None if seen is None else seen(slice(0, group.longest))
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=how.causal, scale=how.scale)
-    out = out.transpose(1, 2).reshape(-1, heads, v.shape[3])
-    return out if group.real is None else out.index_select(0, group.real)
+    return group.tokens(out.transpose(1, 2))
 
 
 def _real_keys(key_mask: Tensor, rows: slice) -> Tensor:

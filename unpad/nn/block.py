@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
@@ -16,10 +15,8 @@ from unpad.nn.attend import Attend
 from unpad.nn.attention import scale_values, self_attention
 from unpad.nn.linear import Linear, apart
 from unpad.nn.norm import Norm
-from unpad.nn.rope import Rotary, rotate
+from unpad.nn.rope import Rotary, turned
 from unpad.recipes.section import Section
-
-MOST_TRIED = 100_000  # numbers of heads to consider for advice
 
 
 class BlockConfig(Section):
@@ -53,16 +50,9 @@ class BlockConfig(Section):
     @model_validator(mode="after")
     def _heads_fit(self) -> BlockConfig:
         if self.own_head_dim is None and self.width % self.heads:
-            small = range(1, min(math.isqrt(self.width), MOST_TRIED) + 1)
-            fits = sorted({n for heads in small if self.width % heads == 0 for n in (heads, self.width // heads)})
-            # An even head size if possible: rotary positions need it.
-            fits = [heads for heads in fits if self.width // heads % 2 == 0] or fits
-            nearest = min(fits, key=lambda heads: abs(heads - self.heads))
-            what = f"width {self.width} is not a multiple of heads {self.heads}"
-            raise ValueError(f"{what}; heads {nearest} would fit")
-        if self.kv_heads is not None and self.heads % self.kv_heads:
-            most = max(n for n in range(1, min(self.kv_heads, MOST_TRIED) + 1) if self.heads % n == 0)
-            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}; kv_heads {most} would fit")
+            raise ValueError(f"width {self.width} is not a multiple of heads {self.heads}")
+        if self.heads % self.num_kv_heads:
+            raise ValueError(f"kv_heads {self.kv_heads} does not divide heads {self.heads}")
         return self
 
     @property
@@ -233,12 +223,7 @@ class Attention(nn.Module):
         self.k_norm = None if eps is None else Norm("rmsnorm", self.head_dim, eps)
 
     def forward(
-        self,
-        x: Tensor,
-        stream: Stream,
-        cache: Cache | None = None,
-        index: int = 0,
-        keep_index: Tensor | None = None,
+        self, x: Tensor, stream: Stream, cache: Cache | None = None, index: int = 0, keep_index: Tensor | None = None
     ) -> Tensor:
         """Attend within sequences.
 
@@ -290,8 +275,7 @@ class Attention(nn.Module):
     def queries_and_keys(self, x: Tensor, rotary: Rotary | None) -> tuple[Tensor, Tensor]:
         """Queries and keys of `forward`, (total_tokens, heads, head_dim) and (total_tokens, kv_heads, head_dim), with
         positions applied."""
-        q, k, _ = self.project(x).split([self.heads, self.kv_heads, self.kv_heads], 1)
-        return (q, k) if rotary is None else (rotate(q, *rotary), rotate(k, *rotary))
+        return turned(self.project(x), self.heads, rotary)[:2]
 
 
 def _normed_heads(norm: Norm, x: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ from unpad.nn.kernel import runs_native
 from unpad.nn.linear import rows_are_independent
 from unpad.nn.native import library
 from unpad.nn.native.attention import decode_attention, piece_attention, supports_decoding
-from unpad.nn.rope import Rotary, rotate
+from unpad.nn.rope import turned
 
 PLACES = 256  # tokens; without native kernels a prompt may be cut at multiples of it
 
@@ -173,7 +173,7 @@ class KeyValueCache:
             biased = any(one.bias is not None for one in held)
             if not self._reading and not biased and library.runs(qkv) and supports_decoding(qkv.dtype, qkv.shape[2]):
                 return decode_attention(qkv, buffers, lengths, heads, how)
-            q, k, v = _turned(qkv, heads, how.rotary)
+            q, k, v = turned(qkv, heads, how.rotary)
             for one, new, keys, values in zip(held, news, k.split(news), v.split(news), strict=True):
                 one.buffer[0, :, one.length : one.length + new] = keys.transpose(0, 1)
                 one.buffer[1, :, one.length : one.length + new] = values.transpose(0, 1)
@@ -228,10 +228,3 @@ def _attend_last(q: Tensor, one: _Held, window: int | None) -> Tensor:
     # The query heads that share a key head are its queries, so that the cache is read in place.
     grouped = q[0].unflatten(0, (kv_heads, -1))[None]  # (1, kv_heads, heads / kv_heads, head_dim)
     return F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask).flatten(1, 2)
-
-
-def _turned(qkv: Tensor, heads: int, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values of (total_tokens, heads + 2 * kv_heads, head_dim), positions applied."""
-    kv_heads = (qkv.shape[1] - heads) // 2
-    q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
-    return (q, k, v) if rotary is None else (rotate(q, *rotary), rotate(k, *rotary), v)

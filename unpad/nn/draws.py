@@ -117,20 +117,6 @@ def seed_generator(seed: int) -> None:
         torch.default_generator.manual_seed(seed)
 
 
-class GeneratorState:
-    """State of torch's generators, of the processor and of the device that computes, to draw the same again."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._state = device, torch.get_rng_state()
-        self._of_device = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-
-    def restore(self) -> None:
-        """Put the generators back into this state."""
-        torch.set_rng_state(self._state)
-        if self._of_device is not None:
-            torch.cuda.set_rng_state(self._of_device, self._device)
-
-
 # --------------------------------------------------------------------------- dropout
 
 

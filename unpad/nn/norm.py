@@ -23,18 +23,12 @@ class _Norm(ctypes.Structure):
     _fields_ = fields("q total_tokens width", "d eps dropout", "u seed", "p places", "i centred num_threads")
 
 
+Settings = tuple[float, bool, float, int, Tensor | None]  # as in `_SETTINGS`
+_SETTINGS = "float eps, bool centred, float dropout, int seed, Tensor? places"
+
+
 def add_norm(
-    residual: Tensor,
-    delta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    *,
-    eps: float,
-    centred: bool,
-    dropout: float = 0.0,
-    seed: int = 0,
-    places: Tensor | None = None,
-    dtype: torch.dtype,
+    residual: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, settings: Settings, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """sum = residual + dropout(delta); y = normalise(sum) * weight + bias. All four tensors may need a gradient.
 
@@ -42,17 +36,15 @@ def add_norm(
         residual: (total_tokens, width), wide: fp64 for fp64 activations, fp32 for others.
         delta: (total_tokens, width) of `dtype`, output of the previous layer; None for none.
         weight, bias: (width,), wide; bias None for none.
-        eps: added to the variance.
-        centred: True for LayerNorm, False for RMSNorm.
-        dropout: share of `delta` set to zero, below 1; the rest is divided by 1 - dropout.
-        seed: 0 to 2**63 - 1; determines which numbers stay, the same in forward and backward.
-        places: (total_tokens,) int64, of the tokens for dropout; None: those in the run.
+        settings: eps, added to the variance; centred, True for LayerNorm, False for RMSNorm; dropout, the share of
+            `delta` set to zero, below 1, while the rest is divided by 1 - dropout; its seed, 0 to 2**63 - 1, which
+            determines the numbers that stay, the same in forward and backward; and the contiguous places of tokens in
+            its draws, (total_tokens,) int64, None for those in the run.
         dtype: of activations, a key of `DTYPES`.
 
     Returns:
         sum (total_tokens, width), wide, `residual` itself without a delta; y (total_tokens, width) of `dtype`.
     """
-    settings = (eps, centred, dropout, seed, None if places is None else places.contiguous())
     if torch.is_grad_enabled():
         return apply(_AddNorm, residual, delta, weight, bias, settings, dtype)
     total, y, _ = _forward(residual, delta, weight, bias, *settings, dtype)
@@ -67,7 +59,7 @@ class _AddNorm(torch.autograd.Function):
         delta: Tensor | None,
         weight: Tensor,
         bias: Tensor | None,
-        settings: tuple[float, bool, float, int, Tensor | None],
+        settings: Settings,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         total, y, stats = _forward(residual, delta, weight, bias, *settings, dtype)
@@ -106,19 +98,16 @@ def _outputs(residual: Tensor, delta: Tensor | None, *settings: Any) -> tuple[Te
     return total, residual.new_empty(residual.shape, dtype=settings[-1]), residual.new_empty((len(residual), 2))
 
 
-@operator("add_norm", _outputs)
+@operator(
+    "add_norm",
+    _outputs,
+    schema=f"(Tensor residual, Tensor? delta, Tensor weight, Tensor? bias, {_SETTINGS}, ScalarType dtype) "
+    "-> (Tensor, Tensor, Tensor)",
+)
 def _forward(
-    residual: Tensor,
-    delta: Tensor | None,
-    weight: Tensor,
-    bias: Tensor | None,
-    eps: float,
-    centred: bool,
-    dropout: float,
-    seed: int,
-    places: Tensor | None,
-    dtype: torch.dtype,
+    residual: Tensor, delta: Tensor | None, weight: Tensor, bias: Tensor | None, *settings: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
+    *numbers, dtype = settings
     wide = wide_dtype(dtype)
     assert residual.dtype == wide, f"activations of {dtype} with a residual of {residual.dtype}"
     for vector in (weight,) if bias is None else (weight, bias):
@@ -129,8 +118,7 @@ def _forward(
         assert delta.shape == residual.shape, "delta does not match"
         delta = delta.contiguous()
     outputs = _outputs(residual, delta, dtype)
-    sizes = _sizes(residual, eps, centred, dropout, seed, places)
-    call("add_norm_forward", dtype, sizes, residual.contiguous(), delta, weight, bias, *outputs)
+    call("add_norm_forward", dtype, _sizes(residual, *numbers), residual.contiguous(), delta, weight, bias, *outputs)
     return outputs
 
 
@@ -146,27 +134,21 @@ def _grads(
     )
 
 
-@operator("add_norm_backward", _grads)
+@operator(
+    "add_norm_backward",
+    _grads,
+    schema="(Tensor grad_y, Tensor? grad_sum, Tensor total, Tensor stats, Tensor weight, bool has_delta, "
+    f"bool has_bias, {_SETTINGS}) -> (Tensor, Tensor, Tensor, Tensor)",
+)
 def _backward(
-    grad_y: Tensor,
-    grad_sum: Tensor | None,
-    total: Tensor,
-    stats: Tensor,
-    weight: Tensor,
-    has_delta: bool,
-    has_bias: bool,
-    eps: float,
-    centred: bool,
-    dropout: float,
-    seed: int,
-    places: Tensor | None,
+    grad_y: Tensor, grad_sum: Tensor | None, total: Tensor, *given: Any
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    stats, weight, has_delta, has_bias, *settings = given
     grad_y, total = grad_y.contiguous(), total.contiguous()
     grad_sum = None if grad_sum is None else grad_sum.contiguous()
     grads = _grads(grad_y, None, None, None, weight, has_delta, has_bias)
     wanted = grads[0], grads[1] if has_delta else None, grads[2], grads[3] if has_bias else None
-    sizes = _sizes(grad_y, eps, centred, dropout, seed, places)
-    call("add_norm_backward", grad_y.dtype, sizes, grad_y, grad_sum, total, stats, weight, *wanted)
+    call("add_norm_backward", grad_y.dtype, _sizes(grad_y, *settings), grad_y, grad_sum, total, stats, weight, *wanted)
     return grads
 
 
@@ -219,18 +201,8 @@ class Norm(nn.Module):
         if places is not None and index is not None:
             places = places.index_select(0, index)
         if _runs_native(residual, self.weight, dtype):
-            return add_norm(
-                residual,
-                delta,
-                self.weight,
-                self.bias,
-                eps=self.eps,
-                centred=self.bias is not None,
-                dropout=share,
-                seed=seed,
-                places=places,
-                dtype=dtype,
-            )
+            settings = self.eps, self.bias is not None, share, seed, places
+            return add_norm(residual, delta, self.weight, self.bias, settings, dtype)
         if delta is not None:
             residual = residual + dropout(delta, share, seed, places)
         wide = widened(residual)

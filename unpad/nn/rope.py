@@ -59,6 +59,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1).to(x.dtype)
 
 
+def turned(qkv: Tensor, heads: int, rotary: Rotary | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values of (total_tokens, heads + 2 * kv_heads, head_dim), positions applied."""
+    kv_heads = (qkv.shape[1] - heads) // 2
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], 1)
+    return (q, k, v) if rotary is None else (rotate(q, *rotary), rotate(k, *rotary), v)
+
+
 @lru_cache(maxsize=8)
 def sinusoidal_table(num_positions: int, dim: int) -> Tensor:
     """PE(p, 2i) = sin(p / 10000^(2i/dim)), PE(p, 2i+1) = cos of the same; (num_positions, dim) fp64."""

@@ -19,6 +19,7 @@ from unpad.nn.kernel import Kernel, noted
 from unpad.nn.losses import all_rows
 from unpad.nn.native import library
 from unpad.nn.precision import Precision, autocast
+from unpad.proof.foreign.measure import relative
 from unpad.proof.line import Line, not_applicable
 from unpad.training.step import accumulate
 
@@ -181,20 +182,9 @@ def per_sequence(values: Tensor, batch: RaggedBatch) -> list[Tensor]:
     return list(values.split(batch.layout.lengths().tolist()))
 
 
-def _error(got: Tensor, wanted: Tensor) -> float:
-    """Norm of the difference relative to the norm of `wanted`; infinite if shapes differ or values are NaN."""
-    if got.shape != wanted.shape:
-        return float("inf")
-    difference = (got.double() - wanted.double()).norm()
-    relative = (
-        float(difference / wanted.double().norm().clamp_min(1e-30)) if float(difference) > 0 else float(difference)
-    )
-    return relative if relative == relative else float("inf")
-
-
 def largest_error(got: Sequence[Tensor], wanted: Sequence[Tensor]) -> float:
     """Largest of the relative errors of outputs."""
-    return max((_error(a, b) for a, b in zip(got, wanted, strict=True)), default=0.0)
+    return max((relative(a, b) for a, b in zip(got, wanted, strict=True)), default=0.0)
 
 
 def errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]:
@@ -206,7 +196,7 @@ def errors(got: Measurement, wanted: Measurement) -> tuple[float, float, float]:
     if got.gradients.keys() != wanted.gradients.keys():
         return outputs, terms, float("inf")
     flat = [torch.cat([g.double().flatten() for g in m.gradients.values()] or [torch.zeros(0)]) for m in (got, wanted)]
-    return outputs, terms if terms == terms else float("inf"), _error(*flat)
+    return outputs, terms if terms == terms else float("inf"), relative(*flat)
 
 
 # --------------------------------------------------------------------------- lines in fp64
@@ -434,12 +424,10 @@ def _unsorted(packed: RaggedBatch, gap: str) -> Variant:
 def change_sequence(batch: RaggedBatch, seq: int) -> RaggedBatch:
     """Replace every text token and every patch of a sequence, so that any of them seen by another sequence has
     changed."""
-    assert isinstance(batch.layout, Layout)
-    tokens = (batch.layout.seq_of_token() == seq).nonzero().flatten()
+    tokens = (batch.flat_layout.seq_of_token() == seq).nonzero().flatten()
     media, media_seqs, places = batch.media, batch.media_seqs, batch.media_index
     if media is not None and media_seqs is not None and places is not None:
-        assert isinstance(media.layout, Layout)
-        patches = (media_seqs[media.layout.seq_of_token()] == seq).nonzero().flatten()
+        patches = (media_seqs[media.flat_layout.seq_of_token()] == seq).nonzero().flatten()
         batch = replace(batch, media=_with_others(media, patches))
         tokens = tokens[~torch.isin(tokens, places)]
     return _with_others(batch, tokens)
@@ -452,8 +440,7 @@ def change_tokens(
 
     Placeholders of images are skipped: the next token of text is replaced, and none if no text follows.
     """
-    assert isinstance(batch.layout, Layout)
-    bounds = batch.layout.cu_seqlens.tolist()
+    bounds = batch.flat_layout.cu_seqlens.tolist()
     spans = [(index, a, b) for index, (a, b) in enumerate(pairwise(bounds)) if b > a]
     images = set() if batch.media_index is None else set(batch.media_index.tolist())
     texts = [

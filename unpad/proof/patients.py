@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
-from unpad.batching.layout import Layout
 from unpad.models.contract import Model, PredictsSets
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.proof.content import is_zero
@@ -31,10 +30,9 @@ def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
 
 def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:
     """Let gradients reach the values of events."""
-    assert isinstance(batch.layout, Layout), "certify has flat runs"
     sets = batch.require(EventSets)
     values = sets.values.detach().to(next(model.parameters()).dtype).requires_grad_()
-    return batch.with_part(replace(sets, values=values)), [(values, batch.layout.seq_of_token())]
+    return batch.with_part(replace(sets, values=values)), [(values, batch.flat_layout.seq_of_token())]
 
 
 @torch.no_grad()

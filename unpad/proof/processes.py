@@ -74,7 +74,8 @@ def prove_processes(name: str, overrides: Sequence[str], numbers: Sequence[int])
     """
     refuse_under_torchrun("torchrun has started this process already, as one of several", "--processes", "leave it out")
     recipe, _ = open_named(name, overrides, samples.on_own_data(name))
-    parallelism_class(recipe).check_sums()
+    if what := parallelism_class(recipe).unequal:
+        raise RecipeError(what, where="--processes", fix="set train.shard=none to prove the sums of whole models")
     wanted = sorted({1, *numbers})
     if wanted == [1]:
         raise RecipeError("one process has nothing to equal", where="--processes", fix="name more, as in 1,2,3")

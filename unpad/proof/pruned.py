@@ -29,7 +29,7 @@ from unpad.models.vision_language.prune import PruneConfig, drawn_noise, even_or
 from unpad.models.vision_language.visual import VisionTokens
 from unpad.nn.block import BEFORE, Block
 from unpad.nn.losses import Terms
-from unpad.nn.rope import Rotary, rotate
+from unpad.nn.rope import Rotary, turned
 from unpad.proof import measure, tokens
 from unpad.proof.content import gap_of, units_of
 from unpad.proof.line import Line, Lines
@@ -121,9 +121,7 @@ def _pruning(model: VisionLanguage) -> PruneConfig:
 def _attend(block: Block, x: Tensor, rotary: Rotary | None, there: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
     """A block's attention with keys and values of probability p, and its weights (heads, total, total)."""
     attention, total = block.attention, len(x)
-    q, k, v = attention.project(block.norm_1(x)[1]).split([attention.heads, attention.kv_heads, attention.kv_heads], 1)
-    if rotary is not None:
-        q, k = rotate(q, *rotary), rotate(k, *rotary)
+    q, k, v = turned(attention.project(block.norm_1(x)[1]), attention.heads, rotary)
     k, v = (y.repeat_interleave(attention.heads // attention.kv_heads, 1) for y in (k, v))
     # A removed token still sees itself, or its row would be NaN; no token sees that row.
     visible = there | torch.eye(total, dtype=torch.bool)
@@ -205,7 +203,6 @@ def _ranked(method: str, weights: Tensor, visual: Tensor, row: ReferenceRow) -> 
     source = row.source[visual[row.visual]]
     assert media is not None
     assert media.grid is not None
-    assert isinstance(media.layout, Layout)
     if method == "attention":
         asks = row.question.nonzero().flatten()
         return weights[:, asks[-1], visual].mean(0) if len(asks) else weights.new_zeros(len(source))
@@ -215,7 +212,7 @@ def _ranked(method: str, weights: Tensor, visual: Tensor, row: ReferenceRow) -> 
     if method == "random":
         samples = torch.zeros(1, dtype=torch.int64) if ids is None else ids
         return random_order(build_layout(np.array([len(source)])), samples)
-    columns = media.grid[media.layout.seq_of_token(), 1]
+    columns = media.grid[media.flat_layout.seq_of_token(), 1]
     return even_order((media.position_ids // columns)[source], (media.position_ids % columns)[source])
 
 
@@ -247,7 +244,6 @@ def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceR
     images: list[tuple[Tensor, Tensor, Tensor]] = []  # embeddings, patches that they stand for, places of all patches
     received: list[Tensor] = []
     if sample.media is not None and sample.media_index is not None:
-        assert isinstance(sample.media.layout, Layout)
         places = sample.media_index.split(sample.media.layout.lengths().tolist())
         for image, patches in enumerate(places):
             owner[patches] = image

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch, from_sequences
-from unpad.batching.layout import Layout
 from unpad.models.contract import Model, ReadsTokens
 from unpad.proof.line import Line, not_applicable
 from unpad.proof.measure import Claims, change_tokens, per_sequence
@@ -17,10 +16,9 @@ ORDER = "a token never changes an earlier output"
 
 def alone(batch: RaggedBatch) -> list[RaggedBatch]:
     """Every sequence as a batch of its own. Labels of text are recomputed from the ids; only the last is copied."""
-    assert isinstance(batch.layout, Layout), "checked by prove"
     if batch.input_ids is None or batch.media is not None:
         return [batch.select([i]) for i in range(batch.num_seqs)]
-    bounds = batch.layout.cu_seqlens.tolist()
+    bounds = batch.flat_layout.cu_seqlens.tolist()
     ids, labels, counts = batch.input_ids.tolist(), batch.labels.tolist(), batch.loss_mask.tolist()
     made = [from_sequences([[*ids[a:b], labels[b - 1]]], [[False, *counts[a:b]]]) for a, b in pairwise(bounds)]
     return [replace(one, parts=batch.select([i]).parts) for i, one in enumerate(made)] if batch.parts else made
@@ -33,15 +31,13 @@ def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
 
 def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:
     """Let gradients reach embedded tokens and patches."""
-    assert isinstance(batch.layout, Layout), "certify has flat runs"
     tokens = _embedded(model, batch).requires_grad_()
-    inputs = [(tokens, batch.layout.seq_of_token())]
+    inputs = [(tokens, batch.flat_layout.seq_of_token())]
     if batch.media is None:
         return replace(batch, inputs_embeds=tokens), inputs
-    assert isinstance(batch.media.layout, Layout)
     assert batch.media_seqs is not None
     patches = _embedded(model, batch.media).requires_grad_()
-    inputs.append((patches, batch.media_seqs[batch.media.layout.seq_of_token()]))
+    inputs.append((patches, batch.media_seqs[batch.media.flat_layout.seq_of_token()]))
     return replace(batch, inputs_embeds=tokens, media=replace(batch.media, inputs_embeds=patches)), inputs
 
 

@@ -15,7 +15,6 @@ from unpad.batching.plan import Plan
 from unpad.errors import RecipeError
 from unpad.machine import available_memory
 from unpad.models.contract import Model
-from unpad.nn.draws import GeneratorState
 from unpad.nn.precision import Precision
 from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe, stages_of
@@ -183,11 +182,11 @@ def measured(
     """Fit the footprint of passes to those over small batches; gradients are cleared, and the generators and the mode
     of the model stay as they are."""
     device = batches[0].position_ids.device
-    state, was_training = GeneratorState(device), model.training
+    was_training = model.training
     model.train()
-    peaks = [peak_of(partial(_pass, model, batch, weights, precision), device) for batch in batches]
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        peaks = [peak_of(partial(_pass, model, batch, weights, precision), device) for batch in batches]
     model.train(was_training)
-    state.restore()
     return fit([(batch.total_tokens, cells_of(batch)) for batch in batches], peaks)
 
 

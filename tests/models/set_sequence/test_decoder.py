@@ -2,12 +2,10 @@
 
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.samples import CONFIG, SIZES, WIDTH, bounds_of, gradients, members_of, moved
-from unpad.batching.layout import Layout
+from tests.helpers.samples import CONFIG, WIDTH, members_of, moved
 from unpad.models.set_sequence.belief import SetDecoder, slot_table
 from unpad.nn.block import BlockConfig
 
@@ -19,35 +17,7 @@ def decoder(**fields: Any) -> SetDecoder:
 
 
 def random(num: int, width: int) -> Tensor:
-    return torch.randn(num, width, dtype=torch.float64, generator=torch.Generator().manual_seed(num)).requires_grad_()
-
-
-@pytest.mark.parametrize("history", [False, True])
-def test_a_set_in_a_batch_equals_the_set_alone(history):
-    module, members = decoder(history=history), members_of(SIZES)
-    leaves = [random(len(SIZES), LATENT), *([random(len(SIZES), WIDTH)] if history else [])]
-    parameters = list(module.parameters())
-
-    def run(given: list[Tensor], layout: Layout) -> Tensor:
-        return module(given[0], layout, given[1] if history else None)
-
-    out = run(leaves, members)
-    assert out.shape == (sum(SIZES), WIDTH)
-    probe = torch.randn_like(out)
-    whole = gradients((out * probe).sum(), [*leaves, *parameters])
-    sums = [torch.zeros_like(p) for p in parameters]
-    for index, (start, stop) in enumerate(bounds_of(members)):
-        one = [leaf[index : index + 1].detach().requires_grad_() for leaf in leaves]
-        alone = run(one, members_of([stop - start]))
-        torch.testing.assert_close(out[start:stop], alone, rtol=1e-10, atol=1e-10)
-        found = gradients((alone * probe[start:stop]).sum(), [*one, *parameters])
-        for grad, part in zip(whole, found[: len(one)], strict=False):
-            torch.testing.assert_close(grad[index : index + 1], part, rtol=1e-10, atol=1e-10)
-        sums = [a + b for a, b in zip(sums, found[len(one) :], strict=True)]
-    torch.testing.assert_close(whole[len(leaves) :], sums, rtol=1e-9, atol=1e-10)
-    nothing = run([leaf[:0] for leaf in leaves], members_of([]))
-    assert nothing.shape == (0, WIDTH)
-    assert all((g == 0).all() for g in gradients(nothing.sum(), [*leaves, *parameters]))
+    return torch.randn(num, width, dtype=torch.float64, generator=torch.Generator().manual_seed(num))
 
 
 def test_slots_are_told_apart_whatever_their_number():

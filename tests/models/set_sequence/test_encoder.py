@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.helpers.samples import CONFIG, SIZES, WIDTH, bounds_of, gradients, members_of, moved
+from tests.helpers.samples import CONFIG, SIZES, WIDTH, bounds_of, members_of, moved
 from unpad.errors import RecipeError
 from unpad.models.set_sequence import encoder as encoders
 from unpad.nn.block import init_weights
@@ -121,29 +121,6 @@ def encoder(levels: int = 2) -> encoders.SetEncoder:
 def flat(latents: list[encoders.Latent]) -> Tensor:
     """(num_sets, levels * 2 * LATENT)."""
     return torch.cat([part for latent in latents for part in (latent.mean, latent.log_var)], 1)
-
-
-@pytest.mark.parametrize("levels", [1, 3])
-def test_a_set_in_a_batch_equals_the_set_alone(levels):
-    module, members = encoder(levels), members_of(SIZES)
-    parameters = list(module.parameters())
-    x = events(sum(SIZES))
-    out = flat(module(x, members))
-    probe = torch.randn_like(out)
-    grad_x, *grads = gradients((out * probe).sum(), [x, *parameters])
-    sums = [torch.zeros_like(p) for p in parameters]
-    for index, (start, stop) in enumerate(bounds_of(members)):
-        one = x[start:stop].detach().requires_grad_()
-        alone = flat(module(one, members_of([stop - start])))
-        torch.testing.assert_close(out[index : index + 1], alone, rtol=1e-10, atol=1e-10)
-        found = gradients((alone * probe[index]).sum(), [one, *parameters])
-        torch.testing.assert_close(grad_x[start:stop], found[0], rtol=1e-10, atol=1e-10)
-        sums = [a + b for a, b in zip(sums, found[1:], strict=True)]
-    torch.testing.assert_close(grads, sums, rtol=1e-9, atol=1e-10)
-    empty = events(0)
-    nothing = flat(module(empty, members_of([])))
-    assert nothing.shape == (0, levels * 2 * LATENT)
-    assert all((g == 0).all() for g in gradients(nothing.sum(), [empty, *parameters]))
 
 
 def test_the_order_of_events_changes_nothing_and_their_number_does():

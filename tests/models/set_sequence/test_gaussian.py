@@ -99,28 +99,6 @@ def test_the_gate_bears_extreme_variances(log_var):
     assert all(g.isfinite().all() for g in torch.autograd.grad(got.sum(), inputs[:4]))
 
 
-def test_a_set_has_in_a_batch_the_belief_it_has_alone():
-    gate, (*parts, gap) = moved(Gate()), beliefs()
-
-    def run(leaves: list[Tensor], gap: Tensor) -> Tensor:
-        prior_mean, prior_log_var, mean, log_var = leaves
-        weight = gate(*leaves, gap)
-        return torch.cat([weight, *product_of_experts(prior_mean, prior_log_var, mean, log_var, weight)], 1)
-
-    whole = run(parts, gap)
-    grads = torch.autograd.grad(whole.square().sum(), parts)
-    for i in range(len(gap)):
-        leaves = [x[i : i + 1].detach().requires_grad_() for x in parts]
-        alone = run(leaves, gap[i : i + 1])
-        torch.testing.assert_close(whole[i : i + 1], alone, rtol=1e-10, atol=1e-10)
-        for batch, found in zip(grads, torch.autograd.grad(alone.square().sum(), leaves), strict=True):
-            torch.testing.assert_close(batch[i : i + 1], found, rtol=1e-10, atol=1e-10)
-    nothing = [x[:0].detach().requires_grad_() for x in parts]
-    empty = run(nothing, gap[:0])
-    assert empty.shape == (0, 1 + 2 * DIM)
-    assert all(g.shape == (0, DIM) for g in torch.autograd.grad(empty.sum(), nothing))
-
-
 def test_low_precision_gives_wide_beliefs():
     prior_mean, prior_log_var, mean, log_var, gap = (x.detach().bfloat16() for x in beliefs())
     with torch.autocast("cpu", torch.bfloat16):

@@ -75,22 +75,6 @@ def shuffled(layout: Layout, rng: np.random.Generator) -> Tensor:
 # --------------------------------------------------------------------------- both distances
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_a_set_costs_in_a_batch_what_it_costs_alone(loss):
-    made, target = sets(LENGTHS)
-    layout = layout_of(LENGTHS)
-    got = loss(made, target, layout)
-    grads = gradient(got, made)
-    assert got.dtype == F64
-    assert got[LENGTHS.index(0)] == 0
-    for number, (start, stop) in enumerate(bounds_of(layout)):
-        one = made[start:stop].detach().requires_grad_()
-        alone = loss(one, target[start:stop], layout_of([stop - start]))
-        torch.testing.assert_close(got[number : number + 1], alone, rtol=1e-10, atol=1e-10)
-        found = torch.autograd.grad((number + 1) * alone.sum(), one)[0]
-        torch.testing.assert_close(grads[start:stop], found, rtol=1e-10, atol=1e-10)
-
-
 @pytest.mark.promise("patients.distances")
 @pytest.mark.parametrize("loss", LOSSES)
 def test_the_order_of_members_and_of_sets_does_not_matter(loss):

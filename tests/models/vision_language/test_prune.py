@@ -30,17 +30,6 @@ def head(**settings: Any) -> prune.PrunerHead:
 # --------------------------------------------------------------------------- heads
 
 
-@pytest.mark.promise("vqa.prune-heads")
-def test_another_samples_question_changes_nothing_and_ones_own_does():
-    pruner, samples = moved(head()), make_samples()
-    before = pruner(samples)
-    changed = samples.question.detach().clone()
-    changed[samples.question_layout.select([2])[1]] *= -2
-    after = pruner(replace(samples, question=changed))
-    for seq, (start, stop) in enumerate(bounds_of(samples.vision_layout)):
-        assert torch.equal(before[start:stop], after[start:stop]) == (seq != 2 or start == stop)
-
-
 @pytest.mark.promise("vqa.temperature")
 @pytest.mark.parametrize("logit", [-1.5, 0.0, 2.0])
 def test_noise_keeps_a_token_as_often_as_the_logit_says(logit):

@@ -429,7 +429,7 @@ def test_modes_follow_training_unless_chosen():
     ranking = pruned(**METHODS["uniform"])
     assert ranking.mode == ranking.train().mode == "hard"
     assert not list(ranking.pruners)
-    with pytest.raises(RecipeError, match="uniform has no probabilities"):
+    with pytest.raises(RecipeError, match="has no mode soft"):
         ranking.mode = "soft"
 
 

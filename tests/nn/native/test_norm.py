@@ -36,7 +36,7 @@ def inputs(tokens: int, width: int, dtype: torch.dtype = DOUBLE) -> list[Tensor]
 def test_one_used_output_is_enough_and_gradients_need_not_be_contiguous(used, centred):
     ours, exact = inputs(40, 33), inputs(40, 33)
     grads = [torch.randn(33, 40, dtype=DOUBLE).t() for _ in used]
-    actual = add_norm(*ours, eps=EPS, centred=centred, dtype=DOUBLE)
+    actual = add_norm(*ours, (EPS, centred, 0.0, 0, None), DOUBLE)
     expected = plain(*exact, centred=centred)
     torch.autograd.backward([actual[i] for i in used], grads)
     torch.autograd.backward([expected[i] for i in used], grads)
@@ -49,7 +49,7 @@ def test_one_used_output_is_enough_and_gradients_need_not_be_contiguous(used, ce
 def test_rows_far_from_zero_keep_their_variance():
     residual = torch.randn(20, 256) + 3000.0
     weight, bias = torch.ones(256), torch.zeros(256)
-    _, y = add_norm(residual, None, weight, bias, eps=EPS, centred=True, dtype=LOWEST)
+    _, y = add_norm(residual, None, weight, bias, (EPS, True, 0.0, 0, None), LOWEST)
     assert error(y, F.layer_norm(residual.double(), (256,), eps=EPS)) < 2.5e-3
 
 
@@ -57,7 +57,7 @@ def test_results_repeat_and_agree_between_threads():
     def grads(threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
         given = inputs(300, 256, LOWEST)
-        out = add_norm(*given, eps=EPS, centred=True, dropout=0.1, seed=3, dtype=LOWEST)
+        out = add_norm(*given, (EPS, True, 0.1, 3, None), LOWEST)
         torch.autograd.backward(out, [torch.ones_like(out[0]), torch.linspace(-1, 1, 256).to(LOWEST).expand(300, -1)])
         return [*out, *(t.grad for t in given if t.grad is not None)]
 

@@ -7,12 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.proof.foreign.hugging_face import (
-    IGNORE,
-    flatten,
-    pad,
-    sequences,
-)
+from tests.proof.foreign.hugging_face import IGNORE, flatten, pad, sequences
 
 Batch = dict[str, Tensor]
 Rows = Sequence[Sequence[int]]

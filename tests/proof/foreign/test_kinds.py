@@ -7,25 +7,10 @@ from pathlib import Path
 import datasets
 import pytest
 import torch
+import transformers
 import trl
 from peft import LoraConfig, get_peft_model
 from torch import nn
-from transformers import (
-    AutoConfig,
-    AutoModelForMaskedLM,
-    AutoModelForQuestionAnswering,
-    AutoModelForSeq2SeqLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    BertForMaskedLM,
-    DataCollatorForLanguageModeling,
-    DataCollatorForSeq2Seq,
-    DataCollatorForTokenClassification,
-    DataCollatorWithPadding,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    Trainer,
-)
 
 import unpad
 from tests.proof.foreign.hugging_face import COMMON, build, dataset, quiet, sequences, tokenizer, trainer
@@ -39,11 +24,14 @@ BERT = {
     "max_position_embeddings": 64, "pad_token_id": 0,
 }  # fmt: skip
 T5 = {"vocab_size": 99, "d_model": 32, "d_kv": 16, "d_ff": 48, "num_layers": 1, "num_heads": 2}
+MASKED = transformers.AutoModelForMaskedLM
 ROWS = dataset(sequences()).remove_columns("labels")
 
 
 def model(kind: str, maker: type, **fields: object) -> nn.Module:
-    made: nn.Module = maker.from_config(AutoConfig.for_model(kind, **{**(T5 if kind == "t5" else BERT), **fields}))
+    made: nn.Module = maker.from_config(
+        transformers.AutoConfig.for_model(kind, **{**(T5 if kind == "t5" else BERT), **fields})
+    )
     return made
 
 
@@ -53,7 +41,7 @@ def words() -> object:
     return made
 
 
-class MyBert(BertForMaskedLM):
+class MyBert(transformers.BertForMaskedLM):
     """A class of a user's own."""
 
 
@@ -61,20 +49,20 @@ class MyGRPOTrainer(trl.GRPOTrainer):
     """A trainer of a user's own."""
 
 
-def masked(folder: Path, net: nn.Module) -> Trainer:
-    return trainer(net, folder, ROWS, collator=DataCollatorForLanguageModeling(words(), mlm=True))  # type: ignore[arg-type]
+def masked(folder: Path, net: nn.Module) -> transformers.Trainer:
+    return trainer(net, folder, ROWS, collator=transformers.DataCollatorForLanguageModeling(words(), mlm=True))  # type: ignore[arg-type]
 
 
-def labelled(folder: Path, net: nn.Module, labels: list[object], collator: object) -> Trainer:
+def labelled(folder: Path, net: nn.Module, labels: list[object], collator: object) -> transformers.Trainer:
     return trainer(net, folder, ROWS.add_column("labels", labels), collator=collator)  # type: ignore[arg-type]
 
 
-def seq2seq(folder: Path) -> Trainer:
-    net = model("t5", AutoModelForSeq2SeqLM, decoder_start_token_id=0)
-    args = Seq2SeqTrainingArguments(output_dir=str(folder), **COMMON)
+def seq2seq(folder: Path) -> transformers.Trainer:
+    net = model("t5", transformers.AutoModelForSeq2SeqLM, decoder_start_token_id=0)
+    args = transformers.Seq2SeqTrainingArguments(output_dir=str(folder), **COMMON)
     data = ROWS.add_column("labels", [one[:3] for one in ROWS["input_ids"]])
-    collator = DataCollatorForSeq2Seq(tokenizer(), net)
-    return Seq2SeqTrainer(model=net, args=args, train_dataset=data, data_collator=collator)
+    collator = transformers.DataCollatorForSeq2Seq(tokenizer(), net)
+    return transformers.Seq2SeqTrainer(model=net, args=args, train_dataset=data, data_collator=collator)
 
 
 PROMPTS = datasets.Dataset.from_list([{"prompt": "t4 t5"}] * 4)
@@ -86,7 +74,7 @@ def adapted() -> nn.Module:
     return made
 
 
-def generating(folder: Path, kind: type[Trainer] = trl.GRPOTrainer) -> Trainer:
+def generating(folder: Path, kind: type[transformers.Trainer] = trl.GRPOTrainer) -> transformers.Trainer:
     args = trl.GRPOConfig(output_dir=str(folder), num_generations=2, **COMMON, **OFF)
     given = {"reward_funcs": lambda completions, **rest: [0.0] * len(completions), "processing_class": tokenizer()}
     return kind(model=adapted(), args=args, train_dataset=PROMPTS, **given)  # type: ignore[arg-type]
@@ -96,45 +84,45 @@ def lengths(value: int) -> list[object]:
     return [[value] * len(one) for one in ROWS["input_ids"]]
 
 
-REFUSED: dict[str, tuple[Callable[[Path], Trainer], str]] = {
+REFUSED: dict[str, tuple[Callable[[Path], transformers.Trainer], str]] = {
     "masked": (
-        lambda folder: masked(folder, model("bert", AutoModelForMaskedLM)),
+        lambda folder: masked(folder, model("bert", MASKED)),
         "ProofError: BertForMaskedLM is no causal language model: it predicts",
     ),
     "ModernBERT": (
-        lambda folder: masked(folder, model("modernbert", AutoModelForMaskedLM, cls_token_id=1, sep_token_id=2)),
+        lambda folder: masked(folder, model("modernbert", MASKED, cls_token_id=1, sep_token_id=2)),
         "ProofError: ModernBertForMaskedLM is no causal language model: it predicts",
     ),
     "a class of one's own": (
-        lambda folder: masked(folder, MyBert(AutoConfig.for_model("bert", **BERT))),
+        lambda folder: masked(folder, MyBert(transformers.AutoConfig.for_model("bert", **BERT))),
         "ProofError: MyBert is no causal language model: it predicts",
     ),
     "adapters": (
         lambda folder: masked(
-            folder, get_peft_model(model("bert", AutoModelForMaskedLM), LoraConfig(target_modules=["query"]))
+            folder, get_peft_model(model("bert", MASKED), LoraConfig(target_modules=["query"]))
         ),
         "ProofError: BertForMaskedLM is no causal language model: it predicts",
     ),
     "compiled": (
-        lambda folder: masked(folder, torch.compile(model("bert", AutoModelForMaskedLM))),  # type: ignore[arg-type]
+        lambda folder: masked(folder, torch.compile(model("bert", MASKED))),  # type: ignore[arg-type]
         "ProofError: BertForMaskedLM is no causal language model: it predicts",
     ),
     "tokens": (
         lambda folder: labelled(
-            folder, model("bert", AutoModelForTokenClassification), lengths(1),
-            DataCollatorForTokenClassification(tokenizer()),
+            folder, model("bert", transformers.AutoModelForTokenClassification), lengths(1),
+            transformers.DataCollatorForTokenClassification(tokenizer()),
         ),
         "ProofError: BertForTokenClassification is no causal language model: it predicts",
     ),
     "sequences": (
         lambda folder: labelled(
-            folder, model("llama", AutoModelForSequenceClassification), [0, 1] * 4,
-            DataCollatorWithPadding(tokenizer()),
+            folder, model("llama", transformers.AutoModelForSequenceClassification), [0, 1] * 4,
+            transformers.DataCollatorWithPadding(tokenizer()),
         ),
         "ProofError: LlamaForSequenceClassification is no causal language model: it predicts",
     ),
     "answers": (
-        lambda folder: trainer(model("bert", AutoModelForQuestionAnswering), folder, ROWS),
+        lambda folder: trainer(model("bert", transformers.AutoModelForQuestionAnswering), folder, ROWS),
         "ProofError: BertForQuestionAnswering is no causal language model: it predicts",
     ),
     "T5": (seq2seq, "ProofError: T5ForConditionalGeneration is no causal language model: it predicts"),

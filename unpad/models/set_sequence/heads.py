@@ -272,12 +272,7 @@ class PatientHeads(nn.Module):
 
     @torch.no_grad()
     def begin(
-        self,
-        last: LastValues,
-        num_codes: int,
-        labels: Tensor | None,
-        events: EventSets,
-        patient: Tensor | None = None,
+        self, last: LastValues, num_codes: int, labels: Tensor | None, events: EventSets, patient: Tensor | None = None
     ) -> Tensor | None:
         """Begin at ridge regression of what is known of patients on their last values, with little of the readout.
 
@@ -342,12 +337,7 @@ class PatientHeads(nn.Module):
         return Observations(events.durations, events.cause, self.edges)
 
     def terms(
-        self,
-        readouts: Tensor,
-        shift: Tensor | None,
-        labels: Tensor | None,
-        events: EventSets,
-        label_smoothing: float,
+        self, readouts: Tensor, shift: Tensor | None, labels: Tensor | None, events: EventSets, label_smoothing: float
     ) -> Terms:
         """Losses of patients.
 

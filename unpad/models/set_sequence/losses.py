@@ -5,7 +5,6 @@ on the rest of the batch. Distances between sets do not depend on the order of t
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -103,12 +102,10 @@ def nearest(x: Tensor, y: Tensor, layout: Layout) -> tuple[Tensor, Tensor]:
     x, y = widened(x), widened(y)
     sides = [[torch.arange(0, device=x.device)], [torch.arange(0, device=x.device)]]
     with torch.autocast(x.device.type, enabled=False):
-        for rectangle in _rectangles(x, y, layout):
-            for parts, columns in zip(sides, _nearest_columns(rectangle.x, rectangle.y), strict=True):
-                parts.append(rectangle.flatten(rectangle.cells.gather(1, columns)))
-    nearest_y, nearest_x = (_in_order(torch.cat(parts), layout) for parts in sides)
-    if layout.grouped.by_length is not None:  # members are numbered in the order of lengths
-        nearest_y, nearest_x = layout.grouped.by_length[nearest_y], layout.grouped.by_length[nearest_x]
+        for ours, theirs, members, group in _rectangles(x, y, layout):
+            for parts, columns in zip(sides, _nearest_columns(ours, theirs), strict=True):
+                parts.append(group.tokens(members.gather(1, columns)))
+    nearest_y, nearest_x = map(layout.grouped.restored, sides)
     return nearest_y, nearest_x
 
 
@@ -134,45 +131,14 @@ def _nearest_columns(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
 # --------------------------------------------------------------------------- rectangles of sets of similar size
 
 
-@dataclass(frozen=True)
-class _Rectangle:
-    """Two sets of vectors per row; cells past the end of a set repeat its last member.
-
-    Args:
-        x, y: (num_sets, longest, width).
-        cells: (num_sets, longest) int64, the member in each cell, counted in the order of `layout.grouped.by_length`.
-        group: their length group.
-    """
-
-    x: Tensor
-    y: Tensor
-    cells: Tensor
-    group: LengthGroup
-
-    def flatten(self, values: Tensor) -> Tensor:
-        """The real cells of (num_sets, longest, ...), in the order of `layout.grouped.by_length`."""
-        flat = values.flatten(0, 1)
-        return flat if self.group.real is None else flat.index_select(0, self.group.real)
-
-
-def _rectangles(x: Tensor, y: Tensor, layout: Layout) -> Iterator[_Rectangle]:
-    """The length groups of two runs (num_members, width) of one layout."""
-    if layout.grouped.by_length is not None:
-        x, y = x.index_select(0, layout.grouped.by_length), y.index_select(0, layout.grouped.by_length)
-    for group in layout.grouped.groups:
-        shape = (group.num_seqs, group.longest)
-        if group.cells is None:
-            cells = torch.arange(group.start, group.stop, device=x.device)
-            sides = [z[group.start : group.stop].unflatten(0, shape) for z in (x, y)]
-        else:
-            cells = group.cells
-            sides = [z.index_select(0, cells).unflatten(0, shape) for z in (x, y)]
-        yield _Rectangle(sides[0], sides[1], cells.unflatten(0, shape), group)
-
-
-def _in_order(values: Tensor, layout: Layout) -> Tensor:
-    """Reorder values (num_members, ...) from `layout.grouped.by_length` to the order of the members."""
-    return values if layout.grouped.undo is None else values.index_select(0, layout.grouped.undo)
+def _rectangles(x: Tensor, y: Tensor, layout: Layout) -> Iterator[tuple[Tensor, Tensor, Tensor, LengthGroup]]:
+    """The length groups of two runs (num_members, width) of one layout, with rectangles of both, (num_sets, longest,
+    width), and of the member in each cell; cells past the end of a set repeat its last member."""
+    run = layout.grouped
+    ordered = [run.ordered(values) for values in (x, y, torch.arange(len(x), device=x.device))]
+    for group in run.groups:
+        ours, theirs, members = map(group.rectangle, ordered)
+        yield ours, theirs, members, group
 
 
 def _rows_at_once(x: Tensor) -> int:
@@ -211,13 +177,13 @@ class _Transport(torch.autograd.Function):
         duals, grads = [made.new_zeros(0)], [made[:0]]
         scale = epsilon**-0.5  # of vectors; costs are then in units of epsilon
         with torch.autocast(made.device.type, enabled=False):
-            for rectangle in _rectangles(made * scale, target * scale, layout):
-                dual, grad = _solve(rectangle.x, rectangle.y, rectangle.group.key_mask, iterations)
-                duals.append(rectangle.flatten(dual))
-                grads.append(rectangle.flatten(grad))
-        ctx.save_for_backward(_in_order(torch.cat(grads), layout) * (epsilon * scale))
+            for ours, theirs, _, group in _rectangles(made * scale, target * scale, layout):
+                dual, grad = _solve(ours, theirs, group.key_mask, iterations)
+                duals.append(group.tokens(dual))
+                grads.append(group.tokens(grad))
+        ctx.save_for_backward(layout.grouped.restored(grads) * (epsilon * scale))
         ctx.layout = layout
-        return epsilon * segment_mean(_in_order(torch.cat(duals), layout), layout)
+        return epsilon * segment_mean(layout.grouped.restored(duals), layout)
 
     @staticmethod
     @once_differentiable

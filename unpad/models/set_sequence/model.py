@@ -111,13 +111,9 @@ class Config(ModelConfig, BlockConfig):
     """Most events of a patient."""
 
     @model_validator(mode="after")
-    def _rotary_fits(self) -> "Config":
+    def _fits(self) -> "Config":
         if self.rotary and self.head_dim % 2:
             raise ValueError(f"rotary needs an even head size, and width {self.width} / heads {self.heads} is odd")
-        return self
-
-    @model_validator(mode="after")
-    def _hazards_have_bins(self) -> "Config":
         if self.horizon is not None and self.bins is None:
             raise ValueError("a horizon needs hazards, and model.bins has none")
         if self.competing and self.bins is None:
@@ -182,15 +178,9 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         self.made_code = Linear(config.width, num_codes, bias=False)
         self.next_set = NextSet(config.width, num_codes)
         edges = None if config.bins is None else bin_edges(config.bins, "model.bins")
-        self.patient = PatientHeads(
-            config.width,
-            edges,
-            config.horizon,
-            config.positive_weight,
-            config.dropout,
-            config.competing or 0,
-            config.classes or 2,
-        )
+        weight, dropout = config.positive_weight, config.dropout
+        kinds = config.competing or 0, config.classes or 2
+        self.patient = PatientHeads(config.width, edges, config.horizon, weight, dropout, *kinds)
         self.last_values = LinearPath(num_codes, self.patient.num_shifts) if config.last_values else None
         self.weights = {
             "classification": 1.0,

@@ -460,12 +460,10 @@ def merge_images(
     assert batch.media is not None, "there is nothing to merge"
     assert batch.media_index is not None, "a batch with images holds their places"
     assert batch.media_seqs is not None, "and their rows"
-    assert isinstance(batch.media.layout, Layout), "images come as a flat run"
-    assert isinstance(batch.layout, Layout), "a flat run"
     asks = is_question(batch, batch.media_index)
-    layout, tokens = batch.layout.keep(asks).select(batch.media_seqs)
+    layout, tokens = batch.flat_layout.keep(asks).select(batch.media_seqs)
     questions = text.index_select(0, asks.nonzero().flatten()).index_select(0, tokens)
-    return merger(VisionTokens(features, batch.media.layout, questions, layout, tower_attention))
+    return merger(VisionTokens(features, batch.media.flat_layout, questions, layout, tower_attention))
 
 
 def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) -> tuple[RaggedBatch, Visual]:
@@ -521,7 +519,6 @@ def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) ->
 
 def _grown(batch: RaggedBatch, becomes: Tensor) -> Layout:
     """Layout of the run in which token i of the batch became `becomes[i]` tokens, (total_tokens,) int64."""
-    assert isinstance(batch.layout, Layout), "a flat run"
     before = torch.cat([becomes.new_zeros(1), becomes.cumsum(0)])
-    bounds = before[batch.layout.cu_seqlens.long()].to(torch.int32)
+    bounds = before[batch.flat_layout.cu_seqlens.long()].to(torch.int32)
     return Layout(bounds, int(bounds.diff().max()) if batch.num_seqs else 0, keys=batch.layout.keys)

@@ -222,14 +222,10 @@ class VisionLanguage(Generates, PrunesTokens):
 
     @mode.setter
     def mode(self, value: str | None) -> None:
-        prune = self.config.prune
         chosen = next((mode for mode in self.modes if mode == value), None)
         if value is not None and chosen is None:
-            if value == "merge_only":
-                raise RecipeError("mode=merge_only merges visual tokens, and the model has no merge section")
-            if prune is None:
-                raise RecipeError(f"mode={value} removes visual tokens, and the model has no prune section")
-            raise RecipeError(f"method={prune.method} has no probabilities for mode={value}", fix="use mode=hard")
+            what = f"a model with these merge and prune sections has no mode {value}"
+            raise RecipeError(what, fix=f"use {' or '.join(self.modes)}")
         self._mode = chosen
 
     @property

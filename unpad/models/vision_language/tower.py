@@ -99,8 +99,7 @@ class Tower(nn.Module):
         Raises:
             SourceError: patches have another size, or an image has another size than learned positions.
         """
-        layout = media.layout
-        assert isinstance(layout, Layout), "images come as a flat run"
+        layout = media.flat_layout
         assert media.inputs_embeds is not None, "a batch of images holds their patches"
         assert media.grid is not None, "and the size of each image"
         self._check(media.inputs_embeds, media.grid)

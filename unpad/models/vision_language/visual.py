@@ -122,15 +122,13 @@ def check_places(batch: RaggedBatch, image_id: int | None) -> None:
         SourceError: names the sequence.
     """
     index, device = batch.media_index, batch.position_ids.device
-    if index is None:
-        index = torch.zeros(0, dtype=torch.int64, device=device)
+    index = torch.zeros(0, dtype=torch.int64, device=device) if index is None else index
     num_visual = 0 if batch.media is None else batch.media.total_tokens
     placeholders = _placeholders(batch, image_id)
-    expected = index.unique() if placeholders is None and device.type == "cpu" else placeholders
-    known = placeholders is not None
-    if index.numel() == num_visual and (expected is None or (known and torch.equal(expected, index))):
+    are_there = device.type != "cpu" if placeholders is None else torch.equal(placeholders, index)
+    if index.numel() == num_visual and are_there:
         return
-    expected = index if expected is None else expected
+    expected = index.unique() if placeholders is None else placeholders
     sequence = cells(batch.layout).seq_of_token()
     visual = torch.zeros(batch.num_seqs, dtype=torch.int64, device=device)
     if batch.media is not None and batch.media_seqs is not None:

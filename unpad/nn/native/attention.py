@@ -130,20 +130,9 @@ class _Inputs(NamedTuple):
         assert 0 <= self.dropout < 1, self.dropout
         assert self.window >= 0, self.window
         assert self.causal or not self.window, "a window is of causal attention"
-        return AttentionSizes(
-            num_seqs=len(self.cu_seqlens) - 1,
-            total_tokens=total,
-            heads=self.heads,
-            kv_heads=self.kv_heads,
-            head_dim=head_dim,
-            scale=self.scale,
-            dropout=self.dropout,
-            seed=self.seed,
-            bases=pointer(self.bases),
-            window=self.window,
-            causal=self.causal,
-            num_threads=torch.get_num_threads(),
-        )
+        numbers = len(self.cu_seqlens) - 1, total, self.heads, self.kv_heads, head_dim, self.scale, self.dropout
+        draws, threads = (self.seed, pointer(self.bases)), torch.get_num_threads()
+        return AttentionSizes(*numbers, *draws, window=self.window, causal=self.causal, num_threads=threads)
 
     def call(self, function: str, *results: Tensor | None) -> None:
         """Call a compiled function on these inputs and its own arrays."""
@@ -196,13 +185,7 @@ def supports_decoding(dtype: torch.dtype, head_dim: int) -> bool:
     return dtype == torch.float64 or head_dim % 16 == 0
 
 
-def decode_attention(
-    qkv: Tensor,
-    buffers: Sequence[Tensor],
-    lengths: Sequence[int],
-    heads: int,
-    how: Attend,
-) -> Tensor:
+def decode_attention(qkv: Tensor, buffers: Sequence[Tensor], lengths: Sequence[int], heads: int, how: Attend) -> Tensor:
     """Store each row's new key and value and attend to all keys of the row; no gradient.
 
     Args:
@@ -220,12 +203,7 @@ def decode_attention(
 
 
 def piece_attention(
-    qkv: Tensor,
-    cu_seqlens: Tensor,
-    buffers: Sequence[Tensor],
-    lengths: Sequence[int],
-    heads: int,
-    how: Attend,
+    qkv: Tensor, cu_seqlens: Tensor, buffers: Sequence[Tensor], lengths: Sequence[int], heads: int, how: Attend
 ) -> Tensor:
     """Store the new keys and values of every sequence behind the held ones and attend causally to all; no gradient.
 

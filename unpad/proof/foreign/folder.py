@@ -12,21 +12,12 @@ from torch import nn
 
 from unpad.errors import ProofError, SourceError, UnpadError, is_memory_error
 from unpad.interchange.hub import download_config, is_hub_name
-from unpad.proof.foreign import shrink
+from unpad.proof.foreign import shrink, small_model
 from unpad.proof.foreign.certificate import ForeignCertificate, Kind
 from unpad.proof.foreign.collators import Batching, collators
 from unpad.proof.foreign.judge import raise_memory
 from unpad.proof.foreign.measure import OTHER_LOSS, error_of_loss
 from unpad.proof.foreign.pairs import prove_callable
-from unpad.proof.foreign.small_model import (
-    SmallModel,
-    build_small,
-    causal_types,
-    message_of,
-    quiet,
-    read_config,
-    sample,
-)
 from unpad.proof.foreign.update import labelled
 from unpad.storage.paths import user_path
 from unpad.terminal.progress import progress
@@ -107,7 +98,7 @@ class Way:
 class FolderProof:
     """Certificates of every way to make batches, for a small model of one architecture."""
 
-    small: SmallModel
+    small: small_model.SmallModel
     where: str
     ways: tuple[Way, ...]
 
@@ -135,8 +126,9 @@ class FolderProof:
             f"{type(model).__name__} of {self.where}, made small: {describe_blocks(self.small)}, {num:,} random weights"
         )
         precision = ", ".join(sorted({way.certificate.precision for way in self.ways if way.certificate is not None}))
-        num_tokens = sum(map(len, sample()))
-        conditions = [f"{self.small.attention} attention", precision, f"{len(sample())} sequences, {num_tokens} tokens"]
+        sample = small_model.sample()
+        size = f"{len(sample)} sequences, {sum(map(len, sample))} tokens"
+        conditions = [f"{self.small.attention} attention", precision, size]
         conditions += [f"{name} {number}" for name, number in versions().items()]
         return [what, "; ".join(conditions), *(f"note: {note}" for note in self.notes)]
 
@@ -185,16 +177,16 @@ def prove_folder(name: str, more: Sequence[Batching] = ()) -> FolderProof:
         ProofError: the architecture cannot be made small.
     """
     if is_hub_name(name):
-        causal_types()  # a missing extra is reported before any download
+        small_model.causal_types()  # a missing extra is reported before any download
         snapshot = download_config(name, SourceError)
-        config, notes = read_config(snapshot.folder)
-        return prove_small(build_small(config, notes), f"{snapshot.name}@{snapshot.commit[:12]}", more)
+        config, notes = small_model.read_config(snapshot.folder)
+        return prove_small(small_model.build_small(config, notes), f"{snapshot.name}@{snapshot.commit[:12]}", more)
     path = user_path(name)
-    config, notes = read_config(path)
-    return prove_small(build_small(config, notes), str(path), more)
+    config, notes = small_model.read_config(path)
+    return prove_small(small_model.build_small(config, notes), str(path), more)
 
 
-def prove_small(small: SmallModel, where: str, more: Sequence[Batching] = ()) -> FolderProof:
+def prove_small(small: small_model.SmallModel, where: str, more: Sequence[Batching] = ()) -> FolderProof:
     """Prove every way to make batches on a small model.
 
     Raises:
@@ -202,7 +194,7 @@ def prove_small(small: SmallModel, where: str, more: Sequence[Batching] = ()) ->
     """
     ways = []
     known = [*collators(ROW_TOKENS), *more]
-    with quiet(), progress("proving", len(known), "ways to make batches") as bar:
+    with small_model.quiet(), progress("proving", len(known), "ways to make batches") as bar:
         try:
             fault = fault_of_loss(small.model)
             for collator in known:
@@ -212,7 +204,7 @@ def prove_small(small: SmallModel, where: str, more: Sequence[Batching] = ()) ->
         except Exception as error:
             if isinstance(error, UnpadError) or is_memory_error(error):
                 raise
-            what = f"{type(small.model).__name__} does not compute a sequence alone: {message_of(error)}"
+            what = f"{type(small.model).__name__} does not compute a sequence alone: {small_model.message_of(error)}"
             raise ProofError(what, fix="call unpad.prove_callable with a model that does") from None
     return FolderProof(replace(small, notes=(*small.notes, *filter(None, [fault]))), where, tuple(ways))
 
@@ -223,7 +215,7 @@ def _prove(model: nn.Module, collator: Batching, *, has_loss: bool) -> ForeignCe
             model = collator.prepare(copy.deepcopy(model))
         except UnpadError as error:
             return ForeignCertificate((), "fp32", refused=error.what)
-    certificate = prove_callable(model if has_loss else OnlyLogits(model), collator.collate, sample())
+    certificate = prove_callable(model if has_loss else OnlyLogits(model), collator.collate, small_model.sample())
     if collator.proves and not certificate.passed:
         refused = certificate.refused or f"{collator.instead} proves the model first: {certificate.cause}"
         return replace(certificate, findings=(), refused=refused)
@@ -244,14 +236,14 @@ class OnlyLogits(nn.Module):
 def fault_of_loss(model: "PreTrainedModel") -> str:
     """A note if a model's own loss of a sequence alone differs from next-token cross-entropy; else empty."""
     try:
-        error = error_of_loss(model, labelled(sample()[:1], None))
+        error = error_of_loss(model, labelled(small_model.sample()[:1], None))
     except Exception as error_of_model:
         raise_memory(error_of_model)
         return UNSHIFTED
     return UNSHIFTED if error is not None and error > OTHER_LOSS else ""
 
 
-def describe_blocks(small: SmallModel) -> str:
+def describe_blocks(small: small_model.SmallModel) -> str:
     """Number and types of the blocks of a small model, such as `2 blocks (sliding_attention, full_attention)`."""
     fields = small.model.config.get_text_config(decoder=True).to_dict()
     kinds = next(

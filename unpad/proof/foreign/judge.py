@@ -9,24 +9,14 @@ from typing import Literal
 from torch import nn
 
 from unpad.errors import OutOfMemoryError, ProofError, UnpadError, is_memory_error
+from unpad.proof.foreign import measure
 from unpad.proof.foreign.certificate import COUNTED, ForeignCertificate, Measured, findings
-from unpad.proof.foreign.measure import (
-    EPS,
-    EXACT,
-    Errors,
-    Forward,
-    UpdateResults,
-    by_rounding,
-    in_fp64,
-    moves,
-    not_below_fp32,
-    relative,
-)
 from unpad.proof.foreign.model import config_of, placeholders, untouched_generators
 from unpad.proof.foreign.update import Update, refuse_missing
 from unpad.terminal.progress import LINE_SECONDS, progress
 
 Precision = Literal["auto", "fp64", "fp32"]
+EXACT = measure.Errors(measure.EXACT, measure.EXACT, measure.EXACT)  # in fp64
 MOST_EXACT = 100_000_000  # weights of a model that "auto" proves in fp64
 RANDOM = 1e-4  # difference of two runs of the same batches that no order of sums makes
 FP32_LIKE = 1e-4  # errors below may be of a part that computes in fp32
@@ -50,14 +40,14 @@ class ComparedUpdate:
     """
 
     update: Update
-    alone: Callable[[], UpdateResults]
-    together: Callable[[], UpdateResults]
-    forward: Forward
-    truth: UpdateResults | None = None
+    alone: Callable[[], measure.UpdateResults]
+    together: Callable[[], measure.UpdateResults]
+    forward: measure.Forward
+    truth: measure.UpdateResults | None = None
     own: str = ""
     doubts: tuple[str, ...] = ()
 
-    def measured(self, model: nn.Module, bounds: Errors | None = None) -> Measured:
+    def measured(self, model: nn.Module, bounds: measure.Errors | None = None) -> Measured:
         """Both sides.
 
         Args:
@@ -79,14 +69,14 @@ class ComparedUpdate:
             ),
         ):
             alone = self.alone()
-            truth = UpdateResults(alone.logits, self.truth.loss, self.truth.gradient) if self.truth else alone
+            truth = measure.UpdateResults(alone.logits, self.truth.loss, self.truth.gradient) if self.truth else alone
             try:
-                found, moved = self.together(), moves(self.forward, self.update, placeholders(model))
+                found, moved = self.together(), measure.moves(self.forward, self.update, placeholders(model))
             except ProofError:
                 raise
             except Exception as error:
                 raise refused(error) from error
-            bounds = bounds or by_rounding(model, EPS, self.alone).errors(alone).bounds()
+            bounds = bounds or measure.by_rounding(model, measure.EPS, self.alone).errors(alone).bounds()
         return Measured(self.update, truth, found, moved, bounds, self.own, "; ".join(self.doubts))
 
 
@@ -107,10 +97,10 @@ def judge(
     """
     num_weights = sum(parameter.numel() for parameter in model.parameters())
     wants_exact = precision == "fp64" or (precision == "auto" and num_weights <= MOST_EXACT)
-    with in_fp64(model) if wants_exact else nullcontext():
+    with measure.in_fp64(model) if wants_exact else nullcontext():
         try:
             comparison = compare(True) if wants_exact else None
-            measured = comparison.measured(model, Errors(EXACT, EXACT, EXACT)) if comparison else None
+            measured = comparison.measured(model, EXACT) if comparison else None
         except Exception as error:
             raise_memory(error)
             comparison = None
@@ -120,7 +110,7 @@ def judge(
                 return _not_random(certificate, comparison.together)
     if precision == "fp64":
         raise ProofError("the model does not compute in fp64, or a part of it in less", fix='use precision="auto"')
-    with not_below_fp32(model):
+    with measure.not_below_fp32(model):
         try:
             comparison = compare(False)
             measured = comparison.measured(model)
@@ -168,7 +158,7 @@ def _remarks(update: Update) -> list[str]:
     return [alike] if len(counts) > 1 and len(set(counts)) == 1 and counts[0] else []
 
 
-def _not_random(certificate: ForeignCertificate, together: Callable[[], UpdateResults]) -> ForeignCertificate:
+def _not_random(certificate: ForeignCertificate, together: Callable[[], measure.UpdateResults]) -> ForeignCertificate:
     """A certificate, unless the model or step has results that are not those of its batches alone, where that shows.
 
     Raises:
@@ -177,11 +167,11 @@ def _not_random(certificate: ForeignCertificate, together: Callable[[], UpdateRe
     if all(finding.kind in COUNTED for finding in certificate.failed):
         return certificate
 
-    def results(seed: int) -> UpdateResults:
+    def results(seed: int) -> measure.UpdateResults:
         with untouched_generators(seed):
             return together()
 
-    if max(map(relative, results(0).tensors(), results(1).tensors()), default=0.0) > RANDOM:
+    if max(map(measure.relative, results(0).tensors(), results(1).tensors()), default=0.0) > RANDOM:
         raise ProofError(
             "the same batches give other results each time: the model or the step draws random numbers or keeps state",
             fix="set its noise to 0, and leave running means, counters and schedules out for the proof",

@@ -188,10 +188,7 @@ def gradient_error(found: dict[str, Tensor], truth: dict[str, Tensor]) -> float:
     """Relative error of the norm over all parameters; one without a gradient has zeros."""
     difference = size = 0.0
     for name in {*found, *truth}:
-        one, other = found.get(name), truth.get(name)
-        if one is None or other is None:
-            one = torch.zeros_like(other if other is not None else found[name]) if one is None else one
-            other = torch.zeros_like(one) if other is None else other
+        one, other = (side.get(name, torch.zeros(())) for side in (found, truth))
         difference += float((one.double() - other.double()).square().sum())
         size += float(other.double().square().sum())
     error = (difference / size) ** 0.5 if size > 0 else float("inf" if difference else 0)

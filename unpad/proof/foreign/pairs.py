@@ -14,6 +14,7 @@ from unpad.proof.foreign.measure import OTHER_LOSS, error_of_loss, in_batches, o
 from unpad.proof.foreign.model import no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.update import (
     IGNORE,
+    Batch,
     Collated,
     ForeignBatch,
     LabelledSequence,
@@ -83,33 +84,36 @@ def prove_callable(
         return judge(model, precision, partial(_compare, model, update), notes)
 
 
+def _made_alone(
+    collate: Collate, one: LabelledSequence, mask: Sequence[bool] | None = None
+) -> list[tuple[Batch, ForeignBatch]]:
+    """The batches that a collator makes of a sequence alone, each also as read; none if it cannot."""
+    try:
+        made = listed(collate([list(one.ids)]) if mask is None else collate([list(one.ids)], [list(mask)]))
+        return [(batch, read_batch(batch)) for batch in made]
+    except Exception as error:
+        raise_memory(error)
+        return []
+
+
 def _with_beside(collate: Collate, one: LabelledSequence, mask: Sequence[bool] | None) -> LabelledSequence:
     """A sequence with what a collator gives besides its tokens, such as pixels, in a batch of it alone.
 
     Raises:
         ProofError: it makes no batch of it alone.
     """
-    try:
-        made = listed(collate([list(one.ids)]) if mask is None else collate([list(one.ids)], [list(mask)]))
-        real = [read_batch(batch).real for batch in made]
-    except Exception as error:
-        raise_memory(error)
-        real = []
-    if len(real) != 1 or len(real[0]) != 1 or int(real[0].sum()) != len(one.ids):
+    made = _made_alone(collate, one, mask)
+    if len(made) != 1 or len(made[0][1].real) != 1 or int(made[0][1].real.sum()) != len(one.ids):
         raise ProofError(
             "the collator gives no batch of one sequence alone with its pixels or other features",
             fix="let it take a list of one sequence",
         )
-    return replace(one, beside=beside_tokens(made[0], real[0][0]))
+    return replace(one, beside=beside_tokens(made[0][0], made[0][1].real[0]))
 
 
 def _alone(collate: Collate, whole: LabelledSequence) -> LabelledSequence:
     """A sequence with the labels that a collator gives to it alone; all its tokens if it cannot collate one."""
-    try:
-        batches = [read_batch(one) for one in listed(collate([list(whole.ids)]))]
-    except Exception as error:
-        raise_memory(error)
-        return whole
+    batches = [read for _, read in _made_alone(collate, whole)]
     update = read_update(batches, [whole])
     if len(update.pieces) != 1 or update.pieces[0].length != len(whole.ids):
         return whole

@@ -72,14 +72,6 @@ class Parallelism(ABC):
             RecipeError: names the field to change.
         """
 
-    @classmethod  # noqa: B027 - most refuse nothing
-    def check_sums(cls) -> None:
-        """Refuse a comparison of sums over several processes with the sums of one.
-
-        Raises:
-            RecipeError: names the field to change.
-        """
-
     @classmethod
     @abstractmethod
     def divide(

@@ -148,7 +148,7 @@ class Sharding(Parallelism):
         used: indices of the parameters that got a gradient from a micro-batch of this process.
     """
 
-    unequal = "the model was divided among processes (train.shard), so the bits of gradients depend on their number"
+    unequal = "the model is divided among processes (train.shard), so the bits of gradients depend on their number"
 
     def __init__(self, model: Model, empty: RaggedBatch, group: Group, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
@@ -204,12 +204,6 @@ class Sharding(Parallelism):
             raise _refused(what, "set collapse.policy=off")
         if isinstance(model, PrunesTokens) and "hard" in model.modes:
             raise _refused("model.prune reads weights of blocks between these, where they are divided")
-
-    @classmethod
-    def check_sums(cls) -> None:
-        """See `Parallelism`."""
-        what = "a divided model adds its gradients in an order that depends on the number of processes"
-        raise RecipeError(what, where="train.shard", fix="set train.shard=none to prove the sums of whole models")
 
     @classmethod
     def divide(
