@@ -20,6 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.helpers.chat_folder import byte_level
 
 ENGINES = ("unpad", "llama.cpp")
