@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from unpad.data.tokens.tokenizer import LibraryTokenizer, load_tokenizer
 from unpad.data.tokens.words import train_words
@@ -37,6 +37,17 @@ def dropping_bpe(letters: str, texts: Sequence[str] = ()) -> bytes:
     library = Tokenizer(models.BPE())
     trainer = trainers.BpeTrainer(vocab_size=300, special_tokens=list(SPECIAL), show_progress=False)
     library.train_from_iterator([letters, *texts], trainer)
+    return library.to_str().encode()
+
+
+def byte_fallback(letters: str) -> bytes:
+    """Byte-pair encoding as of Llama: letters, a mark for spaces, and bytes for all others."""
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *letters, "▁{"]
+    vocabulary = {piece: id for id, piece in enumerate(pieces)}
+    library = Tokenizer(models.BPE(vocabulary, [("▁", "{")], byte_fallback=True, unk_token="<unk>", fuse_unk=True))
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    library.decoder = decoders.Sequence(parts)
     return library.to_str().encode()
 
 

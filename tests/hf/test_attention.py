@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from transformers import masking_utils
 
@@ -166,6 +167,20 @@ def test_boundaries_come_from_whatever_the_batch_has():
 def test_boundaries_of_another_batch_are_refused():
     with pytest.raises(PlanError, match="cu_seq_lens_q ends at 8, the batch at 9"):
         find_sequences(1, 9, None, {"cu_seq_lens_q": torch.tensor([0, 3, 8], dtype=torch.int32)})
+    flat = torch.arange(9).expand(3, 1, 9)
+    assert find_sequences(1, 9, None, {"position_ids": flat}).layout.num_seqs == 1
+    with pytest.raises(PlanError, match="positions of 3 axes"):
+        find_sequences(1, 9, None, {"position_ids": flat * torch.tensor([0, 1, 1])[:, None, None]})
+
+
+@pytest.mark.parametrize("kind", ["bloom", "codegen", "doge", "megatron-bert"])
+def test_models_that_compute_attention_by_themselves_are_refused(kind):
+    sizes = {"vocab_size": 99, "num_hidden_layers": 1, "num_attention_heads": 4, "is_decoder": True}
+    sizes |= {"hidden_size": 32, "n_layer": 1, "n_head": 4, "rotary_dim": 4, "n_positions": 64}
+    config = transformers.AutoConfig.for_model(kind, **sizes)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="unpad")
+    with pytest.raises(PlanError, match="compute attention by themselves"):
+        model(input_ids=torch.tensor([[3, 4, 5, 6]]))
 
 
 def test_a_second_derivative_is_refused_by_name():

@@ -197,7 +197,8 @@ def test_a_model_that_mixes_the_tokens_of_a_row_is_refused_and_as_before(tmp_pat
     refused(trainer, ProofError, "without padding a step has another loss")
 
 
-def test_a_routers_loss_pooled_rows_and_no_padded_rows_are_refused(tmp_path):
+def test_noise_a_routers_loss_pooled_rows_and_no_padded_rows_are_refused(tmp_path):
+    refused(make("dpo", tmp_path, neftune_noise_alpha=5.0), RecipeError, "neftune_noise_alpha adds noise")
     trainer = make("dpo", tmp_path)
     trainer.aux_loss_enabled = True
     refused(trainer, RecipeError, "auxiliary loss")

@@ -1,11 +1,13 @@
 """Rows that join and leave: every answer has the tokens and scores, bit by bit, of the request alone."""
 
+import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -14,8 +16,10 @@ from tests.helpers.models import generate, random_model
 from tests.helpers.paths import PATHS, Path, on
 from tests.helpers.served import alone, everything
 from unpad.batching.batch import from_prompts
+from unpad.data.tokens.words import WordTokenizer
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from unpad.inference.engine import Collected, Engine, Request, watch
+from unpad.inference.generate import grammar_of
 from unpad.models.decoder import Decoder
 from unpad.nn.cache import PLACES, CachedRow
 from unpad.nn.native import library
@@ -49,6 +53,23 @@ def requests() -> list[Request]:
     ]
     shared = prompt(300)
     return [*made, replace(made[0], prompt=[*shared, *prompt(20, 1)]), replace(made[1], prompt=[*shared[:280], 9, 9])]
+
+
+SCHEMAS = [{"enum": ["red", "green"]}, None, {"type": "array", "items": {"type": "boolean"}, "minItems": 2}]
+
+
+def constrained() -> list[Request]:
+    """With and without schemas, penalties and biases."""
+    words = WordTokenizer([f"w{i}" for i in range(VOCAB - 260)])
+    greedy, drawn = (one.model_copy(update={"max_new_tokens": 40}) for one in (GREEDY, DRAWN))
+    penalised = greedy.model_copy(update={"presence_penalty": 0.2, "frequency_penalty": -0.1})
+    made = []
+    for i in range(9):
+        settings = (greedy, penalised, drawn.model_copy(update={"min_p": 0.01 * i}))[i // 3]
+        settings = settings.model_copy(update={"json_schema": SCHEMAS[i % 3]})
+        grammar, bias = grammar_of(settings, words, VOCAB), torch.linspace(-1, 1, VOCAB)
+        made.append(Request(prompt(9 + i), settings, [3], n=1 + i % 2, bias=bias if i % 4 else None, grammar=grammar))
+    return made
 
 
 def engine(precision: Precision = "fp32", **options: Any) -> Engine:
@@ -89,6 +110,24 @@ def test_answers_of_requests_that_come_and_go_are_those_of_each_alone(precision,
                 assert (one.tokens_reused > 0) == keeps
     assert {reason for truth in truths(precision, path) for reason in truth[2].values()} == {"eos", "length"}
     assert min(len(tokens) for truth in truths(precision, path) for tokens in truth[0].values()) < 9
+
+
+@pytest.mark.promise("llm.generation")
+def test_rows_of_schemas_penalties_and_biases_have_the_bits_that_each_has_alone():
+    truths = [everything(alone(engine(keeps=False), request)) for request in constrained()]
+    for order in ([*range(9)], [*range(8, -1, -1)]):
+        asked = constrained()
+        found = [everything(heard) for heard in together(engine(rows=6), asked, order)]
+        assert found == truths
+    for i, (tokens, _, reasons) in enumerate(truths):
+        for answer in [answer for answer, reason in reasons.items() if reason == "eos"]:
+            jsonschema.validate(json.loads(bytes(id - 4 for id in tokens[answer])), SCHEMAS[i % 3])
+    counts, (tokens, scores, _) = torch.zeros(VOCAB), truths[4]
+    for id, score in zip(tokens[0], scores[0], strict=True):
+        wanted = torch.frombuffer(bytearray(score), dtype=torch.float32) + 0.1 * counts - 0.2 * (counts > 0)
+        assert int(wanted.argmax()) == id
+        counts[id] += 1
+    assert {reason for truth in truths[::3] for reason in truth[2].values()} == {"eos"}
 
 
 def test_an_answer_draws_with_the_seed_after_that_of_the_one_before() -> None:

@@ -1,9 +1,13 @@
 """Cached decoding equals the full forward, a batch of prompts equals each alone, and every way to choose a token."""
 
 import itertools
+import json
 import math
+import re
+import sys
 from contextlib import AbstractContextManager
 
+import jsonschema
 import numpy as np
 import pytest
 import torch
@@ -11,19 +15,20 @@ from torch import Tensor
 
 from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
 from tests.helpers.models import generate, learn_by_heart, random_model
-from tests.helpers.tokenizers import words
+from tests.helpers.tokenizers import byte_fallback, few_bytes, word_pieces, words
 from unpad.batching.batch import from_sequences
 from unpad.data.sources.example import Example, Turn
 from unpad.data.tokens.encode import encode_examples
-from unpad.data.tokens.tokenizer import Tokenizer
+from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, train_tokenizer
+from unpad.data.tokens.words import WordTokenizer
 from unpad.errors import NonFiniteError, RecipeError
 from unpad.inference.engine import advance, control_ids, prefill, sample
-from unpad.inference.generate import complete, stream
+from unpad.inference.generate import complete, grammar_of, stream
 from unpad.models import model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.precision import Precision, autocast
 from unpad.nn.rope import position_table, sinusoidal_table
-from unpad.recipes.data import Template
+from unpad.recipes.data import Template, TokenizerSettings
 from unpad.recipes.training import GenerateSettings
 
 KINDS = {
@@ -133,6 +138,61 @@ def test_the_cache_of_grouped_heads_is_smaller_by_their_ratio() -> None:
     assert sizes == [sizes[0], sizes[0] // 2, sizes[0] // 4]
 
 
+# --------------------------------------------------------------------------- schemas
+
+PET = {"type": "object", "properties": {"name": {"type": "string", "maxLength": 4}, "age": {"enum": [1, 20]}},
+       "required": ["name", "age"], "additionalProperties": False}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["words", "bpe", "earlier words", "byte fallback"])
+def test_replies_are_json_of_the_schema_and_end_with_it_for_every_tokenizer(kind: str) -> None:
+    texts = ['{"name": "小猫", "age": 20}', "a cat is a cat"] * 9
+    if kind == "earlier words":
+        tokenizer: Tokenizer = WordTokenizer(["小猫", '": ', "name"], ["<|user|>"])
+    elif kind == "byte fallback":
+        tokenizer = load_tokenizer(byte_fallback('abcdefgmn{}:,0123456789"'))
+    else:
+        settings = TokenizerSettings(**{"kind": kind, "vocab_size": 300})
+        tokenizer = train_tokenizer(settings, texts, ["<|user|>"])
+    model = random_model({**SMALLEST, "context": 200}, tokenizer.vocab_size + 5, 0).eval()
+    prompts, settings = (
+        [[tokenizer.bos_id, 9 + i] for i in range(6)],
+        generate_settings(max_new_tokens=150, json_schema=PET),
+    )
+    for temperature in (0.0, 1.0):
+        chosen = settings.model_copy(update={"temperature": temperature})
+        for reply in complete(model, tokenizer, prompts, chosen):
+            assert reply.finished == "eos"
+            jsonschema.validate(json.loads(reply.text), PET)
+    assert [one.finished for one in complete(model, tokenizer, prompts[:1], generate_settings(json_schema=PET))] == [
+        "length"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("schema", "said"),
+    [
+        ({"type": "foo"}, "Invalid type: foo"), ({"not": {}}, 'Unimplemented keys: ["not"]'),
+        ({"enum": ["x" * (64 << 10)]}, "at most 65,536 are read"), ({"$ref": "#/$defs/a"}, "does not exist"),
+        ({"properties": {f"k{i}": {} for i in range(1500)}}, "grammar size"),
+        ({"$defs": {"n": {"$ref": "#/$defs/n"}}, "$ref": "#/$defs/n"}, "cannot be used"),
+        (json.loads('{"items":' * 140 + "{}" + "}" * 140), "recursion limit"),
+    ],
+)  # fmt: skip
+def test_a_schema_that_cannot_be_followed_is_refused_by_name(schema, said):
+    with pytest.raises(RecipeError, match=re.escape(said)):
+        grammar_of(generate_settings(json_schema=schema), words(["cat"]), 300)
+
+
+def test_what_cannot_be_held_to_a_schema_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    for file in (few_bytes(["cat"]), word_pieces("cat")):
+        with pytest.raises(RecipeError, match="use a run"):
+            grammar_of(generate_settings(json_schema=PET), load_tokenizer(file), 300)
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    with pytest.raises(RecipeError, match=re.escape("pip install 'unpad[schema]'")):
+        grammar_of(generate_settings(json_schema=PET), words(["cat"]), 300)
+
+
 # --------------------------------------------------------------------------- choosing a token
 
 
@@ -154,6 +214,8 @@ def test_draws_follow_temperature_top_k_and_top_p() -> None:
     assert drawn(p, top_p=0.01) == [0, 1, 0, 0, 0]
     # top_k first: 0.4 and 0.3 of 0.9 reach 0.75 of what it leaves, though not 0.75 of all
     assert drawn(p, top_k=3, top_p=0.75) == pytest.approx([0, 4 / 7, 0, 3 / 7, 0], abs=1e-3)
+    assert drawn(p, min_p=0.6) == pytest.approx([0, 4 / 7, 0, 3 / 7, 0], abs=1e-3)
+    assert drawn(p, top_p=0.75, min_p=0.6) == pytest.approx([0, 4 / 7, 0, 3 / 7, 0], abs=1e-3)
     assert drawn([0.2, 0.8], temperature=0.5) == pytest.approx([1 / 17, 16 / 17], abs=1e-3)
 
 

@@ -78,6 +78,21 @@ def test_json_says_all_of_a_reply_and_its_seed_gives_it_again(unpad: Shell, run:
     assert given[0]["reply"] == given[1]["reply"]
 
 
+def test_a_reply_follows_the_schema_of_a_file_and_a_bad_one_is_named_by_its_line(run, unpad, tmp_path):
+    file = tmp_path / "schema.json"
+    file.write_text('{"enum":\n ["小猫", {"a": 1}]}')
+    asked = unpad("generate", run, "--prompt", "你好", "max_new_tokens=40", "--schema", file, code=0)
+    assert json.loads(asked.out) in ("小猫", {"a": 1})
+    several = unpad("generate", run, "--schema", file, "--json", "max_new_tokens=40", stdin="你好\n小猫\n", code=0)
+    assert all(json.loads(row["reply"]) in ("小猫", {"a": 1}) for row in json.loads(several.out))
+    bad = (('{"a":\n1,}', 2, 3, "not JSON"), ('{\n\n"not": {}}', 3, 2, 'Unimplemented keys: ["not"]'))
+    for text, line, code, said in bad:
+        file.write_text(text)
+        told = unpad("generate", run, "--prompt", "你好", "--schema", file, code=code)
+        assert f"schema.json:{line}\n" in told.err
+        assert said in told.err
+
+
 @pytest.mark.promise("llm.system-text")
 def test_a_system_text_becomes_the_system_turn_of_training(unpad: Shell, run: Path) -> None:
     loaded = load(run)

@@ -1,5 +1,6 @@
 """`unpad prove --serve`: every line holds, and a fault of each kind makes one fail."""
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,10 @@ from torch.nn import functional as F
 
 from tests.helpers.models import random_model
 from tests.helpers.paths import needs_kernels, on
-from unpad.errors import SourceError
+from unpad.errors import RecipeError, SourceError
 from unpad.inference import engine as engine_module
 from unpad.inference.engine import Engine, Request, watch
+from unpad.inference.generate import grammar_of
 from unpad.inference.loaded import load
 from unpad.models import decoder
 from unpad.models.decoder import Decoder
@@ -20,7 +22,7 @@ from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn import cache, linear
 from unpad.nn.native import attention as native_decode
 from unpad.proof.line import SAME_IDS, Line
-from unpad.proof.serving import HTTP, NUM_NEW, Answering, prompts_of, prove_serving
+from unpad.proof.serving import HTTP, NUM_NEW, Answering, _held, prompts_of, prove_serving
 from unpad.recipes.training import GenerateSettings
 
 VOCAB, CONTEXT = 300, 420
@@ -51,7 +53,7 @@ def proved(one: Answering) -> dict[str, Line]:
 def test_every_line_holds(path):
     with on(path):
         lines = proved(subject())
-    assert len(lines) == 7
+    assert len(lines) == 8
     assert all(line.passed for line in lines.values() if line.applies), lines
     assert all(line.measured == 0 for line in lines.values() if line.applies)
 
@@ -134,6 +136,19 @@ def generators_of_slots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(engine_module, "_draw", draw)
 
 
+def penalties_of_others(patch: pytest.MonkeyPatch) -> None:
+    """Penalties of the tokens of another row."""
+    own = engine_module._draw
+
+    def draw(answers: list[Any], scores: Tensor) -> list[int | None]:
+        counts = [answer.counts for answer in answers if answer.counts is not None]
+        for answer, other in zip([one for one in answers if one.counts is not None], counts[::-1], strict=True):
+            answer.counts = other
+        return own(answers, scores)
+
+    patch.setattr(engine_module, "_draw", draw)
+
+
 def ends_early(patch: pytest.MonkeyPatch) -> None:
     """Answers that end when a request leaves beside them."""
     drop = Engine._drop
@@ -161,6 +176,7 @@ def ends_early(patch: pytest.MonkeyPatch) -> None:
         (cuts_by_queue, "torch", "pieces of 7 "),
         pytest.param(kept_replies, "native", "beginnings", marks=needs_kernels),
         (generators_of_slots, "torch", "some leave"),
+        (penalties_of_others, "torch", "penalties"),
         pytest.param(ends_early, "native", "some leave", marks=needs_kernels),
     ],
 )
@@ -180,12 +196,28 @@ def test_questions_about_images_are_proved_and_a_fault_makes_every_line_fail(fin
     lines = {line.name: line for line in prove_serving(run).lines if line.applies}
     assert lines.pop(HTTP).passed is None
     assert lines.pop(SAME_IDS).passed
-    assert len(lines) == 4
+    assert len(lines) == 6
     assert all(line.passed and "fp32" in line.kernel for line in lines.values()), lines  # as they are answered
     own = VisionLanguage.logits
     monkeypatch.setattr(VisionLanguage, "logits", lambda self, hidden: own(self, hidden) * (1 + len(hidden) * 2**-18))
     broken = {line.name: line for line in prove_serving(run).lines}
     assert all(broken[name].passed is False for name in lines), broken
+
+
+def test_masks_of_other_rows_and_texts_beside_the_schema_fail_its_line(finished, monkeypatch):
+    run = load(finished("text").run)
+    one = Answering.of(run, prompts_of(run, None))
+    assert _held(run, one, "here").passed
+    with monkeypatch.context() as patch:
+        other = GenerateSettings(json_schema={"enum": ["other"]})
+        patch.setattr("unpad.proof.serving.grammar_of", lambda settings, *of: grammar_of(other, *of))
+        assert "no value of its schema" in _held(run, one, "here").note
+    own = engine_module.permitted
+    monkeypatch.setattr(engine_module, "permitted", lambda scores, masks: own(scores, [*masks[1:], *masks[:1]]))
+    with pytest.raises(RecipeError, match="satisfy the grammar"):  # which becomes a failing line
+        _held(run, one, "here")
+    monkeypatch.setitem(sys.modules, "llguidance", None)
+    assert not _held(run, one, "here").applies
 
 
 def test_what_compares_nothing_is_not_proven():

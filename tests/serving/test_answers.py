@@ -15,6 +15,9 @@ from unpad.inference.chat import Conversation
 from unpad.inference.loaded import LoadedRun, generation_precision, load
 
 DRAWN: dict[str, Any] = {"temperature": 1.0, "seed": 5, "max_tokens": 12}
+PETS = {"type": "json_schema", "json_schema": {"name": "pet", "schema": {"enum": ["猫", 12, None]}, "strict": True}}
+PENALISED = {"presence_penalty": 1, "logit_bias": {"9": 2}, "extra_body": {"min_p": 0.01, "ignore_eos": True}}
+MORE: list[dict[str, Any]] = [{}, {"response_format": PETS}, PENALISED]
 ASKS = [("小猫", 1), ("老师看见一座桥。", 2), ("3、月亮走过很远的山。爷爷想起热茶。", 3), ("x", 4)]
 
 
@@ -103,7 +106,7 @@ def one(client: OpenAI, number: int, streamed: bool) -> tuple[str, list[tuple[st
     text = "老师看见一座桥。" * (1 + number % 4) + str(number)
     fields: dict[str, Any] = {
         "model": "demo", "messages": [{"role": "user", "content": text}], "seed": number, "max_tokens": 8,
-        "temperature": number % 2, "logprobs": True, "top_logprobs": 2,
+        "temperature": number % 2, "logprobs": True, "top_logprobs": 2, **MORE[number % 3],
     }  # fmt: skip
     if not streamed:
         choice = client.chat.completions.create(**fields).choices[0]
@@ -121,10 +124,30 @@ def test_many_at_once_equal_each_alone_text_and_scores_streamed_or_not(client):
     numbers = range(12)
     alone = [one(client, number, streamed=False) for number in numbers]
     assert len({text for text, _ in alone}) > 4
+    assert {json.loads(text) for text, _ in alone[1::3]} <= set(PETS["json_schema"]["schema"]["enum"])
     for streamed in (False, True):
         with ThreadPoolExecutor(12) as pool:
             together = list(pool.map(lambda number, s=streamed: one(client, number, s), numbers))
         assert together == alone
+
+
+def test_formats_biases_and_the_end_are_honoured_or_refused_by_name(chats):
+    body = {"prompt": ["小猫", "x"], "max_tokens": 40, "temperature": 1, "response_format": PETS}
+    answers = chats.post("/v1/completions", body).json()["choices"]
+    assert {json.loads(choice["text"]) for choice in answers} <= {"猫", 12, None}
+    assert {choice["finish_reason"] for choice in answers} == {"stop"}
+    said = chats.chat(response_format={"type": "json_object"}, max_tokens=1).json()["choices"][0]
+    assert (said["message"]["content"][0], said["finish_reason"]) == ("{", "length")
+    assert chats.chat(ignore_eos=True, max_tokens=50).json()["usage"]["completion_tokens"] == 50
+    id = chats.service.served.run.tokenizer.encode_batch(["猫"])[0][0]
+    assert set(chats.texts(logit_bias={str(id): 100}, max_tokens=3)[0]) == {"猫"}
+    unknown = {"type": "json_schema", "json_schema": {"schema": {"not": {}}}}
+    for field, fields in (
+        ("response_format", {"response_format": unknown}), ("logit_bias", {"logit_bias": {"99999": 1}}),
+        ("ignore_eos", {"response_format": PETS, "ignore_eos": True}),
+    ):  # fmt: skip
+        refused = chats.chat(**fields)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, field)
 
 
 # --------------------------------------------------------------------------- the protocol's forms

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -310,6 +311,9 @@ def generate(
         Path | None, typer.Option(parser=new_path, help="With --file: JSON lines, continued where they stop.")
     ] = None,
     system: System = "",
+    schema: Annotated[
+        Path | None, typer.Option(parser=user_path, help="Reply in JSON of the JSON Schema in this file.")
+    ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -319,11 +323,16 @@ def generate(
     fields = [_generate_field(text) for text in settings or []]
     beside = bool(prompt or heldout or system or as_json)
     _check_file(file, out, "prompts and system texts", "--prompt, --heldout, --system and --json", alone=not beside)
-    check_run(run, fields, places=[] if file is None else [file])
+    check_run(run, fields, places=[place for place in (file, schema) if place is not None])
     from unpad.inference.loaded import load
     from unpad.inference.prompts import NO_PICTURE, gives_seed, prompt_warning, system_note
 
     loaded = load(run, fields)
+    if schema is not None:
+        from unpad.inference.generate import with_schema
+
+        shaped = with_schema(loaded.recipe.generate, schema, loaded.tokenizer, loaded.generator.vocab_size)
+        loaded = replace(loaded, recipe=loaded.recipe.model_copy(update={"generate": shaped}))
     remarks = NO_PICTURE if loaded.recipe.data.vqa else "", system_note(loaded.num_system) if system else ""
     print_lines([f"note: {remark}" for remark in remarks if remark], to_errors=True)
     if file is not None and out is not None:

@@ -5,6 +5,7 @@ Without a mask of the same name transformers would hand None to the attention, w
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -54,7 +55,7 @@ def find_sequences(batch: int, seq: int, attention_mask: Tensor | None, named: M
             does not go up by one.
 
     Raises:
-        PlanError: `cu_seq_lens_q` does not end at the last token.
+        PlanError: `cu_seq_lens_q` does not end at the last token, or it is missing where positions do not tell.
     """
     bounds, positions = named.get("cu_seq_lens_q"), named.get("position_ids")
     if attention_mask is not None and attention_mask.dtype != torch.bool:
@@ -71,10 +72,8 @@ def find_sequences(batch: int, seq: int, attention_mask: Tensor | None, named: M
         found = _of_mask(attention_mask) if attention_mask.dtype == torch.bool else _of_owners(attention_mask)
     elif source is bounds:
         if int(bounds[-1]) != batch * seq:
-            raise PlanError(
-                f"cu_seq_lens_q ends at {int(bounds[-1])}, the batch at {batch * seq}",
-                fix="pass the boundaries of this batch",
-            )
+            what = f"cu_seq_lens_q ends at {int(bounds[-1])}, the batch at {batch * seq}"
+            raise PlanError(what, fix="pass the boundaries of this batch")
         found = Sequences(build_layout(bounds.diff().cpu().numpy()).to(bounds.device))
     else:
         assert positions is not None
@@ -96,6 +95,9 @@ def _of_owners(owners: Tensor) -> Sequences:
 
 def _of_positions(positions: Tensor, batch: int, seq: int) -> Sequences:
     first = positions[0] if positions.dim() == 3 else positions
+    if len(positions) == SPATIAL and positions.dim() == 3 and bool((positions[1:] != first).any()):
+        what = "positions of 3 axes, of pictures, do not tell where sequences begin"
+        raise PlanError(what, fix="pass cu_seq_lens_q, or 4 axes of which the first counts the tokens of each sequence")
     if first.shape[-1] != seq:  # positions of something else, such as of all keys of a cache
         return Sequences(build_layout(np.full(batch, seq)).to(positions.device))
     first = first.reshape(-1, seq).expand(batch, seq)
@@ -111,6 +113,8 @@ def _of_starts(starts: Tensor) -> Sequences:
 
 
 NAME = "unpad"
+SPATIAL = 3  # axes of positions of time, height and width, without one of tokens
+OWN_MASKS = ("doge",)  # make a mask of their own in each layer of what they get, and then it is not causal
 _noted: ContextVar[set[nn.Module] | None] = ContextVar("_noted", default=None)
 
 
@@ -118,6 +122,20 @@ def register() -> None:
     """Make `attn_implementation="unpad"` known to transformers; repeated calls change nothing."""
     AttentionInterface.register(NAME, attend)
     AttentionMaskInterface.register(NAME, make_mask)
+
+
+def _refusal(config: type) -> str:
+    """Why models of a class of configurations do not attend by `attend`; empty if they do.
+
+    These use the mask in attention of their own, which shows later tokens where there is none.
+    """
+    folder, _, kind = config.__module__.rpartition(".configuration_")
+    module = sys.modules.get(f"{folder}.modeling_{kind}")
+    asks = module is None or hasattr(module, "ALL_ATTENTION_FUNCTIONS")
+    asks = asks or any(getattr(one, "_supports_attention_backend", False) for one in vars(module).values())
+    if asks and getattr(config, "model_type", "") not in OWN_MASKS:
+        return ""
+    return f"models of {config.__name__} compute attention by themselves"
 
 
 def make_mask(
@@ -143,7 +161,12 @@ def make_mask(
         None where every row is one sequence; (batch, seq) bool where cells are padding; (batch, seq) int32, the number
         of each token's sequence in its row, where transformers found several; a dense (batch, 1, queries, keys) bool
         mask where a cache, chunks or the model's own visibility need one.
+
+    Raises:
+        PlanError: layers of the model do not attend by `attend`.
     """
+    if refusal := _refusal(type(rest.get("config"))):
+        raise PlanError(refusal, fix='leave attn_implementation="unpad" out, and pad rows')
     diagonal = None
     if mask_function is not None and not use_vmap and 1 < q_length == kv_length:
         diagonal = _Diagonals(mask_function, batch_size, q_length, torch.device(rest.get("device", "cpu")))

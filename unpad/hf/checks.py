@@ -45,10 +45,8 @@ def group_of(trainer: Trainer) -> Group:
     parallel = {"tensor": trainer.get_tp_size(), "context": trainer.get_cp_size(), "sequence": trainer.get_sp_size()}
     for name, size in parallel.items():
         if size > 1:
-            raise RecipeError(
-                f"{name} parallelism over {size} processes divides what a flat batch holds together",
-                fix="leave parallelism_config out",
-            )
+            what = f"{name} parallelism over {size} processes divides what a flat batch holds together"
+            raise RecipeError(what, fix="leave parallelism_config out")
     if accelerator.num_processes == 1:
         return ALONE
     import torch.distributed as dist
@@ -322,10 +320,8 @@ class Settings:
         """
         for name, now in Settings.now(trainer, self.values).values.items():
             if now is not self.values[name] and not (isinstance(now, int) and now == self.values[name]):
-                raise RecipeError(
-                    f"{name} is another than when unpad.hf.attach proved the update",
-                    fix="make the change before unpad.hf.attach",
-                )
+                what = f"{name} is another than when unpad.hf.attach proved the update"
+                raise RecipeError(what, fix="make the change before unpad.hf.attach")
 
 
 def _owner(trainer: Trainer, name: str) -> dict[str, Any]:
@@ -362,10 +358,8 @@ class ProvedModel:
         """
         changed = self._other_model(trainer, called) or self._changed_part()
         if changed:
-            raise RecipeError(
-                f"the model is another than when unpad.hf.attach proved it: {changed}",
-                fix="make the change before unpad.hf.attach",
-            )
+            what = f"the model is another than when unpad.hf.attach proved it: {changed}"
+            raise RecipeError(what, fix="make the change before unpad.hf.attach")
         for hooks in _hooks(self.prepared.model):
             for key in hooks.keys() - self.hooks:
                 hooks[key] = _Watched(hooks[key])

@@ -189,11 +189,8 @@ def read(row: Mapping[str, Any], place: tuple[int, int, slice], columns: Sequenc
 def places_of(number: int, row: Mapping[str, Any]) -> Iterator[tuple[int, int, slice]]:
     """The examples of a row: its number, that of the example in it, and their tokens."""
     if "input_ids" not in row:
-        raise SourceError(
-            f"a row has {', '.join(row) or 'no columns'} and no input_ids",
-            where=f"row {number}",
-            fix="tokenize the dataset first",
-        )
+        what = f"a row has {', '.join(row) or 'no columns'} and no input_ids"
+        raise SourceError(what, where=f"row {number}", fix="tokenize the dataset first")
     ends = np.cumsum([0, *row[PACKED]]).tolist() if PACKED in row else [0, len(row["input_ids"])]
     yield from ((number, part, slice(start, stop)) for part, (start, stop) in enumerate(pairwise(ends)))
 

@@ -42,7 +42,8 @@ class Boundaries:
 
     def __init__(self, takes_cache: bool, limit: RowLimit | None) -> None:
         self.takes_cache, self.limit = takes_cache, limit
-        self.pictures, self.isolated = False, tuple[str, ...]()
+        self.pictures = False
+        self.isolated = tuple[str, ...]()
         self.layout: Layout | None = None
         self.shape = (0, 0)  # (batch, seq) of the rectangle that holds the run
 
@@ -60,6 +61,9 @@ class Boundaries:
         if layout.num_seqs <= batch:
             return None
         refuse_long(self.limit, seq)
+        if has_media(kwargs) and kwargs.get("token_type_ids") is not None:
+            what = "the model makes its mask of token_type_ids, which join the pictures and prefixes of a flat batch"
+            raise PlanError(what, fix="pad it, one sequence a row")
         if not self.pictures and has_media(kwargs):
             raise PlanError(
                 "a flat batch has pixels besides its tokens, and not every model keeps pictures apart there",

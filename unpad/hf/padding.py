@@ -33,7 +33,7 @@ from unpad.proof.foreign.measure import (
     take_gradient,
 )
 from unpad.proof.foreign.model import base_of, no_router_loss, untouched, untouched_generators
-from unpad.proof.foreign.undisturbed import attributes_kept, proving
+from unpad.proof.foreign.undisturbed import attributes_kept, proving, without_dropout
 from unpad.proof.foreign.update import IGNORE, ForeignBatch, converted, has_media, labelled, read_update
 
 MODELS = ("model", "ref_model")  # of a trainer
@@ -161,9 +161,12 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
         prove: False leaves the proof out, for a trainer that was proved before.
 
     Raises:
-        RecipeError: its model is none of transformers, or computes no flat batch.
+        RecipeError: its model is none of transformers, or computes no flat batch; noise that depends on padding.
         ProofError: a step without padding has another loss or gradient.
     """
+    if getattr(trainer, "neftune_noise_alpha", None):
+        what = "neftune_noise_alpha adds noise by the width of the padded rows"
+        raise RecipeError(what, fix="leave it out, or train with padding")
     done, model = WithoutPadding(trainer), trainer.accelerator.unwrap_model(trainer.model)
     with ExitStack() as stack:
         if stack.enter_context(no_router_loss(model)) or getattr(trainer, "aux_loss_enabled", False):
@@ -191,11 +194,8 @@ def without_padding(trainer: Trainer, *, prove: bool = True) -> WithoutPadding:
         if max(errors.loss, errors.gradient) > LEAST:  # the least bound takes no further step
             bounds = by_rounding(model, EPS, lambda: _step(trainer)).errors(found).bounds()
         if errors.loss > bounds.loss or errors.gradient > bounds.gradient:
-            raise ProofError(
-                f"without padding a step has another loss ({done.loss:.1e}) and gradient ({done.gradient:.1e})",
-                where=type(trainer).__name__,
-                fix="train with padding",
-            )
+            what = f"without padding a step has another loss ({done.loss:.1e}) and gradient ({done.gradient:.1e})"
+            raise ProofError(what, where=type(trainer).__name__, fix="train with padding")
         done.num_cells, done.num_tokens, done.is_proved = 0, 0, True
     return done
 
@@ -213,7 +213,8 @@ def _fp32(trainer: Trainer) -> Iterator[None]:
 
 def _step(trainer: Trainer) -> UpdateResults:
     """Loss and gradient of `training_step` on the first batch of the trainer's loader, without dropout."""
-    with proving(trainer), _fp32(trainer), untouched_generators(0), not_below_fp32(nn.ModuleList(_models(trainer))):
+    models = nn.ModuleList(_models(trainer))  # a reference model in training mode has dropout too
+    with proving(trainer), _fp32(trainer), untouched_generators(0), not_below_fp32(models), without_dropout(models):
         batches, num_items = trainer.get_batch_samples(iter(trainer.get_train_dataloader()), 1, trainer.args.device)
         trainer.current_gradient_accumulation_steps = 1  # `train` sets it
         loss = trainer.training_step(trainer.model, batches[0], num_items)
@@ -289,7 +290,7 @@ class PairsUpdate:
         if any(map(has_media, self.batches)):
             raise ProofError(f"{name} has pictures or sounds", fix="try unpad.hf.without_padding(trainer)")
         models = nn.ModuleList(_models(self.trainer))
-        with untouched(models), _fp32(self.trainer):
+        with untouched(models), _fp32(self.trainer), without_dropout(models):
             found = judge(models, precision, self._compare, [*notes, OWN_LOSS.format(name)])
         claims = [claim for claim in found.findings if claim.kind not in LABELS]
         claims = [

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from hashlib import blake2b
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ from unpad.nn.linear import independent_rows, keep_copies, reading
 from unpad.nn.precision import DTYPES, Precision, autocast
 from unpad.recipes.training import GenerateSettings
 from unpad.terminal.table import number_of
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 KEPT_BYTES = 1 << 30  # of beginnings, where the engine has no limit of memory
 SHORTEST_KEPT = 16  # tokens; reading fewer costs less than copying them
@@ -55,6 +58,8 @@ class Request:
         deadline: time.monotonic() at which all answers end.
         top: report log probabilities: of each token, and of so many likeliest ones.
         echo: with `top`, report those of the prompt's tokens too.
+        bias: (vocab_size,) fp32, added to the scores.
+        grammar: what an answer may be, at its start; the answers get copies.
     """
 
     prompt: Sequence[int] | RaggedBatch
@@ -66,6 +71,8 @@ class Request:
     deadline: float | None = None
     top: int | None = None
     echo: bool = False
+    bias: Tensor | None = None
+    grammar: "LLMatcher | None" = None
 
 
 @dataclass(frozen=True)
@@ -244,6 +251,9 @@ def check(model: Generates, prompts: Sequence[Sequence[int]], settings: Generate
     if settings.beams > 1 and settings.temperature > GREEDY_BELOW:
         what = f"beams={settings.beams} search for the best text, temperature={settings.temperature} draws one"
         raise RecipeError(what, where="generate", fix="set generate.temperature=0 or generate.beams=1")
+    if settings.beams > 1 and (settings.presence_penalty or settings.frequency_penalty or settings.json_schema):
+        what = "beams know no schema, and no penalty but repetition_penalty"
+        raise RecipeError(what, where="generate", fix="set generate.beams=1, or leave the others out")
     for position, prompt in enumerate(prompts):
         where = f"prompt {position}"
         if not len(prompt):
@@ -333,7 +343,7 @@ def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
 
 
 def sample(logits: Tensor, settings: Sequence[GenerateSettings], uniform: Tensor) -> Tensor:
-    """Draw a token per row from softmax(logits / temperature), cut to the top_k most likely and then to top_p.
+    """Draw a token per row from softmax(logits / temperature), cut to the top_k most likely, then to top_p and min_p.
 
     top_p keeps the smallest set of most likely tokens that reaches this share of the probability left by top_k
     (Holtzman et al. 2019, arXiv 1904.09751).
@@ -346,7 +356,8 @@ def sample(logits: Tensor, settings: Sequence[GenerateSettings], uniform: Tensor
     Returns:
         (num_rows,) int64.
     """
-    temperature, top_p = torch.tensor([(one.temperature, one.top_p) for one in settings], dtype=torch.float64).mT
+    columns = [(one.temperature, one.top_p, one.min_p) for one in settings]
+    temperature, top_p, min_p = torch.tensor(columns, dtype=torch.float64).mT
     probabilities, candidates = (logits / temperature[:, None]).softmax(-1), None
     if settings[0].top_k:
         probabilities, candidates = probabilities.topk(min(settings[0].top_k, logits.shape[-1]), -1)  # descending
@@ -356,6 +367,8 @@ def sample(logits: Tensor, settings: Sequence[GenerateSettings], uniform: Tensor
             probabilities, candidates = _most_likely(probabilities, top_p)
         before = probabilities.cumsum(-1) - probabilities
         probabilities = probabilities.masked_fill(before >= top_p[:, None], 0)
+    if bool(min_p.any()):
+        probabilities = probabilities.masked_fill(probabilities < (min_p * probabilities.amax(-1))[:, None], 0)
     cumulative = probabilities.cumsum(-1)
     # right: a token of probability 0 has the same cumulative value as the token before it and is never the first above.
     chosen = torch.searchsorted(cumulative, (uniform * cumulative[:, -1])[:, None], right=True)
@@ -384,7 +397,9 @@ class _Answer:
     """A live row.
 
     Args:
-        used: (vocab_size,) bool, tokens that the penalty applies to; None without one.
+        used: (vocab_size,) bool, tokens that the repetition penalty applies to; None without one.
+        counts: (vocab_size,) fp32, of its own tokens for the other penalties; None without them.
+        grammar: what may follow; None: anything.
         forbidden: (vocab_size,) bool, ids that cannot be next; state: of the request's spelling.
     """
 
@@ -393,10 +408,50 @@ class _Answer:
     row: CachedRow
     generator: np.random.Generator
     used: Tensor | None
-    forbidden: Tensor
+    counts: Tensor | None
+    grammar: "LLMatcher | None"
     made: int = 0
     last: int = 0
     state: int = 0
+    forbidden: Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.forbid()
+
+    @property
+    def adjusts(self) -> bool:
+        """True with a penalty or a bias."""
+        return any(one is not None for one in (self.used, self.counts, self.ticket.request.bias))
+
+    def add(self, token: int) -> None:
+        """Add the token that was chosen."""
+        self.last, self.made = token, self.made + 1
+        if self.used is not None:
+            self.used[token] = True
+        if self.counts is not None:
+            self.counts[token] += 1
+        if self.ticket.request.spelling is not None:
+            self.state = int(self.ticket.request.spelling[self.state, token])
+        if self.grammar is not None:
+            self.grammar.consume_token(token)
+
+    def forbid(self) -> None:
+        """Set what cannot be next, by the state of spelling and grammar.
+
+        Raises:
+            RecipeError: the grammar's own limits of work are exceeded, or no token can follow.
+        """
+        self.forbidden = self.ticket.forbidden[self.state]
+        if self.grammar is None:
+            return
+        bits = np.frombuffer(self.grammar.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, count=len(self.forbidden), bitorder="little")
+        self.forbidden = self.forbidden | torch.from_numpy(allowed == 0)
+        if error := self.grammar.get_error():
+            what = f"the answer cannot be held to the schema any further: {error.splitlines()[0]}"
+            raise RecipeError(what, fix="make the schema simpler")
+        if bool(self.forbidden.all()):
+            raise RecipeError("no token of the run goes on as the schema wants", fix="change the schema")
 
 
 class Engine:
@@ -592,9 +647,9 @@ class Engine:
         try:
             yield
         except Exception as error:
-            if self.on_fault is None:
-                raise
             if not isinstance(error, UnpadError):
+                if self.on_fault is None:
+                    raise
                 self.on_fault(tickets, error)
             self._fail(tickets, error if isinstance(error, UnpadError) else None)
 
@@ -716,13 +771,16 @@ class Engine:
         if settings.repetition_penalty != 1:
             used = torch.zeros(self._model.vocab_size, dtype=torch.bool, device=device_of(self._model))
             used[torch.tensor(ticket.ids, device=used.device)] = True
+        counted = settings.presence_penalty or settings.frequency_penalty
         rows = [ticket.row, *(ticket.row.copy() for _ in range(len(ticket.open) - 1))]
         ticket.row = None
         answers = []
         for index, row in zip(sorted(ticket.open), rows, strict=True):
             generator = generator_of(settings.seed + index, ticket.ids)
             mine = None if used is None else used.clone()
-            answers.append(_Answer(ticket, index, row, generator, mine, ticket.forbidden[0]))
+            counts = None if not counted else torch.zeros(self._model.vocab_size, device=device_of(self._model))
+            grammar = None if ticket.request.grammar is None else ticket.request.grammar.deep_copy()
+            answers.append(_Answer(ticket, index, row, generator, mine, counts, grammar))
         return answers
 
     # ------------------------------------------------------------------ one token per row
@@ -765,18 +823,15 @@ class Engine:
         if token in request.stop_ids:
             self._end(ticket, answer.index, "eos")
             return
-        answer.last, answer.made = token, answer.made + 1
+        answer.add(token)
         self.tokens_made += 1
-        if answer.used is not None:
-            answer.used[token] = True
-        if request.spelling is not None:
-            answer.state = int(request.spelling[answer.state, token])
-            answer.forbidden = ticket.forbidden[answer.state]
         if not ticket.listener.step(_step(answer.index, token, logits, request.top)):
             self._end(ticket, answer.index, "stop")
         elif answer.made == ticket.limit:
             cut = ticket.limit < request.settings.max_new_tokens
             self._end(ticket, answer.index, "context" if cut else "length")
+        else:
+            answer.forbid()
 
 
 # --------------------------------------------------------------------------- scores and draws
@@ -784,7 +839,7 @@ class Engine:
 
 def _draw(answers: Sequence[_Answer], logits: Tensor) -> list[int | None]:
     """Draw a token for each row of scores, (num_rows, vocab_size), None where they are not finite."""
-    if any(answer.used is not None for answer in answers):
+    if any(answer.adjusts for answer in answers):
         logits = torch.stack([_adjusted(answer, row) for answer, row in zip(answers, logits, strict=True)])
     finite = logits.sum(-1).isfinite().tolist()
     if not all(finite):
@@ -806,10 +861,13 @@ def _draw(answers: Sequence[_Answer], logits: Tensor) -> list[int | None]:
 
 
 def _adjusted(answer: _Answer, logits: Tensor) -> Tensor:
-    """Scores (vocab_size,) with the penalties of an answer."""
+    """Scores (vocab_size,) with the penalties and the bias of an answer."""
+    settings, bias = answer.ticket.request.settings, answer.ticket.request.bias
     if answer.used is not None:
-        logits = penalised(logits, answer.used, answer.ticket.request.settings.repetition_penalty)
-    return logits
+        logits = penalised(logits, answer.used, settings.repetition_penalty)
+    if answer.counts is not None:
+        logits = logits - settings.frequency_penalty * answer.counts - settings.presence_penalty * (answer.counts > 0)
+    return logits if bias is None else logits + bias.to(logits.device)
 
 
 def _step(answer: int, token: int, logits: Tensor, top: int | None) -> NewToken:

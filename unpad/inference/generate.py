@@ -4,25 +4,39 @@ A prompt gives the same tokens alone and in a batch: nothing is padded, each seq
 its own seed and content, and a finished sequence leaves the batch. See `engine`.
 """
 
+import json
 import math
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from unpad.batching.batch import RaggedBatch
-from unpad.data.tokens.tokenizer import DecodeStream, Tokenizer
-from unpad.errors import NonFiniteError
+from unpad.data.tokens.tokenizer import DecodeStream, LibraryTokenizer, Tokenizer
+from unpad.errors import NonFiniteError, RecipeError, SourceError
 from unpad.inference import engine as engines
 from unpad.inference.engine import Collected, Engine, Finished, Prompts, Request, token_limits, token_lists
 from unpad.models.contract import Generates
 from unpad.nn.cache import CachedRow, KeyValueCache
 from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
+from unpad.storage.reading import read_file
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
 
 PIECE, ROWS = 8192, 256  # of an engine whose prompts are all there: tokens read in a turn, answers at the same time
+# Of a schema: characters; symbols of its grammar, the time of which grows by their square, to 0.5 s; and the work of a
+# step that computes what may follow, which holds the model, to 0.1 s.
+MOST_SCHEMA, MOST_SYMBOLS, STEP_LEXER, STEP_ITEMS = 64 << 10, 6000, 50_000, 20_000
+# Between the parts of a JSON text, as llama.cpp has it: without a bound, small models write nothing else.
+WHITESPACE = r" |\n{1,2}[ \t]{0,20}"
 
 
 @dataclass(frozen=True)
@@ -44,7 +58,7 @@ class Continuing:
     Args:
         stops: tokens that end a sequence and are not part of it.
         banned: ids that are never generated.
-        spelling: as a request has it.
+        spelling, grammar: as a request has them.
     """
 
     model: Generates
@@ -53,18 +67,24 @@ class Continuing:
     banned: Sequence[int] = ()
     precision: Precision = "fp32"
     spelling: Tensor | None = None
+    grammar: "LLMatcher | None" = None
 
     @staticmethod
     def of(
         model: Generates, tokenizer: Tokenizer, settings: GenerateSettings, precision: Precision = "fp32"
     ) -> "Continuing":
-        """As a tokenizer has it: up to its stop tokens, without control tokens and parts of characters."""
+        """As a tokenizer has it: up to its stop tokens, without control tokens and parts of characters.
+
+        Raises:
+            RecipeError: as `grammar_of`.
+        """
         stops, banned = sorted(tokenizer.stop_ids), engines.banned_ids(model, tokenizer)
-        return Continuing(model, settings, stops, banned, precision, engines.spelling_of(model, tokenizer))
+        grammar = grammar_of(settings, tokenizer, model.vocab_size)
+        return Continuing(model, settings, stops, banned, precision, engines.spelling_of(model, tokenizer), grammar)
 
     def request(self, prompt: Sequence[int] | RaggedBatch, seed: int | None = None) -> Request:
         settings = self.settings if seed is None else self.settings.model_copy(update={"seed": seed})
-        return Request(prompt, settings, self.stops, self.banned, self.spelling)
+        return Request(prompt, settings, self.stops, self.banned, self.spelling, grammar=self.grammar)
 
     def all(self, prompts: Prompts, seeds: Sequence[int] | None = None) -> list[tuple[list[int], Finished]]:
         """The tokens of every continuation, up to a stop, max_new_tokens or the end of the context, and why it ended.
@@ -135,7 +155,7 @@ def complete(
     precision: Precision = "fp32",
     seeds: Sequence[int] | None = None,
 ) -> list[Completion]:
-    """Continue every prompt. Raises as `Continuing.all` does."""
+    """Continue every prompt. Raises as `Continuing.all` and `of` do."""
     made = Continuing.of(model, tokenizer, settings, precision).all(prompts, seeds)
     return [Completion(ids, tokenizer.decode(ids), finished) for ids, finished in made]
 
@@ -150,7 +170,7 @@ def stream(
     engine: Engine | None = None,
 ) -> Generator[str, None, None]:
     """Yield the continuation of one prompt as it is generated, never splitting a character. Raises as
-    `Continuing.all` does.
+    `Continuing.all` and `of` do.
 
     Args:
         seed: of the draws; default settings.seed.
@@ -209,6 +229,104 @@ def _begun(text: str, stop: str) -> int:
     """The first place from which on the rest of a text, maybe none of it, is a start of a stop."""
     first = max(len(text) - len(stop) + 1, 0)
     return next(place for place in range(first, len(text) + 1) if stop.startswith(text[place:]))
+
+
+# --------------------------------------------------------------------------- schemas
+
+
+def grammar_of(settings: GenerateSettings, tokenizer: Tokenizer, num_ids: int) -> "LLMatcher | None":
+    """What an answer may be that is JSON of the schema of its settings, as a request has it; None without a schema.
+
+    Args:
+        num_ids: of the model.
+
+    Raises:
+        RecipeError: the extra is not installed, it knows not all of the schema, or the schema or a step of it exceeds a
+            bound, by which no schema holds up other requests.
+    """
+    if settings.json_schema is None:
+        return None
+    try:
+        from llguidance import LLMatcher, LLParserLimits
+    except ImportError:
+        raise RecipeError("a schema needs llguidance", fix="pip install 'unpad[schema]'") from None
+    text = json.dumps(settings.json_schema, ensure_ascii=False)
+    if len(text) > MOST_SCHEMA:
+        what = f"the schema has {len(text):,} characters, and at most {MOST_SCHEMA:,} are read"
+        raise RecipeError(what, fix="leave descriptions out, or ask in parts")
+    limits = LLParserLimits(
+        max_grammar_size=MOST_SYMBOLS, step_lexer_fuel=STEP_LEXER, step_max_items=STEP_ITEMS, verbose_errors=False
+    )
+    try:
+        source = LLMatcher.grammar_from_json_schema(text, overrides={"whitespace_pattern": WHITESPACE})
+    except ValueError as error:
+        raise RecipeError(f"the schema cannot be read: {error}", fix="nest it less deeply") from None
+    vocabulary = _vocabulary(tokenizer, num_ids)  # type: ignore[arg-type]  # every tokenizer has a hash
+    grammar = LLMatcher(vocabulary, source, log_level=0, limits=limits)
+    grammar.compute_bitmask()  # some faults show at the first step
+    if fault := grammar.get_error():
+        what = f"the schema cannot be used: {' '.join(fault.split())[:200]}"
+        raise RecipeError(what, fix="write it with other keywords, or make it simpler")
+    return grammar
+
+
+def with_schema(settings: GenerateSettings, path: Path, tokenizer: Tokenizer, num_ids: int) -> GenerateSettings:
+    """Settings with the JSON Schema of a file.
+
+    Raises:
+        SourceError: it is no JSON object; names the line.
+        RecipeError: as `grammar_of`; names the line of the keyword, if the error is on one.
+    """
+    fix = "write a JSON Schema, an object"
+    content = read_file(path, SourceError, MOST_SCHEMA, fix)
+    try:
+        schema = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        line = getattr(error, "lineno", 1)
+        raise SourceError(f"the schema is not JSON: {error}", where=f"{path}:{line}", fix=fix) from None
+    if type(schema) is not dict:
+        raise SourceError("the schema is no object", where=str(path), fix=fix)
+    settings = settings.model_copy(update={"json_schema": schema})
+    try:
+        grammar_of(settings, tokenizer, num_ids)
+    except RecipeError as error:
+        text, word = content.decode(errors="replace"), re.search(r'"[^"]+"', error.what)
+        place = text.find(word[0]) if word else -1
+        line = "" if place < 0 else f":{text.count(chr(10), 0, place) + 1}"
+        raise RecipeError(error.what, where=f"{path}{line}", fix=error.fix) from None
+    return settings
+
+
+@lru_cache(2)
+def _vocabulary(tokenizer: Tokenizer, num_ids: int) -> "LLTokenizer":
+    """The tokens of a tokenizer for llguidance."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    stops, pieces = sorted(tokenizer.stop_ids), tokenizer.pieces
+    if pieces is not None and (lacking := 256 - len({piece for piece in pieces if len(piece) == 1})):
+        what = f"the run's tokenizer has no token for {lacking} of 256 bytes, so it cannot write all texts"
+        raise RecipeError(what, fix="use a run whose tokenizer has them")
+    if pieces is None:
+        assert isinstance(tokenizer, LibraryTokenizer)
+        try:
+            return LLTokenizer(tokenizer.plain_bytes().decode(), n_vocab=num_ids, eos_token=stops)
+        except ValueError as error:
+            what = f"the run's tokenizer cannot be held to a schema: {error}"
+            raise RecipeError(what, fix="use a run with a byte-level tokenizer") from None
+    return LLTokenizer(TokenizerWrapper(_Pieces(tokenizer, pieces, num_ids)), eos_token=stops)
+
+
+class _Pieces:
+    """What TokenizerWrapper wants to know of a tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer, pieces: Sequence[bytes], num_ids: int) -> None:
+        self.tokens = [*pieces, *[b""] * (num_ids - len(pieces))]
+        self.special_token_ids = [id for id, piece in enumerate(self.tokens) if not piece]
+        self.eos_token_id, self.bos_token_id = tokenizer.eos_id, tokenizer.bos_id
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes) -> list[int]:
+        return self._tokenizer.encode_batch([text.decode()])[0]
 
 
 # --------------------------------------------------------------------------- beams

@@ -4,11 +4,13 @@ The truth is each request in an engine of its own that reads the prompt whole an
 model hide most differences of its scores, so the scores are compared.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import cycle, islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError, SourceError
 from unpad.evaluation.family import HeldOutInputs, Numbers, Prompt, measures_of
 from unpad.inference.engine import Collected, Engine, Request, token_lists, watch
-from unpad.inference.generate import Continuing
+from unpad.inference.generate import Continuing, grammar_of
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision
 from unpad.models.contract import PredictsSets
@@ -39,6 +41,11 @@ HTTP = "through HTTP, by concurrent streams = alone"
 NO_EXTRA = "the extra is not installed: pip install 'unpad[serve]'"
 WITHOUT, AT_ONCE = "without native kernels: all at once = alone", "all at once = alone"
 COMINGS = "in another order, some leave early = alone"
+MOST_CHANGED = 12  # requests of the lines of penalties and schemas, of which every second is changed
+PENALISED = "with penalties, among others = alone"
+PENALTIES = {"min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5}
+HELD = "held to schemas, among others = alone, and JSON"
+VALUES: tuple[tuple[Any, ...], ...] = (("yes", "no"), (7, 20, None), ({"known": ["no"]},))  # of the schemas
 
 
 def hear(engine: Engine, requests: Sequence[Request]) -> list[Collected]:
@@ -97,6 +104,7 @@ def prove_serving(run: LoadedRun, prompts: Path | None = None, over_http: OverHt
     here = "native" if library.enabled() else "torch"
     for name, check in subject.checks(truth):
         lines.add_shown(name, partial(check, f"{here}, {subject.precision}"))
+    lines.add_shown(HELD, lambda: _held(run, subject, f"{here}, {subject.precision}"))
     lines.add_shown(WITHOUT, partial(_without_kernels, subject))
     unproven = Line(HTTP, "", None, None, None, NO_EXTRA)
     lines.add_shown(HTTP, lambda: unproven if over_http is None else over_http.streams(run, subject.requests, truth))
@@ -187,6 +195,18 @@ class Answering:
         yield name, partial(self._beginnings, name)
         name = f"as one of {NUM_ANSWERS} answers = alone with its seed"
         yield name, partial(self._answers, name)
+        yield (
+            PENALISED,
+            lambda here: self.among(PENALISED, here, [_changed(one, PENALTIES) for one in self.requests])[0],
+        )
+
+    def among(self, name: str, here: str, changed: Sequence[Request]) -> tuple[Line, list[Collected]]:
+        """The line of requests of which every second is changed, and their answers."""
+        asked = [(one, other)[place % 2] for place, (one, other) in enumerate(zip(self.requests, changed, strict=True))]
+        asked = asked[:MOST_CHANGED]
+        found = self.together(asked)
+        truth = [heard for request in asked for heard in self.together([request], keeps=False, piece=1 << 20)]
+        return line_of(name, here, found, truth).unless("" if len(asked) > 1 else "fewer than two prompts"), found
 
     def _comings(self, here: str, truth: Sequence[Collected]) -> Line:
         """Requests come one by one while others run; every third leaves, or is cancelled, after two tokens."""
@@ -263,6 +283,27 @@ class Answering:
             for i in range(NUM_ANSWERS)
         ]
         return line_of(name, here, apart, truth).unless("" if drawn else "no prompt is drawn")
+
+
+def _changed(request: Request, fields: Mapping[str, Any]) -> Request:
+    return replace(request, settings=request.settings.model_copy(update=fields))
+
+
+def _held(run: LoadedRun, subject: Answering, here: str) -> Line:
+    """Schemas of a few values each, with which answers that are not cut are compared, too."""
+    changed = []
+    for place, request in enumerate(subject.requests):
+        one = _changed(request, {"json_schema": {"enum": list(VALUES[place % len(VALUES)])}})
+        try:
+            changed.append(replace(one, grammar=grammar_of(one.settings, run.tokenizer, run.generator.vocab_size)))
+        except RecipeError as error:
+            return not_applicable(HELD, error.what)
+    line, heard = subject.among(HELD, here, changed)
+    ended = [place for place, one in enumerate(heard) if place % 2 and one.finished() == "eos"]
+    said = {place: json.loads(run.tokenizer.decode(heard[place].tokens())) for place in ended}
+    if line.passed and any(value not in VALUES[place % len(VALUES)] for place, value in said.items()):
+        return replace(line, measured=float("inf"), passed=False, note="an answer is no value of its schema")
+    return line.unless("" if said else "no answer came to its end")
 
 
 def _up_to(left: Collected, truth: Collected) -> Collected:

@@ -378,8 +378,16 @@ class GenerateSettings(Section):
     """Sample from this many most probable tokens; 0 is off."""
     top_p: float = Field(1.0, gt=0, le=1)
     """Sample from the fewest most probable tokens that reach this probability together, after top_k."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Least share of the largest probability, after top_p."""
     repetition_penalty: float = Field(1.0, ge=0.01, le=100)
     """Above 1, tokens that already occurred become less probable."""
+    presence_penalty: float = Field(0.0, ge=-100, le=100)
+    """Taken from scores of the reply's tokens."""
+    frequency_penalty: float = Field(0.0, ge=-100, le=100)
+    """Taken once for each occurrence."""
+    json_schema: dict[str, Any] | None = None
+    """JSON Schema of the replies; needs the extra `schema`."""
     beams: int = Field(1, ge=1, le=64)
     """Width of the beam search; 1 is off."""
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"

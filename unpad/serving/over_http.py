@@ -26,6 +26,7 @@ from unpad.proof.line import Line, not_applicable
 from unpad.proof.passes import line_of_numbers
 from unpad.proof.serving import HTTP
 from unpad.serving.limits import Limits
+from unpad.serving.protocol import SAMPLING
 from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, RunOpening, opened
 from unpad.serving.server import Listening, Server, bound, run
 from unpad.serving.service import Service
@@ -116,9 +117,9 @@ def _bodies(loaded: LoadedRun, requests: Sequence[Request]) -> list[tuple[int, s
 
 
 def _settings(request: Request) -> dict[str, Any]:
-    names = ("temperature", "top_p", "top_k", "repetition_penalty", "seed")
     settings = request.settings
-    return {"max_tokens": settings.max_new_tokens, "stream": True, **{name: getattr(settings, name) for name in names}}
+    sampling = {name: getattr(settings, name) for name in (*SAMPLING, "top_k")}
+    return {"max_tokens": settings.max_new_tokens, "stream": True, **sampling}
 
 
 def numbers(loaded: LoadedRun, subject: HeldOutInputs, truth: Sequence[Numbers]) -> Line:

@@ -8,6 +8,7 @@ Events of a stream are `data:` lines of JSON; equal answers have equal bytes, bu
 from __future__ import annotations
 
 import json
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +26,8 @@ from unpad.errors import UnpadError, nearest
 MOST_ANSWERS = 16  # of one prompt, and stop texts
 MOST_STOPPED = 1000  # characters of all stop texts
 MOST_PROMPTS = 256  # of one request
+MOST_BIASES = 1000  # of ids
+SAMPLING = ("temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "seed")
 TOP_CLASSES = 5  # as `unpad infer` shows
 MOST_LIKELIEST_CHAT, MOST_LIKELIEST_TEXT = 20, 5
 MOST_NEW = 2**31 - 1
@@ -227,19 +230,51 @@ def _stops(texts: list[Any]) -> list[str]:
     return texts
 
 
+def _biases(value: Any) -> dict[int, float]:
+    """Numbers by ids, which are texts in JSON."""
+    if type(value) is not dict or len(value) > MOST_BIASES:
+        raise refusal(f"is {_shown(value)}, expected an object of at most {MOST_BIASES} ids with a number each")
+    for id, bias in value.items():
+        if not re.fullmatch("[0-9]{1,9}", id) or type(bias) not in (int, float) or not abs(bias) <= 100:
+            raise refusal(f"has {_shown(bias)} for {_shown(id)}, expected -100 to 100 for an id")
+    return {int(id): float(bias) for id, bias in value.items()}
+
+
+def _schema(value: Any) -> dict[str, Any] | None:
+    """The JSON Schema of a format; None for that of a text."""
+    kind = value.get("type") if type(value) is dict else None
+    if kind == "text":
+        return None
+    if kind not in ("json_object", "json_schema"):
+        raise refusal("is no format: give a json_schema with its schema, a json_object or a text as its type")
+    holder, given = (value, {"type": "object"}) if kind == "json_object" else (value.get("json_schema"), None)
+    schema = holder.get("schema", given) if type(holder) is dict else None
+    if type(schema) is not dict:
+        raise refusal("has no schema: give it as an object in json_schema.schema")
+    return schema
+
+
 class TokensAsk(Body):
     """Fields by which answers in tokens are drawn and sent.
 
     Args:
         stop: texts before which an answer ends.
         n: answers per prompt.
+        logit_bias: added to the scores of ids.
+        response_format: JSON Schema of the answers; None for any text.
     """
 
     model: str | None = None
     temperature: Annotated[float | None, Field(ge=0, le=100)] = None
     top_p: Annotated[float | None, Field(gt=0, le=1)] = None
     top_k: Annotated[int | None, Field(ge=-1, le=MOST_NEW)] = None
+    min_p: Annotated[float | None, Field(ge=0, le=1)] = None
     repetition_penalty: Annotated[float | None, Field(ge=0.01, le=100)] = None
+    presence_penalty: Annotated[float | None, Field(ge=-100, le=100)] = None
+    frequency_penalty: Annotated[float | None, Field(ge=-100, le=100)] = None
+    logit_bias: Annotated[dict[int, float], PlainValidator(_biases)] = {}
+    ignore_eos: bool = False
+    response_format: Annotated[dict[str, Any] | None, PlainValidator(_schema)] = None
     seed: Annotated[Seed | None, BeforeValidator(_minus_one)] = None
     stop: Annotated[list[Any], Field(max_length=MOST_ANSWERS), BeforeValidator(_as_list), AfterValidator(_stops)] = []
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
@@ -259,15 +294,9 @@ class TokensAsk(Body):
     reasoning_effort: OnlyNone = None
     verbosity: AnyText = None
     # not supported
-    presence_penalty: Annotated[None, neutral(0, f"use repetition_penalty, or {OTHER_ENGINE}")] = None
-    frequency_penalty: Annotated[None, neutral(0, f"use repetition_penalty, or {OTHER_ENGINE}")] = None
-    logit_bias: Annotated[None, neutral({}, OTHER_ENGINE)] = None
     best_of: Annotated[None, neutral(1, "n is supported")] = None
     suffix: Annotated[None, neutral("")] = None
     functions: Annotated[None, neutral([], OTHER_ENGINE)] = None
-    response_format: Annotated[None, neutral({"type": "text"}, OTHER_ENGINE)] = None
-    min_p: Annotated[None, neutral(0, OTHER_ENGINE)] = None
-    ignore_eos: Annotated[None, neutral(False, OTHER_ENGINE)] = None
     modalities: Annotated[None, neutral(["text"])] = None
 
     @property
@@ -283,7 +312,8 @@ class TokensAsk(Body):
     @property
     def settings(self) -> dict[str, Any]:
         """Fields of the recipe's `generate` section that the request gives."""
-        given = {name: getattr(self, name) for name in ("temperature", "top_p", "repetition_penalty", "seed")}
+        given = {name: getattr(self, name) for name in SAMPLING}
+        given["json_schema"] = self.response_format
         given["top_k"] = self.top_k and max(self.top_k, 0)  # other servers spell "off" as -1, too
         given["max_new_tokens"] = self.most_new if self.most_new is None else max(self.most_new, 1)
         return {name: value for name, value in given.items() if value is not None}

@@ -150,7 +150,7 @@ class Answers(Response):
         name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._head = protocol.Head(name, int(time.time()), served.name, service.fingerprint, kind)
         self._ask = ask
-        notes, drawn = sum((prompt.notes for prompt in prompts), Notes()).to_json(), prompts[0].settings
+        notes, drawn = sum((prompt.notes for prompt in prompts), Notes()).to_json(), prompts[0].request.settings
         self._notes = {**notes, "seed": drawn.seed if drawn.temperature > 0 else None, **more}
         self._answering = service.ask(prompts, ask)
         self._is_told = False  # whether the last event of a stream was handed over

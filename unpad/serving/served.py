@@ -24,8 +24,8 @@ from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import ProofError, RecipeError, UnpadError
 from unpad.inference.chat import fit, room_for_reply, speaker_stops
 from unpad.inference.embed import predicts
-from unpad.inference.engine import Engine, watch
-from unpad.inference.generate import Continuing
+from unpad.inference.engine import Engine, Request, watch
+from unpad.inference.generate import Continuing, grammar_of
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision, load
 from unpad.inference.prompts import (
@@ -96,14 +96,13 @@ class ModelPrompt:
     """A prompt as the model reads it, and how its answers are drawn.
 
     Args:
-        prompt: ids, or a batch of one sequence with an image among its tokens.
+        request: its prompt is ids, or a batch of one sequence with an image among its tokens.
         stop: texts before which an answer ends.
         grid: rows and columns of patches of the image.
     """
 
-    prompt: Sequence[int] | RaggedBatch
+    request: Request
     num_tokens: int
-    settings: GenerateSettings
     stop: Sequence[str]
     notes: Notes = field(default_factory=Notes)
     grid: tuple[int, int] = (0, 0)
@@ -111,8 +110,8 @@ class ModelPrompt:
     @property
     def batch(self) -> RaggedBatch:
         """The prompt as a batch, of a question about an image."""
-        assert isinstance(self.prompt, RaggedBatch), "only prompts with images are batches"
-        return self.prompt
+        assert isinstance(self.request.prompt, RaggedBatch), "only prompts with images are batches"
+        return self.request.prompt
 
 
 @dataclass(frozen=True)
@@ -249,9 +248,9 @@ class Served:
         Raises:
             RequestError: it does not fit into the context, or the run has no place for a part of it.
         """
-        settings = self._settings(ask)
+        request = self._asked(ask)
         if self.kind == "vqa":
-            return self._question(ask, settings)
+            return self._question(ask, request)
         if ask.kept_patches:
             raise RequestError("this run reads no images: leave kept_patches out", "kept_patches")
         for _, param in ask.image_urls():
@@ -265,7 +264,7 @@ class Served:
         with refusals("messages"):
             check_system(run.recipe, tokenizer, system)
             if ask.history == "trim":
-                reserve = room_for_reply(settings, self.context)
+                reserve = room_for_reply(request.settings, self.context)
                 ids, left_out = fit(turns, template, tokenizer, self.context, reserve)
             else:
                 ids, left_out = encode_prompt(turns, tokenizer, template), 0
@@ -273,12 +272,13 @@ class Served:
         advice = 'shorten it, or leave out the oldest turns by "history": "trim"'
         self._check_length(len(ids), "messages", "the conversation", advice)
         notes = self._notes(lost_of(tokenizer, [turns[-1].content]), left_out, system, plain_note(run.recipe))
-        stop = (*ask.stop, *speaker_stops(tokenizer, template))
-        return ModelPrompt(ids, len(ids), settings, stop, notes)
+        # A schema alone says where its answer ends; its texts may hold any words.
+        stop = (*ask.stop, *(speaker_stops(tokenizer, template) if request.grammar is None else ()))
+        return ModelPrompt(replace(request, prompt=ids), len(ids), stop, notes)
 
     def completion(self, ask: CompletionAsk) -> list[ModelPrompt]:
         """The prompts of texts or token ids; raises as `chat`."""
-        settings, made = self._settings(ask), []
+        request, made = self._asked(ask), []
         for index, prompt in enumerate(ask.prompt):
             param = "prompt" if len(ask.prompt) == 1 else f"prompt[{index}]"
             with refusals(param):
@@ -289,8 +289,31 @@ class Served:
                 else:
                     ids, notes = self._checked(prompt, param), Notes()
             self._check_length(len(ids), param, "the prompt", "shorten it")
-            made.append(ModelPrompt(ids, len(ids), settings, ask.stop, notes))
+            made.append(ModelPrompt(replace(request, prompt=ids), len(ids), ask.stop, notes))
         return made
+
+    def _asked(self, ask: TokensAsk) -> Request:
+        """What the engine is asked, but for a prompt.
+
+        Raises:
+            RequestError: the model has no such ids, or cannot be held to the schema.
+        """
+        request, bias = self.continuing.request([]), None
+        if ask.logit_bias:
+            vocab_size = self.run.generator.vocab_size
+            if max(ask.logit_bias) >= vocab_size:
+                what = f"logit_bias has the id {max(ask.logit_bias)}, the model knows 0 to {vocab_size - 1}"
+                raise RequestError(what, "logit_bias")
+            bias = torch.zeros(vocab_size)
+            bias[list(ask.logit_bias)] = torch.tensor(list(ask.logit_bias.values()))
+        banned = [*request.banned, *request.stop_ids] if ask.ignore_eos else request.banned
+        seed = secrets.randbelow(SEEDS - MOST_ANSWERS) if self.seed is None else self.seed
+        settings = self.settings.model_copy(update={"seed": seed, **ask.settings})
+        if settings.json_schema is not None and ask.ignore_eos:
+            raise RequestError("an answer of a schema ends with it: leave ignore_eos out", "ignore_eos")
+        with refusals("response_format"):
+            grammar = grammar_of(settings, self.run.tokenizer, self.run.generator.vocab_size)
+        return replace(request, settings=settings, banned=banned, bias=bias, grammar=grammar)
 
     def _checked(self, ids: list[int], param: str) -> list[int]:
         vocab_size = self.run.generator.vocab_size
@@ -300,10 +323,6 @@ class Served:
             )
             raise RequestError(what, param)
         return ids
-
-    def _settings(self, ask: TokensAsk) -> GenerateSettings:
-        seed = secrets.randbelow(SEEDS - MOST_ANSWERS) if self.seed is None else self.seed
-        return self.settings.model_copy(update={"seed": seed, **ask.settings})
 
     def _check_length(self, num_tokens: int, param: str, what: str, advice: str) -> None:
         if num_tokens > self.context:
@@ -325,7 +344,7 @@ class Served:
         )
         return Notes(left_out, lost.lost, tuple(filter(None, said)))
 
-    def _question(self, ask: ChatAsk, settings: GenerateSettings) -> ModelPrompt:
+    def _question(self, ask: ChatAsk, request: Request) -> ModelPrompt:
         """The prompt of one question about one image."""
         if ask.kept_patches and not shows_patches(self.run):
             what = "this run removes no patches one by one, so there are none to show: leave kept_patches out"
@@ -342,7 +361,9 @@ class Served:
             lost = lost_of(self.run.tokenizer, [message.text])
         num_tokens = batch.total_tokens
         self._check_length(num_tokens, "messages", "the question with its image", "shorten it, or use a smaller image")
-        return ModelPrompt(batch, num_tokens, settings, ask.stop, self._notes(lost, 0, "", *remarks), grid)
+        return ModelPrompt(
+            replace(request, prompt=batch), num_tokens, ask.stop, self._notes(lost, 0, "", *remarks), grid
+        )
 
 
 def opened(run: LoadedRun, name: str, created: int) -> Served:

@@ -195,8 +195,7 @@ class OpenRequest:
         self._handles = []
         for number, prompted in enumerate(prompts):
             request = replace(
-                served.continuing.request(prompted.prompt),
-                settings=prompted.settings,
+                prompted.request,
                 n=ask.n,
                 deadline=deadline,
                 top=ask.top if not echo or ask.top is not None else 0,

@@ -99,6 +99,8 @@ def test_what_is_no_step_of_an_update_is_refused_by_name():
         prove_loop(lambda batch: (step(batch), optimizer.step()), batches())
     with pytest.raises(ProofError, match="calls Qwen3ForCausalLM 2 times"):
         prove_loop(lambda batch: (step(batch), step(batch)), batches())
+    with pytest.raises(ProofError, match="pictures or sounds"):
+        prove_loop(step, [one | {"pixel_values": torch.ones(2, 3, 4, 4)} for one in batches()])
     with pytest.raises(ProofError, match="calls no model with input_ids"):
         prove_loop(lambda batch: None, batches())
     refused = prove_loop(lambda batch: model(input_ids=batch["input_ids"], labels=0), batches())

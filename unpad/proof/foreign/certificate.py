@@ -163,7 +163,7 @@ SHARED_BATCH = "the model mixes the rows of a batch; one sequence per batch"
 FILLER = "the model attends to padding: pass attention_mask with zeros there, and pad on the right"
 POSITIONS = (
     "logits differ though nothing leaks: positions count from the padding or the row; pad on the right, or pass "
-    "position_ids that begin at 0 with each sequence"
+    "position_ids that begin at 0 with each sequence; or a row has pixels of another one"
 )
 STOPPED = "the loss is right and its gradient is not: a part of the model or of the step stops or scales it"
 FOLLOWS = "follows from the findings above"
@@ -260,4 +260,4 @@ def _loss(measured: Measured) -> str:
     for factor, cause in ((num, "not divided"), (1 / num, "divided twice")):
         if num > 1 and abs(scale / factor - 1) < 0.05:  # means of micro-batches differ slightly
             return f"the loss is {scale:.3g} times the mean over targets: {cause} by the {num} micro-batches"
-    return f"{MEAN}, not of a micro-batch"
+    return f"{MEAN}, not of a micro-batch; a loss with weights, smoothing or further terms is not judged"

@@ -17,7 +17,16 @@ from unpad.proof.foreign.certificate import ForeignCertificate
 from unpad.proof.foreign.judge import NO_ROUTER_LOSS, ComparedUpdate, Precision, judge, refused
 from unpad.proof.foreign.model import base_of, no_router_loss, untouched, untouched_generators
 from unpad.proof.foreign.undisturbed import without_dropout
-from unpad.proof.foreign.update import IGNORE, LABELS, Batch, LabelledSequence, converted, read_batch, read_update
+from unpad.proof.foreign.update import (
+    IGNORE,
+    LABELS,
+    Batch,
+    LabelledSequence,
+    converted,
+    has_media,
+    read_batch,
+    read_update,
+)
 
 Step = Callable[[Any], object]
 WRAPPED = ("module", "_orig_mod", "_forward_module")  # in what torch, its compiler and Lightning put around a model
@@ -42,10 +51,13 @@ def prove_loop(step: Step, batches: Sequence[Batch], *, precision: Precision = "
         precision: as of `prove_callable`; "fp32" suits a model in DistributedDataParallel.
 
     Raises:
-        ProofError: no batches; several processes; a step that calls no model, calls it twice, or updates weights.
+        ProofError: no batches; pictures; several processes; a step that calls no model, calls it twice, or updates
+            weights.
     """
     if not batches:
         raise ProofError("there are no batches", fix="pass those of one update")
+    if any(map(has_media, batches)):
+        raise ProofError("the batches have pictures or sounds", fix="prove them by unpad.prove_callable")
     if distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1:
         raise ProofError("the loop runs in several processes", fix="prove it in one process")
     sequences = [one for batch in batches for one in _sequences(batch)]
