@@ -192,6 +192,8 @@ def test_what_has_one_meaning_is_read():
         ("assistant", "Hi!"), ("user", "a\n\nb"), ("assistant", "So"),
     ]  # fmt: skip
     assert (ask.seed, ask.most_new, ChatAsk.read({"messages": HELLO, "seed": -1}).seed) == (3, None, None)
+    form = {"type": "json_object", "value": {"enum": ["yes"]}}  # as clients of Hugging Face write it
+    assert ChatAsk.read({"messages": HELLO, "response_format": form}).response_format == form["value"]
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,10 @@ def _schema(value: Any) -> dict[str, Any] | None:
         return None
     if kind not in ("json_object", "json_schema"):
         raise refusal("is no format: give a json_schema with its schema, a json_object or a text as its type")
-    holder, given = (value, {"type": "object"}) if kind == "json_object" else (value.get("json_schema"), None)
+    given = (
+        value.get("value", {"type": "object"}) if kind == "json_object" else None
+    )  # `value`: clients of Hugging Face
+    holder = value if kind == "json_object" else value.get("json_schema")
     schema = holder.get("schema", given) if type(holder) is dict else None
     if type(schema) is not dict:
         raise refusal("has no schema: give it as an object in json_schema.schema")
