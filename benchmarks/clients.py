@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -208,6 +209,7 @@ def answered(client: Callable[[str], Tries], url: str) -> list[str]:
 
 
 def main() -> None:
+    ArgumentParser(description=__doc__).parse_args()
     rows: dict[str, list[str]] = {}
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Path(folder))
