@@ -145,6 +145,7 @@ def test_types_and_ranges_are_checked_and_the_field_is_named(field, value):
         ({"messages": [{"role": "user", "content": [{"type": "audio"}]}]}, "messages[0].content[0].type", "should be"),
         ({"messages": [{"role": "user", "content": "x", "nam": "y"}]}, "messages[0].nam", "unknown field"),
         ({"top_logprobs": 2}, "top_logprobs", "needs logprobs"),
+        ({"tools": [{}], "tool_choice": "required"}, "tools", "start the server with --engine llama.cpp"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens", "differ"),
     ],
 )
@@ -191,6 +192,8 @@ def test_what_has_one_meaning_is_read():
         ("assistant", "Hi!"), ("user", "a\n\nb"), ("assistant", "So"),
     ]  # fmt: skip
     assert (ask.seed, ask.most_new, ChatAsk.read({"messages": HELLO, "seed": -1}).seed) == (3, None, None)
+    form = {"type": "json_object", "value": {"enum": ["yes"]}}  # as clients of Hugging Face write it
+    assert ChatAsk.read({"messages": HELLO, "response_format": form}).response_format == form["value"]
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,10 @@ def _schema(value: Any) -> dict[str, Any] | None:
         return None
     if kind not in ("json_object", "json_schema"):
         raise refusal("is no format: give a json_schema with its schema, a json_object or a text as its type")
-    holder, given = (value, {"type": "object"}) if kind == "json_object" else (value.get("json_schema"), None)
+    given = (
+        value.get("value", {"type": "object"}) if kind == "json_object" else None
+    )  # `value`: clients of Hugging Face
+    holder = value if kind == "json_object" else value.get("json_schema")
     schema = holder.get("schema", given) if type(holder) is dict else None
     if type(schema) is not dict:
         raise refusal("has no schema: give it as an object in json_schema.schema")
@@ -280,6 +283,7 @@ class TokensAsk(Body):
     n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
+    tools: Annotated[None, neutral([], OTHER_ENGINE)] = None  # named before a choice among them
     # without effect
     user: AnyText = None
     metadata: Annotated[dict[str, Any] | None, DROPPED] = None
@@ -295,7 +299,6 @@ class TokensAsk(Body):
     # not supported
     best_of: Annotated[None, neutral(1, "n is supported")] = None
     suffix: Annotated[None, neutral("")] = None
-    tools: Annotated[None, neutral([], OTHER_ENGINE)] = None
     functions: Annotated[None, neutral([], OTHER_ENGINE)] = None
     modalities: Annotated[None, neutral(["text"])] = None
 
