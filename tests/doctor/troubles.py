@@ -143,15 +143,6 @@ def _pointed(recipe: Path, kind: str, file: str) -> Path:
     return recipe
 
 
-# --------------------------------------------------------------------------- the machine
-
-
-def busy_neighbour() -> dict[str, Any]:
-    """Another process takes a whole core of two, whatever this one does."""
-    ticks = iter(range(0, 10**9, 1000))
-    return {"cores": lambda: 2, "threads": lambda: 2, "busy_seconds": lambda: float(next(ticks))}
-
-
 def with_rows(name: str, change: Callable[[list[Row]], list[Row]]) -> Recipe:
     """The toy recipe with the rows of one of its files changed."""
 
@@ -342,7 +333,6 @@ TRIED = [
     Trouble("one thread of two", "threads", readings={"cores": lambda: 2}),
     Trouble("a quota of the control group", "threads",
             readings={"cores": lambda: 8, "threads": lambda: 8, "quota": lambda: 2.0}),
-    Trouble("busy neighbour", "neighbour", readings=busy_neighbour()),
     Trouble("NaN in layer 3", "not_finite", sections={"model": THREE_BLOCKS}, plant=plants.nan_in_layer_3),
     Trouble("an infinite weight", "not_finite", plant=plants.bad_weight),
     Trouble("overflow in fp16", "not_finite", sections={"precision": "fp16"}, plant=plants.overflowing),

@@ -42,8 +42,6 @@ class Examination:
     findings: list[Finding]
     layers: Layers
     tried: Tried | None
-    threads: int
-    cores: int
     seconds: float
 
     @property
@@ -75,32 +73,10 @@ class Examination:
         verdict = verdicts.get(num, many)[zh]
         lines.append(f"{verdict}（{self.seconds:.0f} 秒）" if zh else f"{verdict} ({self.seconds:.0f} s)")
         lines += listed(self.findings, language)
-        return [*lines, "", "测量结果" if zh else "What was measured", *described(*zip(*self._facts(zh), strict=True))]
-
-    def _facts(self, zh: bool) -> list[tuple[str, str]]:
-        subject, tried, facts = self.subject, self.tried, list[tuple[str, str, str, str]]()
-        if tried is not None:
-            batch, rates, steps, norm = tried.overfit, tried.sweep, tried.steps, f"{self.layers.norm:.3g}"
-            loss, num = (f"{batch.start:.3g}", f"{batch.end:.2g}"), len(self.layers.blocks)
-            facts = [("a batch, overfit", "记住一批",
-                      f"loss {loss[0]} to {loss[1]} in {batch.steps} steps, {batch.sequences} sequences",
-                      f"损失 {loss[0]} 到 {loss[1]}，{batch.steps} 步，{batch.sequences} 个样本")]  # fmt: skip
-            if rates.low is not None and rates.high is not None:
-                ends = f"{rates.low:.1e}", f"{rates.high:.1e}"
-                facts.append(("learning rate", "学习率", f"{subject.rate:.1e}; learns from {ends[0]} to {ends[1]}",
-                              f"{subject.rate:.1e}；合适范围 {ends[0]} 到 {ends[1]}"))  # fmt: skip
-            share = f"{steps.load / max(steps.compute, 1e-9):.0%}"
-            facts += [
-                ("a step", "一步", f"{steps.compute:.3f} s; loading beside it {share}",
-                 f"{steps.compute:.3f} 秒；同时读取数据 {share}"),
-                ("a checkpoint", "一个检查点", f"{steps.save:.3f} s", f"{steps.save:.3f} 秒"),
-                ("gradient", "梯度", f"norm {norm} over {num} blocks, all finite",
-                 f"范数 {norm}，{num} 个块，全部有限"),
-            ]  # fmt: skip
-        kernels = subject.setup.environment["kernels"]
-        facts.append(("threads", "线程", f"{self.threads} on {self.cores} cores; {kernels}",
-                      f"{self.threads} 个，共 {self.cores} 个核；{kernels}"))  # fmt: skip
-        return [(fact[zh], fact[2 + zh]) for fact in facts]
+        if self.tried is None:
+            return lines
+        facts = _facts(self.tried, subject.rate, zh)
+        return [*lines, "", "测量结果" if zh else "What was measured", *described(*zip(*facts, strict=True))]
 
     def to_json(self, language: Language) -> dict[str, Any]:
         """Findings and measurements for programs."""
@@ -110,6 +86,22 @@ class Examination:
         layers = {"gradient": self.layers.norm, "blocks": blocks}
         tried = {} if self.tried is None else _measured(self.tried, self.subject.rate)
         return {**subject, "seconds": self.seconds, "findings": findings, "layers": layers, **tried}
+
+
+def _facts(tried: Tried, rate: float, zh: bool) -> list[tuple[str, str]]:
+    """Names and measurements of the trials in words."""
+    batch, rates, steps = tried.overfit, tried.sweep, tried.steps
+    loss, share = (f"{batch.start:.3g}", f"{batch.end:.2g}"), f"{steps.load / max(steps.compute, 1e-9):.0%}"
+    facts = [("a batch, overfit", "记住一批",
+              f"loss {loss[0]} to {loss[1]} in {batch.steps} steps, {batch.sequences} sequences",
+              f"损失 {loss[0]} 到 {loss[1]}，{batch.steps} 步，{batch.sequences} 个样本")]  # fmt: skip
+    if rates.low is not None and rates.high is not None:
+        ends = f"{rates.low:.1e}", f"{rates.high:.1e}"
+        facts.append(("learning rate", "学习率", f"{rate:.1e}; learns from {ends[0]} to {ends[1]}",
+                      f"{rate:.1e}；合适范围 {ends[0]} 到 {ends[1]}"))  # fmt: skip
+    facts.append(("a step", "一步", f"{steps.compute:.3f} s; loading beside it {share}",
+                  f"{steps.compute:.3f} 秒；同时读取数据 {share}"))  # fmt: skip
+    return [(fact[zh], fact[2 + zh]) for fact in facts]
 
 
 def _measured(tried: Tried, rate: float) -> dict[str, Any]:
@@ -147,7 +139,7 @@ def examine(
     layers = check_layers(subject)
     tried = _tried(subject, system, meter, layers) if layers.finite else None
     findings = [*layers.findings, *findings, *(tried.findings if tried is not None else [])]
-    return Examination(subject, ranked(findings), layers, tried, system.threads(), system.cores(), clock.spent)
+    return Examination(subject, ranked(findings), layers, tried, clock.spent)
 
 
 def look(subject: Subject) -> list[Finding]:
@@ -173,7 +165,6 @@ def _tried(subject: Subject, system: System, meter: LoadMeter, layers: Layers) -
         *(trials.labels_random(subject, carry) if carry else []),
         *trials.loader(steps),
         *trials.threads(subject, system, load),
-        *trials.neighbour(load, system.cores()),
         *short(clock.seconds, rates, overfit, carry),
     ]
     return Tried(findings, steps, rates, overfit, carry)

@@ -124,14 +124,6 @@ def threads(subject: Subject, system: System, load: Load | None) -> Found | None
     return Found(num - usable, field, threads=num, cores=usable, field=field, usual=usual, why=why)
 
 
-@finding("neighbour",
-    en=("Other processes use {number:.1f} of {cores} cores: times here are too long.", "end them, or wait"),
-    zh=("其他进程占用了 {cores} 个核中的 {number:.1f} 个：测到的时间偏长。", "结束它们或等一等（`top`）"))  # fmt: skip
-def neighbour(load: Load | None, num: int) -> Found | None:
-    """Other processes that use a quarter of the cores or more while steps are tried."""
-    return Found(load.others, "/proc/stat", cores=num, own=load.own) if load and load.others >= 0.25 * num else None
-
-
 # --------------------------------------------------------------------------- learning rates
 
 RATES, LOWEST, HIGHEST = 100, 1e-6, 1.0

@@ -6,6 +6,7 @@ A value that does not fit its type is described in words: pydantic's errors with
 import json
 import os
 import stat
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, is_dataclass
@@ -141,23 +142,9 @@ def _adapter(shape: Any) -> TypeAdapter[Any]:
 
 LONGEST_VALUE = 80  # characters of a wrong value
 
-# Name of a value of the expected type, by pydantic's error type.
-_EXPECTED = {
-    "float_type": "a number", "float_parsing": "a number",
-    "int_type": "a whole number", "int_parsing": "a whole number", "int_from_float": "a whole number",
-    "int_parsing_size": "a whole number of a usual size", "finite_number": "a finite number",
-    "bool_type": "true or false", "bool_parsing": "true or false", "not_a_truth": "true or false",
-    "not_a_number": "a number", "string_type": "a text", "list_type": "a list", "tuple_type": "a list",
-    "dict_type": "a mapping", "model_type": "a section of fields", "model_attributes_type": "a section of fields",
-    "dataclass_type": "an object", "none_required": "null",
-}  # fmt: skip
-
-_FIXES = {
-    "a number": "write a number", "a whole number": "write a whole number", "a finite number": "write a finite number",
-    "true or false": "write true or false, without quotes", "a text": "write it in quotes, if it is meant as a text",
-    "a list": "write a list, as in [a, b]", "a mapping": "write a mapping, as in {key: value}",
-    "a section of fields": "write its fields, as in {field: value}",
-}  # fmt: skip
+_VALUES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_EXPECTED = {kind: name for name, value in _VALUES.items() for kind in value["errors"]}  # by pydantic's error type
+_FIXES = {name: value["fix"] for name, value in _VALUES.items() if "fix" in value}
 
 _LIMITS: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "greater_than": lambda limit: f"must be greater than {_number(limit['gt'])}",

@@ -1,6 +1,7 @@
 """Faults of rows: their codes, the fix of each, and what messages show of a row."""
 
 import codecs
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,30 +13,8 @@ from unpad.data.sources.sniff import encoding_of
 Names = Sequence[str] | Mapping[str, object]  # of fields, perhaps with their values
 MAX_DEPTH = 500
 MAX_EXCERPT = 80
-FIXES = {
-    "E_UTF8": "save the file as UTF-8",
-    "E_ENCODING": "convert the file to UTF-8 text",
-    "E_SURROGATE": "write the character whole, as UTF-8 or as a pair of escapes",
-    "E_CTRL": "escape it, for example \\n, or remove it",
-    "E_NUL": "remove the NUL character",
-    "E_JSON": "write the row with a JSON library",
-    "E_EXTRA": "write one JSON value per line",
-    "E_NOT_OBJECT": "write an object in braces on each line",
-    "E_DUPKEY": "keep one of the two",
-    "E_NONFINITE": "leave out the field, or the value of a list; a field may be null",
-    "E_RANGE": "write it as a string",
-    "E_DEPTH": f"nest at most {MAX_DEPTH} levels",
-    "E_TYPE": "correct the type",
-    "E_MISSING": "add the field, or name yours with `field:` in the source",
-    "E_NULL": "fill in the text or remove the row",
-    "E_EMPTY": "fill in the text or remove the row",
-    "E_ROLE": "system first if at all, then user and assistant in turns",
-    "E_NO_TARGET": "add the assistant's reply or remove the row",
-    "E_FIELD": "take it out",
-    "E_SPLIT": "write train, valid or test, or leave the field out",
-    "E_PARQUET": "write the file again",
-    "E_CSV": "quote cells that hold the delimiter, a quote (doubled) or a line break",
-}
+_TABLE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+FIXES = {code: fix.format(depth=MAX_DEPTH) for code, fix in _TABLE.items()}
 
 
 class RowFault(Exception):  # noqa: N818 - a finding on its way to become a BadRow, never seen by users
