@@ -802,10 +802,16 @@ class Engine:
 
     def _choose(self, answers: list[_Answer], hidden: Tensor) -> None:
         """Choose the next token of each row from its hidden state, (num_rows, width), and report it."""
-        logits, tokens = self._model.logits(hidden), list[int | None]()
-        with self._apart([answer.ticket for answer in answers]):
-            tokens = _draw(answers, logits)
-        for place, (answer, token) in enumerate(zip(answers, tokens, strict=False)):  # none after a fault
+        logits, tokens = self._model.logits(hidden), dict[int, int | None]()
+        kinds = [_kind(answer) for answer in answers]
+        for kind in dict.fromkeys(kinds):
+            places = [place for place, other in enumerate(kinds) if other == kind]
+            rows = [answers[place] for place in places]
+            with self._apart([answer.ticket for answer in rows]):
+                chosen = _draw(rows, logits[torch.tensor(places, device=logits.device)])
+                tokens |= zip(places, chosen, strict=True)
+        for place, token in sorted(tokens.items()):
+            answer = answers[place]
             if answer.index not in answer.ticket.open:
                 continue
             if token is None:
@@ -837,27 +843,28 @@ class Engine:
 # --------------------------------------------------------------------------- scores and draws
 
 
-def _draw(answers: Sequence[_Answer], logits: Tensor) -> list[int | None]:
-    """Draw a token for each row of scores, (num_rows, vocab_size), None where they are not finite."""
+def _kind(answer: _Answer) -> tuple[bool, int, bool]:
+    """What rows must share to be drawn together."""
+    settings = answer.ticket.request.settings
+    return settings.temperature <= GREEDY_BELOW, settings.top_k, settings.top_p < 1
+
+
+def _draw(answers: list[_Answer], logits: Tensor) -> list[int | None]:
+    """Draw a token for each row of scores, (num_rows, vocab_size), None where they are not finite; the answers are of
+    one kind."""
     if any(answer.adjusts for answer in answers):
         logits = torch.stack([_adjusted(answer, row) for answer, row in zip(answers, logits, strict=True)])
     finite = logits.sum(-1).isfinite().tolist()
     if not all(finite):
         logits = logits.nan_to_num()
     logits = permitted(logits, [answer.forbidden for answer in answers])
-    every = [answer.ticket.request.settings for answer in answers]
-    tokens: dict[int, int] = {}
-    kinds = [(one.temperature <= GREEDY_BELOW, one.top_k, one.top_p < 1) for one in every]
-    for kind in set(kinds):
-        places = [place for place, other in enumerate(kinds) if other == kind]
-        scores = logits[torch.tensor(places, device=logits.device)]
-        if kind[0]:
-            chosen = scores.argmax(-1)
-        else:
-            uniform = torch.tensor([answers[place].generator.random() for place in places], dtype=torch.float64)
-            chosen = sample(scores.cpu().double(), [every[place] for place in places], uniform)
-        tokens |= zip(places, chosen.tolist(), strict=True)
-    return [tokens[place] if fits else None for place, fits in enumerate(finite)]
+    settings = [answer.ticket.request.settings for answer in answers]
+    if settings[0].temperature <= GREEDY_BELOW:
+        chosen = logits.argmax(-1)
+    else:
+        uniform = torch.tensor([answer.generator.random() for answer in answers], dtype=torch.float64)
+        chosen = sample(logits.cpu().double(), settings, uniform)
+    return [token if fits else None for token, fits in zip(chosen.tolist(), finite, strict=True)]
 
 
 def _adjusted(answer: _Answer, logits: Tensor) -> Tensor:
