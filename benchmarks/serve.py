@@ -1,15 +1,14 @@
-"""What `unpad serve` keeps under load, beside `transformers serve --continuous-batching`; each with its gate.
+"""What `unpad serve` keeps under load; each with its gate. `serving.py` has it beside llama.cpp.
 
     python benchmarks/serve.py                  # the table, about ten minutes of two idle cores
 
 It writes its part of `benchmarks/serve.md` (`--out`), and ends with code 1 where a gate does not hold or was
 not measured. Servers are processes of their own on free ports of 127.0.0.1, of a run that is made for it: the 512-wide
-decoder of `benchmarks/generation.md` with a context of 2,048 and random weights. Its other side is the same model as a
-folder of transformers; `--peer PYTHON` names an interpreter that has transformers and what its server needs.
+decoder of `benchmarks/generation.md` with a context of 2,048 and random weights.
 
-Clients are processes' own asyncio streams, one connection a request, and their processor time counts against both
-sides. Prompts have 4 to 400 tokens and are read by no request before; replies have 32 tokens, which is checked. Sides
-take turns, ratios are those within a round, and the table has their medians and quartiles.
+Clients are processes' own asyncio streams, one connection a request. Prompts have 4 to 400 tokens and are read by no
+request before; replies have 32 tokens, which is checked. Ratios are those within a round, and the table has their
+medians and quartiles.
 
 - Tokens a second are those of the clock. `--shared`, for a machine that others use, takes tokens a second of the
   servers' processor time instead (`/proc/PID/stat`). Gaps and first tokens are always of the clock.
@@ -31,7 +30,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -58,7 +57,7 @@ from serve_measures import (
     prompts,
     scored,
 )
-from serve_sides import CannotStartError, Side, make_run, missing_for, ours, theirs
+from serve_sides import CannotStartError, Side, make_run, ours
 
 from unpad.inference.loaded import generation_precision
 from unpad.machine import full_processor_name, load_average
@@ -71,7 +70,6 @@ OUT = Path(__file__).with_suffix(".md")
 CLIENTS = (1, 8, 32)
 MANY, GONE = 256, 1000
 AGAINST_ONE = {True: {8: 3.0, 32: 4.0}, False: {8: 2.5, 32: 3.0}}  # with AMX, and without
-AGAINST_PEER = {1: 1.0, 8: 1.0, 32: 1.3}
 MOST_GAP, MOST_FIRST, MOST_JOINED = 0.4, 1.6, 2.0  # times
 MOST_OUTSIDE, MOST_SECONDS = 0.2, 1.0
 WHOLE = ("--piece", "2048")
@@ -109,10 +107,6 @@ def shown(values: Sequence[float], show: str = "{:.2f}") -> str:
     return f"{show.format(found.median)} ({show.format(found.low)} to {show.format(found.high)})"
 
 
-def unmeasured(what: str, gate: str) -> Row:
-    return Row(what, "NOT MEASURED", gate, False)
-
-
 def equal(what: str, wrong: int, num: int) -> Row:
     """The row of answers that must all be those of the same requests alone."""
     return Row(what, f"{num - wrong} of {num}", "all", wrong == 0)
@@ -122,19 +116,13 @@ def equal(what: str, wrong: int, num: int) -> Row:
 
 
 def speed_rows(found: dict[tuple[str, int], list[Load]], shared: bool, tiles: bool) -> list[Row]:
-    """Rates of each number of clients, against one client, and against the peer where it was measured."""
+    """Rates of each number of clients, and against one client."""
     unit = "tokens a second of processor time" if shared else "tokens/s"
     rates = {key: [one.rate(shared) for one in many] for key, many in found.items()}
     rows = [Row(f"{unit}, {name}, {_clients(num)}", shown(many, "{:.0f}")) for (name, num), many in rates.items()]
     for num, gate in AGAINST_ONE[tiles].items():
         ratios = _ratios(rates["unpad", num], rates["unpad", 1])
         rows.append(at_least(f"{_clients(num)} against one, times", ratios, gate))
-    for num, gate in AGAINST_PEER.items():
-        what = f"against transformers, {_clients(num)}, times"
-        if ("transformers", num) in rates:
-            rows.append(at_least(what, _ratios(rates["unpad", num], rates["transformers", num]), gate))
-        else:
-            rows.append(unmeasured(what, f"at least {gate:g}"))
     return rows
 
 
@@ -172,7 +160,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, folder: Path) -> None:
         self.options, self.folder = options, folder
-        self.run, self.theirs = make_run(folder)
+        self.run = make_run(folder)
         self.precision = generation_precision(GenerateSettings())
 
     def serve(self, *options: str, log: str = "ours") -> AbstractContextManager[tuple[Side, subprocess.Popen[str]]]:
@@ -195,13 +183,7 @@ class Bench:
                 note(equal("256 streams equal to alone", differing(truth, await joining(many, bodies)), MANY))
                 texts = prompts(77, MANY, lengths(ALIKE))
                 one = await load(many, [greedy(many, text, **WITH_USAGE) for text in texts], MANY)
-            with ExitStack() as stack:
-                sides = {"unpad": side}
-                if self.options.peer:
-                    log = self.folder / "transformers.log"
-                    peer = theirs(self.options.peer, self.theirs, log, self.options.threads, self.precision)
-                    sides["transformers"] = stack.enter_context(peer)
-                found = await loads(sides, CLIENTS, self.options.rounds)
+            found = await loads({"unpad": side}, CLIENTS, self.options.rounds)
             speeds = speed_rows(found, self.options.shared, has_tiles())
             speeds.insert(len(CLIENTS), Row("the same, unpad, 256 clients", f"{one.rate(self.options.shared):.0f}"))
             note(*speeds)
@@ -237,7 +219,6 @@ def table(options: argparse.Namespace, folder: Path) -> tuple[list[str], bool]:
         *about,
         f"{options.rounds} rounds in {(perf_counter() - began) / 60:.0f} minutes; tokens a second are {clock}; load "
         f"{before:.1f} before. Medians, and quartiles in brackets.",
-        *([options.peer_missing] if options.peer_missing else []),
         "",
         "| what | measured | gate | holds |",
         "|---|---|---|---|",
@@ -250,15 +231,8 @@ def machine_lines(options: argparse.Namespace, precision: str) -> list[str]:
     tiles, threads = "AMX" if has_tiles() else "no AMX", number_of(options.threads, "threads")
     return [
         f"{os.cpu_count()} cores of {full_processor_name()}, {tiles}; {precision}, {threads} a server; "
-        f"{library.describe()}; torch {torch.__version__}, transformers {_version(options.peer)}.",
+        f"{library.describe()}; torch {torch.__version__}.",
     ]
-
-
-def _version(peer: str) -> str:
-    if not peer:
-        return "not measured"
-    script = "from importlib.metadata import version; print(version('transformers'))"
-    return subprocess.run([peer, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
 
 
 # --------------------------------------------------------------------------- the page
@@ -283,11 +257,8 @@ def read_command_line(arguments: Sequence[str] | None = None) -> argparse.Namesp
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads(), help="of every server")
     parser.add_argument("--shared", action="store_true", help="others use this machine: rates by processor time")
-    parser.add_argument("--peer", default=sys.executable, metavar="PYTHON", help="interpreter with transformers")
     parser.add_argument("--out", type=Path, default=OUT, help="page that gets the section")
-    options = parser.parse_args(arguments)
-    options.peer_missing = ""
-    return options
+    return parser.parse_args(arguments)
 
 
 def main() -> int:
@@ -295,13 +266,6 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # servers end with this process
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 8192) if soft < 8192 else soft, hard))
-    if missing := missing_for(options.peer):
-        options.peer_missing = (
-            f"Beside transformers nothing was measured: pip install {missing}, or name an interpreter that has it by "
-            "--peer PYTHON."
-        )
-        print(options.peer_missing)
-        options.peer = ""
     try:
         with scratch() as folder:
             lines, good = table(options, folder)
@@ -314,9 +278,8 @@ def main() -> int:
 
 
 def command_of(options: argparse.Namespace) -> str:
-    """The command of a section, without what only this machine has."""
-    words = ["python benchmarks/serve.py", f"--rounds {options.rounds}", *["--shared"] * options.shared]
-    return " ".join([*words, *([] if options.peer in ("", sys.executable) else ["--peer PYTHON"])])
+    """The command of a section."""
+    return " ".join(["python benchmarks/serve.py", f"--rounds {options.rounds}", *["--shared"] * options.shared])
 
 
 if __name__ == "__main__":

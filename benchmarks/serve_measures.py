@@ -53,9 +53,7 @@ def greedy(side: Side, prompt: Sequence[int] | str, new: int = NUM_NEW, **more: 
     return {"model": side.model, "prompt": text, "max_tokens": new, "temperature": 0, "stream": True, **more}
 
 
-WITH_USAGE: dict[str, Any] = {
-    "stream_options": {"include_usage": True}
-}  # transformers sends it unasked, and knows no such field
+WITH_USAGE: dict[str, Any] = {"stream_options": {"include_usage": True}}
 
 
 # --------------------------------------------------------------------------- equal to alone
@@ -166,8 +164,7 @@ async def loads(sides: Mapping[str, Side], clients: Sequence[int], rounds: int) 
         for name in list(sides)[:: 1 if number % 2 else -1]:
             for num in clients:
                 texts = prompts(1000 * number + num, ALIKE * max(1, num // 4), lengths(ALIKE))
-                more = {} if name == "transformers" else WITH_USAGE
-                bodies = [greedy(sides[name], text, **more) for text in texts]
+                bodies = [greedy(sides[name], text, **WITH_USAGE) for text in texts]
                 one = await load(sides[name], bodies, num)
                 if number:
                     found[name, num].append(one)

@@ -1,22 +1,18 @@
-"""Sides of `serve.py`: a run that is made, and servers of it in processes of their own."""
+"""What `serve.py`, `serving.py` and `serve_rude.py` measure: a run that is made, and servers in their own processes."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
-import socket
 import struct
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.error import URLError
-from urllib.request import urlopen
 
 import torch
 from serve_client import Address
@@ -39,17 +35,15 @@ SPECIAL = ("<|pad|>", "<|bos|>", "<|eos|>")
 EOS = 2
 NAME = "random"
 NEW_BY_DEFAULT = 8  # tokens of an answer to a request that does not say
-START_SECONDS = 180  # until a server answers
 END_SECONDS = 60  # until it has ended
-NEEDED = ("fastapi", "uvicorn", "openai", "pydantic", "accelerate")  # of `transformers serve`, besides transformers
 
 
 class CannotStartError(Exception):
     """A server did not come up; with the last lines of its log."""
 
 
-def make_run(folder: Path, library: Tokenizer | None = None, sizes: Mapping[str, Any] = SIZES) -> tuple[Path, Path]:
-    """A run with random weights, and the same model as a folder of transformers.
+def make_run(folder: Path, library: Tokenizer | None = None, sizes: Mapping[str, Any] = SIZES) -> Path:
+    """A run with random weights, that came from a folder of transformers.
 
     The scores of EOS are 0, so that a greedy answer, whose best score is above 0, never ends before its limit.
 
@@ -72,7 +66,7 @@ def make_run(folder: Path, library: Tokenizer | None = None, sizes: Mapping[str,
     recipe = (run / "recipe.yaml").read_text(encoding="utf-8")
     short = re.sub(r"max_new_tokens: \d+", f"max_new_tokens: {NEW_BY_DEFAULT}", recipe)
     (run / "recipe.yaml").write_text(short, encoding="utf-8")
-    return run, theirs
+    return run
 
 
 def numbers() -> Tokenizer:
@@ -136,39 +130,6 @@ def ours(
 
 
 @contextmanager
-def theirs(python: str, folder: Path, log: Path, threads: int, precision: str) -> Iterator[Side]:
-    """`transformers serve --continuous-batching` of a folder, until the context ends."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    options = [
-        "--dtype",
-        {"bf16": "bfloat16", "fp32": "float32"}[precision],
-        "--host",
-        "127.0.0.1",
-        "--port",
-        str(port),
-    ]
-    options += ["--cb-max-memory-percent", "0.1"]  # enough for 32 clients; the default takes most of the machine
-    start = "import sys; from transformers.cli.transformers import main; sys.argv[0] = 'transformers'; main()"
-    command = [python, "-c", start, "serve", str(folder), "--continuous-batching", *options]
-    with _process(command, log, threads, stdout=subprocess.DEVNULL) as process:
-        until = time.monotonic() + START_SECONDS
-        while not _answers(f"http://127.0.0.1:{port}/health"):
-            if process.poll() is not None or time.monotonic() > until:
-                raise CannotStartError(_last_lines(log))
-            time.sleep(0.2)
-        yield Side(Address("127.0.0.1", port), str(folder), process.pid, log)
-
-
-def missing_for(python: str) -> str:
-    """Packages that `transformers serve` needs and an interpreter lacks, as one would install them; "" if none."""
-    script = "import sys; from importlib.util import find_spec; print(*[n for n in sys.argv[1:] if not find_spec(n)])"
-    command = [python, "-c", script, "transformers", *NEEDED]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
-@contextmanager
 def _process(command: Sequence[str], log: Path, threads: int, stdout: int) -> Iterator[subprocess.Popen[str]]:
     """A process that is ended with the context, whatever happens."""
     variables = {
@@ -188,14 +149,6 @@ def _process(command: Sequence[str], log: Path, threads: int, stdout: int) -> It
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except (URLError, OSError):
-        return False
 
 
 def _last_lines(log: Path) -> str:

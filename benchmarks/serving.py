@@ -49,7 +49,7 @@ def measure(folder: Path, name: str, rounds: int) -> list[str]:
     """Lines of the table for one model."""
     vocab, sizes = MODELS[name]
     folder.mkdir()
-    run, _ = make_run(folder, spelled_numbers(vocab), sizes)
+    run = make_run(folder, spelled_numbers(vocab), sizes)
     small = folder / "int8"
     command = [sys.executable, "-m", "unpad", "export", str(run), str(small), "--int8"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
