@@ -320,7 +320,9 @@ async def _numbers(
     service: Service, served: Served, kind: str, data: EventData
 ) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
     """Places of patients, and numbers of theirs from passes that other requests join."""
-    made = await service.prepare(partial(batches, served.run, data, np.arange(len(data.table))))
+    rows = np.arange(len(data.table))
+    parts = np.split(rows, len(rows)) if kind == "explain" else [rows]  # a pass over several would take long
+    made = [one for part in parts for one in await service.prepare(partial(batches, served.run, data, part))]
     numbers = await service.once(kind, [batch for _, batch in made], partial(computed, served.run, kind))
     return [(places, numbers_of) for (places, _), numbers_of in zip(made, numbers, strict=True)]
 
