@@ -62,20 +62,20 @@ def _copy_code(target: FunctionType, source: FunctionType) -> None:
 
 
 REPLACE = """\
-<<            disk.write_file(temporary, payload, private)
-            disk.rename(temporary, path)
->>        except"""
+<<        disk.write_file(temporary, payload, private)
+        disk.rename(temporary, path)
+>>    except"""
 RENAME_FIRST = """\
-            disk.write_file(temporary, b"", private)
-            disk.rename(temporary, path)
-            descriptor = os.open(path, os.O_WRONLY)
-            os.write(descriptor, payload)
-            os.fsync(descriptor)
+        disk.write_file(temporary, b"", private)
+        disk.rename(temporary, path)
+        descriptor = os.open(path, os.O_WRONLY)
+        os.write(descriptor, payload)
+        os.fsync(descriptor)
 """
 IN_PLACE = """\
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            os.write(descriptor, payload)
-            os.fsync(descriptor)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.write(descriptor, payload)
+        os.fsync(descriptor)
 """
 CUT_IN_PLACE = """\
             os.ftruncate(self._descriptor, 0)
@@ -112,7 +112,7 @@ FAULTS = [
     Fault(
         "no flush of a replaced file's name",
         "storage.files",
-        "            raise\n<<        disk.sync_folder(path.parent)\n>>",
+        "        _replace(path, payload, private)\n<<        disk.sync_folder(path.parent)\n>>",
     ),
     Fault("rename before write", "storage.files", REPLACE, RENAME_FIRST),
     Fault("a file written in place", "storage.files", REPLACE, IN_PLACE),
