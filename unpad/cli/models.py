@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -192,10 +193,8 @@ def predict(
     loaded = load(run, fields)
     found = predict_rows(loaded, data, out, same_seed=gives_seed(fields))
     print_lines([*loaded.ending, *found.lines], to_errors=True)
-    if as_json:
-        options.print_json(found.rows)
-    else:
-        print_lines(found.table() if out is None else [found.summary(out)])
+    lines = found.table if out is None else partial(found.summary, out)
+    options.print_found(as_json, lambda: found.rows, lines)
     raise typer.Exit(3 if found.faults else 0)
 
 
@@ -262,10 +261,8 @@ def infer(
     drawn = [] if show is None else write_pictures([answer.shown for answer in answers if answer.shown], show)
     if table is not None:
         write_atomic(table, to_csv(answers), private=True)
-    if as_json:
-        options.print_json([answer.to_json() for answer in answers])
-    else:
-        print_lines([*(answer.line() for answer in answers), *drawn])
+    lines = [*(answer.line() for answer in answers), *drawn]
+    options.print_found(as_json, lambda: [answer.to_json() for answer in answers], lambda: lines)
     raise typer.Exit(3 if any(answer.fault for answer in answers) else 0)
 
 
@@ -373,7 +370,11 @@ def _check_file(file: Path | None, out: Path | None, holds: str, replaces: str, 
 
 @verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")
 def chat(
-    run: options.RunArgument, settings: options.Sampling = None, system: options.System = "", engine: options.Engine = "unpad", debug: options.Debug = False
+    run: options.RunArgument,
+    settings: options.Sampling = None,
+    system: options.System = "",
+    engine: options.Engine = "unpad",
+    debug: options.Debug = False,
 ) -> None:
     """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input, its line
     breaks as \\n."""
