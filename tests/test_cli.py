@@ -277,7 +277,7 @@ def test_numbers_without_end_are_still_json(unpad, tmp_path, monkeypatch):
     from unpad.evaluation.rows import Evaluation
 
     endless = {"perplexity": Metric(float("inf"), 1e300, float("inf"), 3)}
-    monkeypatch.setattr("unpad.cli.models.check_run", lambda *_, **__: None)  # there is none
+    monkeypatch.setattr("unpad.cli.options.check_run", lambda *_, **__: None)  # there is none
     monkeypatch.setattr("unpad.evaluation.run.evaluate_own", lambda *_: Evaluation(endless, []))
     shown = unpad("eval", "any", "--json").out
     values = json.loads(shown, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))

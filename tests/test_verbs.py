@@ -43,7 +43,7 @@ class Calls:
 # Modules that bind functions of others, and must not bind a replaced one when a verb imports them first.
 BINDING = (
     "unpad.api", "unpad.evaluation.run", "unpad.evaluation.vqa_cost",
-    "unpad.inference.chat",
+    "unpad.inference.onnx_file",
     "unpad.serving.served",
 )  # fmt: skip
 

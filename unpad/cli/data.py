@@ -50,10 +50,7 @@ def check(
     if len(changes) == len(paths):
         raise RecipeError("no file or recipe is named", where=changes[0], fix="name the recipe before its changes")
     report = check([user_path(word) for word in paths if word not in changes], kind, field, changes)
-    if as_json:
-        options.print_json(report.to_json())
-    else:
-        print_lines(report.lines())
+    options.print_found(as_json, report.to_json, report.lines)
     raise typer.Exit(0 if report.passed else 3)
 
 

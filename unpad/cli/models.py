@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-from unpad.cli.options import (
-    Debug,
-    Engine,
-    Json,
-    Overrides,
-    RunArgument,
-    Sampling,
-    System,
-    check_run,
-    load_torch,
-    print_json,
-)
+from unpad.cli import options
 from unpad.cli.serving import require_serve
 from unpad.errors import RecipeError
 from unpad.storage.paths import new_path, refuse_format, user_path
@@ -39,14 +29,14 @@ def import_(
         ),
     ],
     out: Annotated[Path, typer.Option(parser=new_path, help="Directory of the new run.")],
-    debug: Debug = False,
+    debug: options.Debug = False,
 ) -> None:
     """Read a model of Hugging Face into a run, with its tokenizer and its chat template."""
     from unpad.run.folder import refuse_run
 
     refuse_run(out)
     if user_path(folder).is_dir():
-        load_torch()
+        options.load_torch()
     from unpad.interchange.runs import import_folder
 
     with progress(f"importing {folder}"):
@@ -56,7 +46,7 @@ def import_(
 
 @verbs.command(epilog="Example: unpad export runs/tuned ./tuned    or    zh_chat-1 runs/small --int8")
 def export(
-    run: RunArgument,
+    run: options.RunArgument,
     folder: Annotated[
         Path,
         typer.Argument(
@@ -74,7 +64,7 @@ def export(
     precision: Annotated[
         str, typer.Option("--type", help="Of matrices in a GGUF file: f32, f16, q8_0 or q4_0.")
     ] = "f16",
-    debug: Debug = False,
+    debug: options.Debug = False,
 ) -> None:
     """Write a run as a Hugging Face folder, which transformers opens with equal logits, as a GGUF file, or, one of
     pictures or patients, as an ONNX file.
@@ -88,7 +78,7 @@ def export(
         raise RecipeError("--merge, --int8 and --adapter write one thing each", where="unpad export", fix=fix)
     if merge or int8:
         refuse_run(folder, "choose another FOLDER")
-    check_run(run)
+    options.check_run(run)
     from unpad.inference.onnx_file import export_onnx
     from unpad.interchange.runs import export_adapter, export_gguf, export_run
     from unpad.run.base import merge_run, quantize_run
@@ -112,8 +102,8 @@ def export(
 
 @verbs.command(name="eval", epilog="Example: unpad eval zh_chat-1 --json")
 def evaluate(
-    run: RunArgument,
-    as_json: Json = False,
+    run: options.RunArgument,
+    as_json: options.Json = False,
     replies: Annotated[
         int, typer.Option(help="Also show this many questions with replies, misread images or misjudged patients.")
     ] = 0,
@@ -135,8 +125,8 @@ def evaluate(
         ),
     ] = None,
     everything: Annotated[bool, typer.Option("--all", help="Also show measures of single codes of patients.")] = False,
-    settings: Overrides = None,
-    debug: Debug = False,
+    settings: options.Overrides = None,
+    debug: options.Debug = False,
 ) -> None:
     """Evaluate a run on data it was not trained on, with 95 % confidence intervals.
 
@@ -146,7 +136,7 @@ def evaluate(
     fields = settings or []
     if fields and data is None:
         raise RecipeError("fields are of new data", where=fields[0], fix="name it with --data")
-    check_run(run, fields, places=[data] if data is not None else [])
+    options.check_run(run, fields, places=[data] if data is not None else [])
     from unpad.evaluation.metrics import metric_lines
     from unpad.evaluation.run import evaluate_new, evaluate_own
     from unpad.storage.parquet import check_file
@@ -166,7 +156,7 @@ def evaluate(
             metrics |= evaluate_cost(run)
     if as_json:
         print_lines(shown if data is not None else (), to_errors=True)  # such as rows of unknown classes
-        print_json(found.to_json() | found.facts)
+        options.print_json(found.to_json() | found.facts)
     else:
         briefly = {name: one for name, one in metrics.items() if everything or not name.startswith("made_code: ")}
         few = number_of(len(metrics) - len(briefly), "single codes")
@@ -177,25 +167,25 @@ def evaluate(
 
 @verbs.command(epilog="Example: unpad predict images-1 photos --out classes.csv    or    events-1 new.parquet")
 def predict(
-    run: RunArgument,
+    run: options.RunArgument,
     data: Annotated[
         Path | None,
         typer.Argument(
             parser=user_path, metavar="DATA", help="Pictures, tables of patients, or questions or prompts, a row each."
         ),
     ] = None,
-    settings: Sampling = None,
+    settings: options.Sampling = None,
     out: Annotated[
         Path | None, typer.Option(parser=new_path, help="Write all rows: a .csv, .jsonl or .parquet file.")
     ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Predict each row of new data: class, answer, reply or risk.
 
     A row that cannot be used stops it; data.on_bad_row=quarantine goes on, with exit code 3."""
     fields = [_generate_field(text) for text in settings or []]
-    check_run(run, fields, places=[] if data is None else [data])
+    options.check_run(run, fields, places=[] if data is None else [data])
     from unpad.inference.loaded import load
     from unpad.inference.predict import predict as predict_rows
     from unpad.inference.prompts import gives_seed
@@ -203,10 +193,8 @@ def predict(
     loaded = load(run, fields)
     found = predict_rows(loaded, data, out, same_seed=gives_seed(fields))
     print_lines([*loaded.ending, *found.lines], to_errors=True)
-    if as_json:
-        print_json(found.rows)
-    else:
-        print_lines(found.table() if out is None else [found.summary(out)])
+    lines = found.table if out is None else partial(found.summary, out)
+    options.print_found(as_json, lambda: found.rows, lines)
     raise typer.Exit(3 if found.faults else 0)
 
 
@@ -214,7 +202,7 @@ def predict(
     hidden=True, epilog="Example: unpad infer images-1 --image cat.jpg    or    vqa-1 --file in.csv --out answers.jsonl"
 )
 def infer(
-    run: RunArgument,
+    run: options.RunArgument,
     image: Annotated[
         list[Path] | None, typer.Option(parser=user_path, help="An image file, or a folder of them; may be repeated.")
     ] = None,
@@ -233,8 +221,8 @@ def infer(
     out: Annotated[
         Path | None, typer.Option(parser=new_path, help="With --file: JSON lines, continued where they stop.")
     ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Classify images, or answer a question about them; `predict` reads any data. Exit code 3 when a file cannot be
     used."""
@@ -245,7 +233,7 @@ def infer(
     _check_file(file, out, "images and questions", "--image, --question, --csv, --show and --json", alone=not beside)
     if table is not None:
         refuse_format(table, ".csv", ".txt")
-    check_run(run, places=[*(image or []), *([] if file is None else [file])])
+    options.check_run(run, places=[*(image or []), *([] if file is None else [file])])
     from unpad.inference.loaded import load
 
     if file is not None and out is not None:
@@ -273,27 +261,25 @@ def infer(
     drawn = [] if show is None else write_pictures([answer.shown for answer in answers if answer.shown], show)
     if table is not None:
         write_atomic(table, to_csv(answers), private=True)
-    if as_json:
-        print_json([answer.to_json() for answer in answers])
-    else:
-        print_lines([*(answer.line() for answer in answers), *drawn])
+    lines = [*(answer.line() for answer in answers), *drawn]
+    options.print_found(as_json, lambda: [answer.to_json() for answer in answers], lambda: lines)
     raise typer.Exit(3 if any(answer.fault for answer in answers) else 0)
 
 
 @verbs.command(epilog="Example: unpad embed events-1 --data new_patients --level set --out sets.parquet")
 def embed(
-    run: RunArgument,
+    run: options.RunArgument,
     out: Annotated[Path, typer.Option(parser=new_path, help="The parquet file to write.")],
     data: Annotated[
         Path | None, typer.Option(parser=user_path, help="Patients, as in the run's data; default the run's own.")
     ] = None,
     level: Annotated[Literal["patient", "set"], typer.Option(help="One row per patient, or per set.")] = "patient",
-    settings: Overrides = None,
-    debug: Debug = False,
+    settings: options.Overrides = None,
+    debug: options.Debug = False,
 ) -> None:
     """Write vectors of patients, or of the sets of their events, to a parquet file with the patients' ids; their risks
     alone, as a table: `predict`."""
-    check_run(run, settings or [], places=[data] if data is not None else [])
+    options.check_run(run, settings or [], places=[data] if data is not None else [])
     from unpad.inference.embed import embed_file
     from unpad.inference.loaded import load
 
@@ -304,8 +290,8 @@ def embed(
 
 @verbs.command(epilog="Example: unpad generate zh_chat-1 --prompt 你好 temperature=0.8")
 def generate(
-    run: RunArgument,
-    settings: Sampling = None,
+    run: options.RunArgument,
+    settings: options.Sampling = None,
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, or a question; may be repeated.")] = None,
     heldout: Annotated[int, typer.Option(help="Continue the openings of this many held-out documents instead.")] = 0,
     file: Annotated[
@@ -314,12 +300,12 @@ def generate(
     out: Annotated[
         Path | None, typer.Option(parser=new_path, help="With --file: JSON lines, continued where they stop.")
     ] = None,
-    system: System = "",
+    system: options.System = "",
     schema: Annotated[
         Path | None, typer.Option(parser=user_path, help="Reply in JSON of the JSON Schema in this file.")
     ] = None,
-    as_json: Json = False,
-    debug: Debug = False,
+    as_json: options.Json = False,
+    debug: options.Debug = False,
 ) -> None:
     """Continue texts, or answer questions; without --prompt, read one prompt per line of standard input.
 
@@ -327,7 +313,7 @@ def generate(
     fields = [_generate_field(text) for text in settings or []]
     beside = bool(prompt or heldout or system or as_json)
     _check_file(file, out, "prompts and system texts", "--prompt, --heldout, --system and --json", alone=not beside)
-    check_run(run, fields, places=[place for place in (file, schema) if place is not None])
+    options.check_run(run, fields, places=[place for place in (file, schema) if place is not None])
     from unpad.inference.loaded import load
     from unpad.inference.prompts import NO_PICTURE, gives_seed, prompt_warning, system_note
 
@@ -366,7 +352,7 @@ def generate(
     seeds = [seed + (0 if gives_seed(fields) else index) for index in range(len(prompts))]
     replies = loaded.replies(prompts, seeds, **asked)
     if as_json:
-        print_json([reply.to_json() for reply in replies])
+        options.print_json([reply.to_json() for reply in replies])
         return
     for reply in replies:
         print_text(f"{reply.prompt.text} -> {reply.text}\n\n")
@@ -384,12 +370,16 @@ def _check_file(file: Path | None, out: Path | None, holds: str, replaces: str, 
 
 @verbs.command(epilog="Example: unpad chat zh_chat-1    or    echo 你好 | unpad chat zh_chat-1")
 def chat(
-    run: RunArgument, settings: Sampling = None, system: System = "", engine: Engine = "unpad", debug: Debug = False
+    run: options.RunArgument,
+    settings: options.Sampling = None,
+    system: options.System = "",
+    engine: options.Engine = "unpad",
+    debug: options.Debug = False,
 ) -> None:
     """Talk to a run. /help lists its commands; without a terminal, print one reply per line of standard input, its line
     breaks as \\n."""
     fields = [_generate_field(text) for text in settings or []]
-    check_run(run, fields)
+    options.check_run(run, fields)
     from unpad.inference.chat import chat_with_run
     from unpad.inference.loaded import load
     from unpad.inference.prompts import gives_seed

@@ -2,7 +2,7 @@
 reported before torch loads, which takes seconds: names, fields and places, checked again where they are used."""
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +16,14 @@ def print_json(value: Any) -> None:
     from unpad.storage import finite
 
     printing.print_json(finite(value))
+
+
+def print_found(as_json: bool, value: Callable[[], Any], lines: Callable[[], Iterable[str]]) -> None:
+    """Print what a verb found: as JSON if it was asked for, else as lines."""
+    if as_json:
+        print_json(value())
+    else:
+        printing.print_lines(lines())
 
 
 def recipe_names(incomplete: str) -> list[str]:

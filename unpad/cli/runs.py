@@ -79,10 +79,7 @@ def compare(
         others = compare_rows(runs, found.names)
         shown |= {"rows": [one.to_json() for one in others]}
         lines += [line for one in others for line in ("", *one.lines())]
-    if as_json:
-        options.print_json(shown)
-    else:
-        print_lines(lines)
+    options.print_found(as_json, lambda: shown, lambda: lines)
 
 
 Moved = Annotated[
@@ -115,10 +112,7 @@ def replay(
 
     with progress("replaying"):
         receipt = replay(run, step, overrides or [])
-    if as_json:
-        options.print_json(receipt.to_json())
-    else:
-        print_lines(receipt.lines())
+    options.print_found(as_json, receipt.to_json, receipt.lines)
     raise typer.Exit(0 if receipt.equal else REPLAY_DIFFERS)
 
 
@@ -138,7 +132,4 @@ def trace(
 
     with progress("tracing"):
         found = trace(run, row, overrides or [])
-    if as_json:
-        options.print_json(found.to_json())
-    else:
-        print_lines(found.lines())
+    options.print_found(as_json, found.to_json, found.lines)

@@ -67,21 +67,13 @@ def serve(
     tokens = read_tokens(token_file) if token_file is not None else ()
     check_reach(host, tokens, no_token)
     check_origins(allow_origin or ())
-    limits = Limits(
-        host=host,
-        rows=rows,
-        waiting=waiting,
-        timeout=timeout,
-        max_body=None if max_body is None else max_body * MIB,
-        tokens=tokens,
-        hosts=tuple(allow_host or ()),
-        origins=tuple(allow_origin or ()),
-    )
+    most, hosts, origins = max_body and max_body * MIB, tuple(allow_host or ()), tuple(allow_origin or ())
+    limits = Limits(host, rows, waiting, timeout, max_body=most, tokens=tokens, hosts=hosts, origins=origins)
     with bound(host, port) if engine == "unpad" else nullcontext() as place:
         check_run(run)  # which imports torch, in seconds
         from unpad.serving.served import RunOpening
 
-        opening = RunOpening(run, name, rows, None if memory is None else memory * MIB, piece, threads, seed)
+        opening = RunOpening(run, name, rows, memory and memory * MIB, piece, threads, seed)
         if place is None:
             from unpad.serving.llama import Llama, serve_llama
 

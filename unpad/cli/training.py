@@ -6,17 +6,7 @@ from typing import Annotated
 
 import typer
 
-from unpad.cli.options import (
-    Debug,
-    Overrides,
-    Verbose,
-    check_recipe,
-    check_run,
-    load_torch,
-    print_json,
-    recipe_names,
-    run_or_recipe_names,
-)
+from unpad.cli import options
 from unpad.errors import RecipeError
 from unpad.storage.lock import RunLock
 from unpad.storage.paths import new_path
@@ -34,18 +24,18 @@ def train(
         typer.Argument(
             metavar="RECIPE",
             help="A packaged name, or a YAML file; with --resume, a run.",
-            autocompletion=run_or_recipe_names,
+            autocompletion=options.run_or_recipe_names,
         ),
     ] = None,
-    overrides: Overrides = None,
+    overrides: options.Overrides = None,
     out: Annotated[Path | None, typer.Option(parser=new_path, help="Run directory; default runs/RECIPE-N.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run that is named, or that in --out.")] = False,
     processes: Annotated[int, typer.Option(min=1, help="Processes of this machine that train the model.")] = 1,
     fit: Annotated[
         bool, typer.Option("--fit-processes", help="Cut a new run's updates so that every process has work.")
     ] = False,
-    verbose: Verbose = False,
-    debug: Debug = False,
+    verbose: options.Verbose = False,
+    debug: options.Debug = False,
 ) -> None:
     """Train a recipe, and print the commands that use the run."""
     from unpad.processes.worker import refuse_under_torchrun, started_by_torchrun
@@ -58,9 +48,9 @@ def train(
             with RunLock(folder) if (folder / RECIPE).is_file() else nullcontext():
                 refuse_new_run(folder)
         if holds_run(folder):
-            check_run(str(folder), fields)
+            options.check_run(str(folder), fields)
         elif recipe is not None:
-            check_recipe(recipe, fields)
+            options.check_recipe(recipe, fields)
     if processes > 1:
         from unpad.processes.launch import launch
 
@@ -97,7 +87,7 @@ def recipes(context: typer.Context) -> None:
 
 @recipe_verbs.command(epilog="Example: unpad recipes copy zh_chat my.yaml")
 def copy(
-    name: Annotated[str, typer.Argument(autocompletion=recipe_names)],
+    name: Annotated[str, typer.Argument(autocompletion=options.recipe_names)],
     file: Annotated[Path, typer.Argument(parser=new_path)],
 ) -> None:
     """Write an editable copy of a packaged recipe."""
@@ -113,8 +103,8 @@ def copy(
 @recipe_verbs.command(epilog="Example: unpad recipes schema > recipe.schema.json")
 def schema() -> None:
     """Print the JSON schema of recipes, for editors that complete and check YAML."""
-    load_torch()
+    options.load_torch()
     from unpad.models import config_schemas
     from unpad.recipes.schema import recipe_schema
 
-    print_json(recipe_schema(config_schemas()))
+    options.print_json(recipe_schema(config_schemas()))

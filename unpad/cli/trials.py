@@ -82,10 +82,7 @@ def prove(
     """
     _refuse_mixed(recipe, hf, processes, serve, prompts)
     shown, lines, passed = _proved(recipe, overrides or [], hf, processes, serve, prompts)
-    if as_json:
-        options.print_json(shown())
-    else:
-        print_lines(lines())
+    options.print_found(as_json, shown, lines)
     raise typer.Exit(0 if passed or (passed is None and allow_not_proven) else NOT_PROVED)
 
 
@@ -119,12 +116,12 @@ def _proved(
         from unpad.inference.loaded import load
         from unpad.proof.serving import OverHttp, prove_serving
 
-        if missing_for_serve():
-            certificate = prove_serving(load(recipe, overrides), prompts)
-        else:
+        over_http = None
+        if not missing_for_serve():
             from unpad.serving.over_http import numbers, streams
 
-            certificate = prove_serving(load(recipe, overrides), prompts, OverHttp(streams, numbers))
+            over_http = OverHttp(streams, numbers)
+        certificate = prove_serving(load(recipe, overrides), prompts, over_http)
     elif processes is not None:
         options.check_run_or_recipe(recipe, overrides)
         from unpad.proof.processes import prove_processes

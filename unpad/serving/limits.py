@@ -145,12 +145,10 @@ def _is_own_host(header: str, limits: Limits) -> bool:
     """True for a name of the server, with any port, as that may be forwarded from another."""
     name = header.rpartition(":")[0] if header.rpartition(":")[2].isdecimal() and ":" in header else header
     name = name.lower().rstrip(".")
-    names = {one.lower() for one in (limits.host, f"[{limits.host}]", *limits.hosts)}
-    if is_loopback(limits.host):
-        return name in names | set(LOCAL_NAMES)
+    names = {one.lower() for one in (limits.host, f"[{limits.host}]", *limits.hosts, *LOCAL_NAMES)}
     is_any = _is_address(limits.host) and ipaddress.ip_address(limits.host).is_unspecified
     # A name can be rebound to this machine's address, and an address cannot.
-    return name in names | set(LOCAL_NAMES) or (is_any and _is_address(name))
+    return name in names or (is_any and _is_address(name))
 
 
 def is_own_origin(origin: str, host: str, allowed: Collection[str]) -> bool:

@@ -4,6 +4,7 @@ import traceback
 from collections.abc import Iterator
 from contextvars import ContextVar
 from datetime import datetime
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -36,17 +37,13 @@ class Metrics(Collector):
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
         self.engine: dict[str, int] = {}
-        self.requests = Counter(
-            "unpad_requests", "Requests by route and status.", ("route", "status"), registry=registry
-        )
+        what = "Requests by route and status."
+        self.requests = Counter("unpad_requests", what, ("route", "status"), registry=registry)
         what = "Answers that had begun and are not whole, by route and reason."
         self.broken = Counter("unpad_broken_answers", what, ("route", "reason"), registry=registry)
-        self.first = Histogram(
-            "unpad_first_token_seconds", "From a request to its first token.", buckets=BUCKETS, registry=registry
-        )
-        self.between = Histogram(
-            "unpad_token_seconds", "Between tokens of an answer.", buckets=BUCKETS, registry=registry
-        )
+        seconds = partial(Histogram, buckets=BUCKETS, registry=registry)
+        self.first = seconds("unpad_first_token_seconds", "From a request to its first token.")
+        self.between = seconds("unpad_token_seconds", "Between tokens of an answer.")
         registry.register(self)
 
     @staticmethod

@@ -33,6 +33,7 @@ from unpad.serving.protocol import Instance, RequestError
 MOST_EVENTS = 20_000  # of a request
 ID = "id"  # column that joins the tables of a request; its numbers are places in the request
 Cell = str | int | float | None
+Passes = Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]]  # places of patients in the data, and their numbers
 Place = tuple[int, int | None, Mapping[str, Cell]]  # of a row: its patient, its number among the events, and the row
 # A row that cannot be used, as errors name it; patients have pseudonyms there.
 _ROW = re.compile(
@@ -93,13 +94,13 @@ class Tables:
         rows = {form.name: self._rows(form, instances) for form in self.forms}
         tables = {form.name: self._table(form, rows[form.name], instances) for form in self.forms}
         recipe = self.run.recipe
-        with in_memory(tables) as places, ExitStack() as stack:
-            labels = None
-            if self.landmark and recipe.events.labels is not None:
-                labels = self._labels(recipe.events.labels, instances, stack)
-                places["labels"] = Path(labels.path)
-                landmarks = [_given(one, self.landmark) for one in instances]
-                rows["labels"] = [(place, None, {}) for place, given in enumerate(landmarks) for _ in given]
+        labels = recipe.events.labels if self.landmark else None
+        if labels is not None:
+            rows["labels"], tables["labels"] = self._landmarks(labels, instances)
+        with in_memory(tables) as places:
+            if labels is not None:
+                read = {"path": str(places["labels"]), "id": ID, "censored": "keep", "missing": "keep"}
+                labels = labels.model_copy(update=read)
             sources = [form.source.model_copy(update={"path": str(places[form.name])}) for form in self.forms]
             moved = with_tables(recipe, sources, labels)
             stop = {"data": moved.data.model_copy(update={"on_bad_row": "stop"})}
@@ -156,25 +157,22 @@ class Tables:
             columns[name] = empty if columns[name].null_count == len(rows) else columns[name]
         return pa.table({ID: pa.array([place for place, *_ in rows], pa.int64()), **columns})
 
-    def _labels(self, labels: EventLabels, instances: Sequence[Instance], stack: ExitStack) -> EventLabels:
-        """The table of labels of a request: landmarks without outcomes, one row for each of a patient.
+    def _landmarks(self, labels: EventLabels, instances: Sequence[Instance]) -> tuple[list[Place], pa.Table]:
+        """The table of labels of a request, landmarks without outcomes, and the places of its rows.
 
         Raises:
             RequestError: a patient has none.
         """
-        outcomes_of = [name for name in (labels.label, labels.time, labels.event, labels.duration) if name]
         given = [(place, at) for place, one in enumerate(instances) for at in _given(one, self.landmark)]
         bare = sorted(set(range(len(instances))) - {place for place, _ in given})
         if bare:
             what = f"the patient has no {self.landmark}, the time of the prediction: give it in one of the rows"
             raise RequestError(what, f"instances[{bare[0]}].events")
-        places, cells = ([one[part] for one in given] for part in (0, 1))
-        table = pa.table({ID: pa.array(places, pa.int64()), self.landmark: _column(self.landmark, cells)})
-        for name in outcomes_of:
-            if name != self.landmark:
-                table = table.append_column(name, pa.nulls(len(given), pa.float64()))
-        place = stack.enter_context(in_memory({"labels": table}))["labels"]
-        return labels.model_copy(update={"path": str(place), "id": ID, "censored": "keep", "missing": "keep"})
+        unknown = pa.nulls(len(given), pa.float64())
+        outcomes = {name: unknown for name in (labels.label, labels.time, labels.event, labels.duration) if name}
+        at = _column(self.landmark, [cell for _, cell in given])
+        ids = pa.array([place for place, _ in given], pa.int64())
+        return [(place, None, {}) for place, _ in given], pa.table({ID: ids, **outcomes, self.landmark: at})
 
 
 def _form(run: LoadedRun, number: int, source: EventSource) -> Form:
@@ -305,17 +303,8 @@ def answers_of(run: LoadedRun) -> dict[str, Any]:
     return {"predictions": list(named), "horizon_days": horizon}
 
 
-def predictions(
-    run: LoadedRun,
-    data: EventData,
-    instances: Sequence[Instance],
-    passes: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
-) -> list[dict[str, Any]]:
-    """Every patient of a request as `unpad embed` writes it; of several landmarks, every one of them.
-
-    Args:
-        passes: places of patients in the data, and numbers of theirs.
-    """
+def predictions(run: LoadedRun, data: EventData, instances: Sequence[Instance], passes: Passes) -> list[dict[str, Any]]:
+    """Every patient of a request as `unpad embed` writes it; of several landmarks, every one of them."""
     marks, answers = pa.table(mark_patients(data).columns()), _named_answers(data, instances)
     for places, numbers in passes:
         rows = pa.table(named_predictions(run, numbers)).to_pylist() or [{}] * len(places)
@@ -336,10 +325,7 @@ def _named_answers(data: EventData, instances: Sequence[Instance]) -> list[dict[
 
 
 def explanations(
-    run: LoadedRun,
-    data: EventData,
-    instances: Sequence[Instance],
-    passes: Sequence[tuple[np.ndarray, Mapping[str, np.ndarray]]],
+    run: LoadedRun, data: EventData, instances: Sequence[Instance], passes: Passes
 ) -> list[dict[str, Any]]:
     """Per patient and set, the probability had the record ended with it, of each of several classes, and its share of
     attention.

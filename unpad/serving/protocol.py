@@ -38,6 +38,7 @@ DONE = b"data: [DONE]\n\n"
 # Reasons of the engine, as clients know them.
 FINISHED = {"eos": "stop", "stop": "stop", "length": "length", "context": "length"}
 
+Fields = Mapping[str, Any]  # of an object in JSON
 Asked = TypeVar("Asked", bound="Body")
 
 
@@ -247,11 +248,10 @@ def _schema(value: Any) -> dict[str, Any] | None:
         return None
     if kind not in ("json_object", "json_schema"):
         raise refusal("is no format: give a json_schema with its schema, a json_object or a text as its type")
-    given = (
-        value.get("value", {"type": "object"}) if kind == "json_object" else None
-    )  # `value`: clients of Hugging Face
-    holder = value if kind == "json_object" else value.get("json_schema")
-    schema = holder.get("schema", given) if type(holder) is dict else None
+    if kind == "json_object":
+        schema = value.get("schema", value.get("value", {"type": "object"}))  # `value`: clients of Hugging Face
+    else:
+        schema = holder.get("schema") if type(holder := value.get("json_schema")) is dict else None
     if type(schema) is not dict:
         raise refusal("has no schema: give it as an object in json_schema.schema")
     return schema
@@ -581,21 +581,6 @@ class TextPiece:
     finished: str | None = None
 
 
-@dataclass
-class WholeAnswer:
-    """One answer, put together from its pieces."""
-
-    index: int
-    text: str = ""
-    tokens: list[Spelled] = field(default_factory=list)
-    finished: str | None = None
-
-    def add(self, piece: TextPiece) -> None:
-        self.text += piece.text
-        self.tokens += piece.tokens
-        self.finished = piece.finished or self.finished
-
-
 def spelling(name: str, text: bytes) -> str:
     """A token as a text: its own if it has whole characters, otherwise `bytes:\\xe4\\xbd`; its name if it has none."""
     if not text:
@@ -617,30 +602,24 @@ def usage(num_read: int, num_cached: int, num_made: int) -> dict[str, Any]:
 
 
 def whole(
-    head: Head,
-    choices: Sequence[WholeAnswer],
-    counts: Mapping[str, Any],
-    notes: Mapping[str, Any],
-    *,
-    with_tokens: bool,
+    head: Head, answers: Sequence[Sequence[TextPiece]], counts: Fields, notes: Fields, *, with_tokens: bool
 ) -> dict[str, Any]:
     """An answer that is not streamed.
 
     Args:
+        answers: the pieces of each, all of them.
         counts: of `usage`.
         notes: the field `unpad`.
         with_tokens: whether log probabilities were asked for.
     """
-    written = []
-    for choice in choices:
-        reported = logprobs(head.kind, choice.tokens) if with_tokens else None
-        said = (
-            {"message": {"role": "assistant", "content": choice.text, "refusal": None}}
-            if head.kind == "chat"
-            else {"text": choice.text}
-        )
-        written.append({"index": choice.index, **said, "logprobs": reported, "finish_reason": choice.finished})
-    return {**head.to_json(streamed=False), "choices": written, "usage": dict(counts), "unpad": dict(notes)}
+    choices = []
+    for index, pieces in enumerate(answers):
+        text, tokens = "".join(one.text for one in pieces), [token for one in pieces for token in one.tokens]
+        message = {"role": "assistant", "content": text, "refusal": None}
+        said = {"message": message} if head.kind == "chat" else {"text": text}
+        reported = logprobs(head.kind, tokens) if with_tokens else None
+        choices.append({"index": index, **said, "logprobs": reported, "finish_reason": pieces[-1].finished})
+    return {**head.to_json(streamed=False), "choices": choices, "usage": dict(counts), "unpad": dict(notes)}
 
 
 def logprobs(kind: str, tokens: Sequence[Spelled]) -> dict[str, Any]:
@@ -672,7 +651,7 @@ def _likeliest(token: Spelled) -> dict[str, float | None]:
 # --------------------------------------------------------------------------- streams
 
 
-def event(value: Mapping[str, Any]) -> bytes:
+def event(value: Fields) -> bytes:
     """One event of a stream."""
     return b"data: " + json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() + b"\n\n"
 
@@ -683,7 +662,7 @@ def opening(head: Head, index: int) -> bytes:
     return event({**head.to_json(streamed=True), "choices": [choice]})
 
 
-def chunk(head: Head, piece: TextPiece, *, with_tokens: bool, notes: Mapping[str, Any] | None = None) -> bytes:
+def chunk(head: Head, piece: TextPiece, *, with_tokens: bool, notes: Fields | None = None) -> bytes:
     """The event of a piece of an answer; `notes` are added as the field `unpad`."""
     said = {"delta": {"content": piece.text} if piece.text else {}} if head.kind == "chat" else {"text": piece.text}
     reported = logprobs(head.kind, piece.tokens) if with_tokens and piece.tokens else None
@@ -692,7 +671,7 @@ def chunk(head: Head, piece: TextPiece, *, with_tokens: bool, notes: Mapping[str
     return event({**head.to_json(streamed=True), "choices": [choice], **more})
 
 
-def closing(head: Head, counts: Mapping[str, Any]) -> bytes:
+def closing(head: Head, counts: Fields) -> bytes:
     """The event with the numbers of tokens, which has no choices."""
     return event({**head.to_json(streamed=True), "choices": [], "usage": dict(counts)})
 

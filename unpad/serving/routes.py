@@ -9,7 +9,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from unpad.inference.engine import Request as EngineRequest
 from unpad.inference.patients import batches, computed
 from unpad.serving import protocol
 from unpad.serving.limits import check_type, read_body
-from unpad.serving.patients import check_sets, explanations, predictions
+from unpad.serving.patients import Passes, check_sets, explanations, predictions
 from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, read_or_fault
 from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, ModelPrompt, Notes, Served
 from unpad.serving.service import Service, too_late
@@ -33,6 +32,12 @@ ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
 # Sets of a patient: a prediction takes time by their square, an explanation by their cube.
 MOST_SETS, MOST_EXPLAINED = 2048, 256
 IMAGES_TOGETHER = 8  # of one request in a pass
+# What a page may do besides running its own scripts and styles: ask its server, and show pictures that it has itself.
+POLICY = "default-src 'none'; img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'"
+# Nor can it be framed, or make markup of texts.
+POLICY += "; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+
+Answering = Callable[[Service, Served, Request, bytes], Awaitable[Response]]
 
 
 def routes(service: Service, *, page: bool) -> list[Route]:
@@ -91,12 +96,7 @@ async def _not_here(service: Service, http: Request) -> Response:
 # --------------------------------------------------------------------------- what bounds every question
 
 
-async def _asked(
-    service: Service,
-    route: str,
-    answer: Callable[[Service, Served, Request, bytes], Awaitable[Response]],
-    http: Request,
-) -> Response:
+async def _asked(service: Service, route: str, answer: Answering, http: Request) -> Response:
     """Read and answer a request: as one of the most that are taken, in its time, and while its client listens."""
     served = service.ready()
     served.check_route(route)
@@ -132,7 +132,7 @@ async def _chat(service: Service, served: Served, http: Request, content: bytes)
 
     ask, prompt = await service.prepare(read)
     kept = await service.once("patches", [prompt], patches) if ask.kept_patches else []
-    return Answers(service, http, "chat", [prompt], ask, {"kept_patches": kept[0]} if kept else {})
+    return Answers(service, http, [prompt], ask, **({"kept_patches": kept[0]} if kept else {}))
 
 
 async def _completion(service: Service, served: Served, http: Request, content: bytes) -> Response:
@@ -145,7 +145,7 @@ async def _completion(service: Service, served: Served, http: Request, content: 
     made = partial(served.completion, ask, request)
     # One by one, so that many leave room for those of other requests.
     prompts = [await service.prepare(partial(made, place)) for place in range(len(ask.prompt))]
-    return Answers(service, http, "text", prompts, ask)
+    return Answers(service, http, prompts, ask)
 
 
 class Answers(Response):
@@ -156,15 +156,9 @@ class Answers(Response):
     """
 
     def __init__(
-        self,
-        service: Service,
-        http: Request,
-        kind: str,
-        prompts: Sequence[ModelPrompt],
-        ask: protocol.TokensAsk,
-        more: Mapping[str, Any] = MappingProxyType({}),
+        self, service: Service, http: Request, prompts: Sequence[ModelPrompt], ask: protocol.TokensAsk, **more: Any
     ) -> None:
-        served = service.ready()
+        served, kind = service.ready(), "chat" if isinstance(ask, protocol.ChatAsk) else "text"
         name = f"{'chatcmpl' if kind == 'chat' else 'cmpl'}-{uuid.uuid4().hex}"
         self._head = protocol.Head(name, int(time.time()), served.name, service.fingerprint, kind)
         self._ask = ask
@@ -188,10 +182,10 @@ class Answers(Response):
             seen.tokens = f"{self._answering.num_read}+{self._answering.num_made} tokens"
 
     async def _whole(self, scope: Scope, receive: Receive, send: Send) -> None:
-        choices = [protocol.WholeAnswer(index) for index in range(self._answering.num_answers)]
+        answers = [list[protocol.TextPiece]() for _ in range(self._answering.num_answers)]
         async for piece in self._answering.pieces():
-            choices[piece.index].add(piece)
-        said = protocol.whole(self._head, choices, self._usage(), self._notes, with_tokens=self._ask.top is not None)
+            answers[piece.index].append(piece)
+        said = protocol.whole(self._head, answers, self._usage(), self._notes, with_tokens=self._ask.top is not None)
         await JSONResponse(said)(scope, receive, send)
 
     async def _stream(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -201,20 +195,15 @@ class Answers(Response):
         headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store"),
                    (b"x-accel-buffering", b"no")]  # fmt: skip
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        begun: set[int] = set()
-        left = self._answering.num_answers
-        parts = [self._event(first, begun, left := left - bool(first.finished))]
+        begun, left = set[int](), self._answering.num_answers - bool(first.finished)
         try:
-            await _send(send, b"".join(parts))
+            await _send(send, self._event(first, begun, left))
             async for piece in pieces:
                 left -= bool(piece.finished)
                 await _send(send, self._event(piece, begun, left))
             self._is_told = True
-            await _send(
-                send,
-                (protocol.closing(self._head, self._usage()) if self._ask.stream_options.include_usage else b"")
-                + protocol.DONE,
-            )
+            counts = protocol.closing(self._head, self._usage()) if self._ask.stream_options.include_usage else b""
+            await _send(send, counts + protocol.DONE)
         except protocol.RequestError as error:
             self._is_told = True
             scope["state"]["seen"].broke = f"error:{error.code or error.kind}"
@@ -316,9 +305,7 @@ async def _patients(
     return await service.prepare(read)
 
 
-async def _numbers(
-    service: Service, served: Served, kind: str, data: EventData
-) -> list[tuple[np.ndarray, dict[str, np.ndarray]]]:
+async def _numbers(service: Service, served: Served, kind: str, data: EventData) -> Passes:
     """Places of patients, and numbers of theirs from passes that other requests join."""
     rows = np.arange(len(data.table))
     parts = np.split(rows, len(rows)) if kind == "explain" else [rows]  # a pass over several would take long
@@ -339,24 +326,10 @@ def page() -> str:
 
 
 def content_security_policy(html: str) -> str:
-    """Policy under which a browser runs the scripts and styles that stand in a page, as they are, and no others.
-
-    The page asks its own server alone, shows pictures that it has itself, and cannot make markup of texts.
-    """
+    """Policy under which a browser runs the scripts and styles that stand in a page, as they are, and no others."""
     inline = {tag: re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL) for tag in ("script", "style")}
-    return "; ".join(
-        [
-            "default-src 'none'",
-            *(f"{tag}-src {' '.join(map(_source, texts))}" for tag, texts in inline.items()),
-            "img-src data: blob:",
-            "connect-src 'self'",
-            "base-uri 'none'",
-            "form-action 'none'",
-            "frame-ancestors 'none'",
-            "require-trusted-types-for 'script'",
-            "trusted-types 'none'",
-        ]
-    )
+    own = [f"{tag}-src {' '.join(map(_source, texts))}" for tag, texts in inline.items()]
+    return "; ".join([*own, POLICY])
 
 
 def _source(text: str) -> str:

@@ -4,7 +4,7 @@ Prompts are those of `unpad generate` and `unpad chat`, so answers are theirs wi
 """
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -22,22 +22,13 @@ from unpad.data.sources.example import Turn
 from unpad.data.tokens.encode import encode_prompt
 from unpad.data.tokens.lost import LostCharacters
 from unpad.errors import ProofError, RecipeError, UnpadError
+from unpad.inference import prompts
 from unpad.inference.chat import fit, room_for_reply, speaker_stops
 from unpad.inference.embed import predicts
 from unpad.inference.engine import KEPT_BYTES, Engine, Request, watch
 from unpad.inference.generate import Continuing, grammar_of
 from unpad.inference.images import is_of_images
 from unpad.inference.loaded import LoadedRun, generation_precision, load
-from unpad.inference.prompts import (
-    check_system,
-    encode,
-    is_mostly_unknown,
-    lost_of,
-    plain_note,
-    prompt_warning,
-    reads_chat,
-    system_note,
-)
 from unpad.machine import available_memory, cores, full_processor_name, quota
 from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
@@ -80,11 +71,8 @@ class Notes:
     warnings: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            "left_out_messages": self.left_out,
-            "unknown_characters": self.unknown,
-            "warnings": list(self.warnings),
-        }
+        counts = {"left_out_messages": self.left_out, "unknown_characters": self.unknown}
+        return {**counts, "warnings": list(self.warnings)}
 
     def __add__(self, other: "Notes") -> "Notes":
         warnings = tuple(dict.fromkeys((*self.warnings, *other.warnings)))
@@ -159,7 +147,7 @@ class Served:
         if self.kind not in ("chat", "text"):
             return False
         try:
-            check_system(self.run.recipe, self.run.tokenizer, "?")
+            prompts.check_system(self.run.recipe, self.run.tokenizer, "?")
         except UnpadError:
             return False
         return True
@@ -193,8 +181,8 @@ class Served:
 
     def _examples(self) -> list[str]:
         """Questions of one turn of the run's own data, for a page that offers them."""
-        template, prompts = self.run.recipe.data.template, newest_prompts(self.run.folder, 4 * MOST_EXAMPLES)
-        asked = [text.removeprefix(template.user).removesuffix(template.assistant) for text in prompts
+        template, samples = self.run.recipe.data.template, newest_prompts(self.run.folder, 4 * MOST_EXAMPLES)
+        asked = [text.removeprefix(template.user).removesuffix(template.assistant) for text in samples
                  if text.startswith(template.user)]  # fmt: skip
         single = [text.strip() for text in asked if template.user not in text and template.assistant not in text]
         return [text for text in single if len(text) <= LONGEST_EXAMPLE][:MOST_EXAMPLES]
@@ -262,7 +250,7 @@ class Served:
         template, tokenizer = run.recipe.data.template, run.tokenizer
         begun = turns.pop().content if turns[-1].role == "assistant" else ""  # of the reply
         with refusals("messages"):
-            check_system(run.recipe, tokenizer, system)
+            prompts.check_system(run.recipe, tokenizer, system)
             if ask.history == "trim":
                 reserve = room_for_reply(request.settings, self.context)
                 ids, more = fit(turns, template, tokenizer, self.context, reserve)
@@ -272,7 +260,8 @@ class Served:
         ids += tokenizer.encode_batch([begun])[0]
         advice = 'shorten it, or leave out the oldest turns by "history": "trim"'
         self._check_length(len(ids), "messages", "the conversation", advice)
-        notes = self._notes(lost_of(tokenizer, [turns[-1].content]), left_out, system, plain_note(run.recipe))
+        lost = prompts.lost_of(tokenizer, [turns[-1].content])
+        notes = self._notes(lost, left_out, system, prompts.plain_note(run.recipe))
         # A schema alone says where its answer ends; its texts may hold any words.
         stop = (*ask.stop, *(speaker_stops(tokenizer, template) if request.grammar is None else ()))
         return ModelPrompt(replace(request, prompt=ids), len(ids), stop, notes)
@@ -298,10 +287,11 @@ class Served:
         with refusals(param):
             if isinstance(prompt, str):
                 self._check_bytes(len(prompt.encode()), param)
-                encoded = encode(self.run.recipe, self.run.tokenizer, prompt)
+                encoded = prompts.encode(self.run.recipe, self.run.tokenizer, prompt)
                 ids, notes = encoded.ids, self._notes(encoded.lost)
             else:
-                ids, notes = self._checked(prompt, param), Notes()
+                self._check_ids(prompt, param, "the prompt")
+                ids, notes = prompt, Notes()
         self._check_length(len(ids), param, "the prompt", "shorten it")
         return ModelPrompt(replace(request, prompt=ids), len(ids), ask.stop, notes)
 
@@ -313,11 +303,8 @@ class Served:
         """
         request, bias = self.continuing.request([]), None
         if ask.logit_bias:
-            vocab_size = self.run.generator.vocab_size
-            if max(ask.logit_bias) >= vocab_size:
-                what = f"logit_bias has the id {max(ask.logit_bias)}, the model knows 0 to {vocab_size - 1}"
-                raise RequestError(what, "logit_bias")
-            bias = torch.zeros(vocab_size)
+            self._check_ids(ask.logit_bias, "logit_bias", "logit_bias")
+            bias = torch.zeros(self.run.generator.vocab_size)
             bias[list(ask.logit_bias)] = torch.tensor(list(ask.logit_bias.values()))
         banned = [*request.banned, *request.stop_ids] if ask.ignore_eos else request.banned
         seed = secrets.randbelow(SEEDS - MOST_ANSWERS) if self.seed is None else self.seed
@@ -328,14 +315,11 @@ class Served:
             grammar = grammar_of(settings, self.run.tokenizer, self.run.generator.vocab_size)
         return replace(request, settings=settings, banned=banned, bias=bias, grammar=grammar)
 
-    def _checked(self, ids: list[int], param: str) -> list[int]:
-        vocab_size = self.run.generator.vocab_size
-        if max(ids) >= vocab_size:
-            what = (
-                f"the prompt has the id {max(ids)}, the model knows 0 to {vocab_size - 1}: encode it with its tokenizer"
-            )
+    def _check_ids(self, ids: Iterable[int], param: str, what: str) -> None:
+        largest, last = max(ids), self.run.generator.vocab_size - 1
+        if largest > last:
+            what = f"{what} has the id {largest}, the model knows 0 to {last}: use the ids of its tokenizer"
             raise RequestError(what, param)
-        return ids
 
     def _check_length(self, num_tokens: int, param: str, what: str, advice: str) -> None:
         if num_tokens > self.context:
@@ -351,8 +335,8 @@ class Served:
     def _notes(self, lost: LostCharacters, left_out: int = 0, system: str = "", *remarks: str) -> Notes:
         said = (
             # The page has words of its own for a few unknown characters, in its reader's language.
-            prompt_warning(lost).removeprefix("warning: ") if is_mostly_unknown(lost) else "",
-            system_note(self.num_system) if system else "",
+            prompts.prompt_warning(lost).removeprefix("warning: ") if prompts.is_mostly_unknown(lost) else "",
+            prompts.system_note(self.num_system) if system else "",
             *remarks,
         )
         return Notes(left_out, lost.lost, tuple(filter(None, said)))
@@ -371,12 +355,11 @@ class Served:
         content = image_bytes(url, param)
         with refusals(param):
             batch, grid, remarks = question_prompt(self.run, content, message.text)
-            lost = lost_of(self.run.tokenizer, [message.text])
+            lost = prompts.lost_of(self.run.tokenizer, [message.text])
         num_tokens = batch.total_tokens
         self._check_length(num_tokens, "messages", "the question with its image", "shorten it, or use a smaller image")
-        return ModelPrompt(
-            replace(request, prompt=batch), num_tokens, ask.stop, self._notes(lost, 0, "", *remarks), grid
-        )
+        notes = self._notes(lost, 0, "", *remarks)
+        return ModelPrompt(replace(request, prompt=batch), num_tokens, ask.stop, notes, grid)
 
 
 def opened(run: LoadedRun, name: str, created: int) -> Served:
@@ -393,7 +376,7 @@ def opened(run: LoadedRun, name: str, created: int) -> Served:
     if is_of_images(run):
         return Served(run, name, "images", "fp32", created)
     if isinstance(model, Generates) and model.causal:
-        kind: Kind = "chat" if reads_chat(run.recipe, run.tokenizer) else "text"
+        kind: Kind = "chat" if prompts.reads_chat(run.recipe, run.tokenizer) else "text"
         return Served(run, name, kind, generation_precision(run.recipe.generate), created)
     what = f"a model of kind {model.config.kind} answers in no form that can be served"
     fix = "serve a run of texts, conversations, images, questions about images or patients"
@@ -505,8 +488,8 @@ def prove(served: Served, make: Callable[..., Engine]) -> str:
     settings = served.settings.model_copy(update={"temperature": 1.0, "max_new_tokens": PROOF_NEW, "seed": PROOF_SEED})
     way = replace(served.continuing, settings=settings)
     usable = np.setdiff1d(np.arange(served.run.tokenizer.vocab_size), [*way.banned, *way.stops])
-    prompts = [draw.choice(usable, min(length, served.context)).tolist() for length in PROOF_LENGTHS]
-    requests = [way.request(ids) for ids in prompts]
+    lengths = [min(length, served.context) for length in PROOF_LENGTHS]
+    requests = [way.request(draw.choice(usable, length).tolist()) for length in lengths]
     together = hear(make(watch=watch), requests)
     alone = [hear(make(watch=watch), [request])[0] for request in requests]
     if not line_of("together = alone", "", together, alone).passed:

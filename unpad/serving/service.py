@@ -133,10 +133,8 @@ class Service:
             more = max(0, num_bytes - FREE_BODY) - kept
             if self._num_bytes + more > MOST_BODIES:
                 what = "the bodies of other requests leave no room for this one: ask again later"
-                headers = {**protocol.later(5), "Connection": "close"}
-                raise protocol.RequestError(
-                    what, status=503, kind="server_error", code="too_many_bytes", headers=headers
-                )
+                error = protocol.unavailable(what, code="too_many_bytes")
+                raise replace(error, headers={**error.headers, "Connection": "close"})
             self._num_bytes, kept = self._num_bytes + more, kept + more
 
         try:

@@ -144,12 +144,7 @@ class ModelThread:
 
     def _run(self) -> None:
         torch.set_num_threads(self._num_threads)  # of each thread by itself
-        try:
-            self._turns()
-        except BaseException as error:
-            _finish(self.ended, error=error)
-        else:
-            _finish(self.ended)
+        _answer(self.ended, self._turns)
 
     def _turns(self) -> None:
         is_busy = False
@@ -258,20 +253,13 @@ class _Listener:
     """Turns the tokens of a request into text, in the thread, and puts events into the outbox."""
 
     def __init__(
-        self,
-        worker: ModelThread,
-        sink: Sink,
-        first: int,
-        detokenizers: list[Detokenizer],
-        *,
-        echoes: bool,
-        silent: bool,
+        self, worker: ModelThread, sink: Sink, first: int, texts: list[Detokenizer], *, echoes: bool, silent: bool
     ) -> None:
         self._worker, self._outbox, self._sink, self._first = worker, worker.outbox, sink, first
-        self._detokenizers, self._echoes, self._silent = detokenizers, echoes, silent
+        self._detokenizers, self._echoes, self._silent = texts, echoes, silent
         self.request_id = REQUEST_ID.get()
-        self._num_made = [0] * len(detokenizers)
-        self._is_over = [False] * len(detokenizers)
+        self._num_made = [0] * len(texts)
+        self._is_over = [False] * len(texts)
 
     def read(self, cached: int, echoed: tuple[NewToken, ...]) -> None:
         self._outbox.append(partial(self._sink.read, cached))
