@@ -13,7 +13,7 @@ from tests.doctor.examining import codes, examined
 from tests.helpers.families import text
 from tests.helpers.toy import run
 from unpad.doctor.finding import Finding
-from unpad.doctor.images import never_predicted
+from unpad.doctor.images import gap, never_predicted
 from unpad.doctor.settings import overfit, run_flat
 from unpad.evaluation.classes import ClassPredictions
 from unpad.recipes.recipe import stages_of
@@ -80,9 +80,12 @@ def predictions(right: float, num: int, lost: int | None = None) -> ClassPredict
     return ClassPredictions(np.log(np.eye(3)[chosen] + 1e-3), labels)
 
 
-def test_a_class_that_a_run_never_predicts_is_named():
+def test_a_class_that_a_run_never_predicts_and_what_it_knows_by_heart_are_named():
     classes, good = ("a", "b", "c"), predictions(0.9, 60)
     (lost,) = never_predicted(predictions(0.9, 60, lost=1), classes)
     assert lost.sentences("en")[0] == "The class 'b' is never predicted, though 20 of 60 held-out pictures are of it."
     assert "'c'" in lost.sentences("en")[1]
     assert never_predicted(good, classes) == never_predicted(predictions(1.0, 12, lost=1), classes) == []
+    (by_heart,) = gap(good, predictions(0.5, 60))
+    assert "90% of the pictures that it trained on and in 50% of the held-out ones" in by_heart.sentences("en")[0]
+    assert gap(good, predictions(0.8, 60)) == gap(good, predictions(0.5, 6)) == []

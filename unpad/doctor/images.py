@@ -21,18 +21,21 @@ def look(subject: Subject[ImageData]) -> list[Finding]:
     return [*findings, *shortcut(subject), *cut_short(subject), *learnt(subject)]
 
 
-MOST_READ = 500  # pictures
+MOST_READ = 500  # pictures of either part
 LEAST_HELD = 5  # pictures of a class; fewer may be missed by chance
 
 
 def learnt(subject: Subject[ImageData]) -> list[Finding]:
-    """Findings on what a run says of its held-out pictures, as they are in their files."""
-    data, ids = subject.data, sampled(subject.stage.held_out_ids, MOST_READ)
-    if subject.folder is None or not ids.size:
+    """Findings on what a run says of its held-out pictures, and of training ones as they are in their files."""
+    data, stage = subject.data, subject.stage
+    if subject.folder is None or not stage.held_out_ids.size:
         return []
     album = replace(data.album, settings=data.album.settings.plain(), resized=np.zeros_like(data.album.resized))
-    held = predict(Measuring(subject.model, replace(data, album=album), ids, subject.recipe.plan))
-    return never_predicted(held, data.classes)
+    trained, held = (
+        predict(Measuring(subject.model, replace(data, album=album), sampled(ids, MOST_READ), subject.recipe.plan))
+        for ids in (stage.train_ids, stage.held_out_ids)
+    )
+    return [*never_predicted(held, data.classes), *gap(trained, held)]
 
 
 @finding("never_predicted",
@@ -49,6 +52,21 @@ def never_predicted(held: ClassPredictions, classes: tuple[str, ...]) -> Found |
         return None
     other = int(np.bincount(held.chosen[held.labels == lost]).argmax())
     return Found(counts[lost], "data.images", target=classes[lost], other=classes[other], num=len(held.labels))
+
+
+@finding("gap", "note",
+    en=("The run is right in {number:.0%} of the pictures that it trained on and in {held:.0%} of the held-out ones: "
+        "it knows the first by heart.",
+        "give more pictures of other things, change them more (images.color), or start from trained "
+        "weights: train.init_from=RUN"),
+    zh=("该运行对训练过的图像正确率为 {number:.0%}，对验证图像为 {held:.0%}：它记住了前者。",
+        "补充不同的图像，加强变化（images.color），或从训练好的权重开始：train.init_from=RUN"))  # fmt: skip
+def gap(trained: ClassPredictions, held: ClassPredictions) -> Found | None:
+    """Accuracy on training pictures far above that on held-out ones, by more than two standard errors of the latter."""
+    seen, new = float(trained.right.mean()), float(held.right.mean())
+    if seen - new < max(0.2, 2 * (new * (1 - new) / len(held.labels)) ** 0.5):
+        return None
+    return Found(seen, "data.images", "images.color", "train.init_from", held=new)
 
 
 PROPERTIES: dict[str, Words] = {
