@@ -194,10 +194,7 @@ def _remarks(
         yield f"lines are wrapped at {width} characters, and {why}; data.unwrap=true joins them"
     if kind != "text" or file.format != "text" or not characters:
         return
-    for shape in (
-        single_document(file, data, len(characters)),
-        describe_book(file, data, characters),
-    ):
+    for shape in (single_document(file, data, len(characters)), describe_book(file, data, characters)):
         if shape:
             yield f"{shape.what}; {shape.fix}"
     suffix = file.path.suffix.lower()

@@ -242,12 +242,13 @@ class Monitor:
         self._write(row)
         self._seconds, self._waited = self._seconds + seconds, self._waited + waited
         self._recent.append((seconds, waited))
+        per_second = 1 / seconds if seconds > 0 else 0.0
         rates = {
-            "tokens_per_second": record.tokens / seconds if seconds > 0 else 0.0,
-            "sequences_per_second": record.sequences / seconds if seconds > 0 else 0.0,
+            "tokens_per_second": record.tokens * per_second,
+            "sequences_per_second": record.sequences * per_second,
         }
-        waiting = {"waited": waited, "waited_share": waited / seconds if seconds > 0 else 0.0}
-        times = {"seconds": seconds, **waiting, **rates, "memory_bytes": memory_bytes, "peak_bytes": self._peak}
+        times = {"seconds": seconds, "waited": waited, "waited_share": waited * per_second, **rates}
+        times |= {"memory_bytes": memory_bytes, "peak_bytes": self._peak}
         times |= {"processor": processor, "micros": record.micros}
         self._timing.append({"step": record.step, "stage": record.stage, **times})
         names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
@@ -515,6 +516,4 @@ def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _cell(value: Any) -> Any:
     """A value as a table shows it; the csv module writes numbers to their last digit, as JSON does."""
-    if value is None:
-        return ""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict) else value
