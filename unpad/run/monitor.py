@@ -310,16 +310,9 @@ class Monitor:
             mode: in which its loss is another quantity than that of training; shown beside it.
         """
         values = {name: float(value) for name, value in values.items()}
-        row = _row(
-            "eval",
-            step,
-            stage,
-            self._epoch_of(stage),
-            values.pop("loss", None),
-            targets=num_targets,
-            best=best,
-            values={**values, **dict.fromkeys(refused)},
-        )
+        epoch, loss = self._epoch_of(stage), values.pop("loss", None)
+        measures = {**values, **dict.fromkeys(refused)}
+        row = _row("eval", step, stage, epoch, loss, targets=num_targets, best=best, values=measures)
         self._write(row)
         names = ("loss",) if "margin" in values else ("loss", "perplexity")  # of pairs there is none
         measured = {name: row[name] for name in names if row[name] is not None} | values

@@ -110,9 +110,8 @@ class ChatTemplate:
         if not values:
             return self
         more: dict[str, Any] = json.loads(values)
-        if unread := [
-            name for name in more if name in OWN_VALUES or not re.search(rf"\b{re.escape(name)}\b", self.source)
-        ]:
+        unread = [name for name in more if name in OWN_VALUES or not re.search(rf"\b{re.escape(name)}\b", self.source)]
+        if unread:
             fix = "take it out of the row, or name its field in `ignore` of the source"
             raise SourceError(f'E_FIELD the row gives "{unread[0]}", which the chat template does not read', fix=fix)
         return replace(self, values={**self.values, **more})
