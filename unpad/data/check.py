@@ -194,10 +194,7 @@ def _remarks(
         yield f"lines are wrapped at {width} characters, and {why}; data.unwrap=true joins them"
     if kind != "text" or file.format != "text" or not characters:
         return
-    for shape in (
-        single_document(file, data, len(characters)),
-        describe_book(file, data, characters),
-    ):
+    for shape in (single_document(file, data, len(characters)), describe_book(file, data, characters)):
         if shape:
             yield f"{shape.what}; {shape.fix}"
     suffix = file.path.suffix.lower()
@@ -338,19 +335,7 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
         unread = table.unread
         reports.append((FileCheck(Path(shown), "events", num_rows, num_used, 0, unread=unread), (*bad_rows, *refused)))
     notes = (*own, *(f"warning: {note}" for note in remarks))
-    if not trains and recipe.events.labels is None:
-        notes += tuple(f"note: {_about_labels(table.names.get('id', 'id'))}" for table, _ in read.tables[:1])
     return CheckReport(tuple(file for file, _ in reports), tuple(row for _, bad in reports for row in bad), notes)
-
-
-def _about_labels(id: str) -> str:
-    """A remark on the way to give outcomes of events that come without.
-
-    Args:
-        id: column of the patient's id in the events.
-    """
-    field = f"events.labels={{path: labels.csv, id: {id}, label: died}}"
-    return f'no outcome is named; to predict one, set {field}: a table of a row per patient, "{id},died" and "17,1"'
 
 
 def _looks_like_events(path: Path) -> bool:

@@ -85,16 +85,13 @@ class PictureCounts:
         others = len(self.classes) - len(few)
         classes += f" and {others:,} more with {few[-1][1]:,} or fewer each" if others else ""
         (width, height), number = self.sizes.most_common(1)[0]
-        (least, lowest), (most, highest) = self._range(min), self._range(max)
-        sizes = f"{least} to {most} wide, {lowest} to {highest} high" if len(self.sizes) > 1 else "all"
+        sizes = f"all {width} x {height}"
+        if len(self.sizes) > 1:
+            (least, lowest), (most, highest) = self._range(min), self._range(max)
+            sizes = f"{least} to {most} wide, {lowest} to {highest} high, most often {width} x {height} ({number:,})"
         modes = ", ".join(f"{name} {number:,}" for name, number in self.modes.most_common())
-        common = f"{width} x {height} ({number:,})" if len(self.sizes) > 1 else f"{width} x {height}"
-        texts = {
-            number_of(len(self.classes), "classes"): classes,
-            "sizes": f"{sizes}, most often {common}" if len(self.sizes) > 1 else f"{sizes} {common}",
-            "modes": modes,
-        }
-        return [line for name, what in texts.items() for line in wrapped(f"{name}: {what}", columns() - 2)]
+        texts = f"{number_of(len(self.classes), 'classes')}: {classes}", f"sizes: {sizes}", f"modes: {modes}"
+        return [line for text in texts for line in wrapped(text, columns() - 2)]
 
     def _range(self, choose: Callable[[Iterable[int]], int]) -> tuple[int, int]:
         return choose(width for width, _ in self.sizes), choose(height for _, height in self.sizes)

@@ -1,15 +1,10 @@
 """A row of the data files by its place, as a user names it."""
 
-from bisect import bisect_right
 from collections.abc import Callable
-from dataclasses import replace
-from pathlib import Path
 
 from unpad.data.family import Data, FoundRow
-from unpad.data.sources.example import Place, file_test, place_of
+from unpad.data.sources.example import file_test, place_of
 from unpad.errors import RecipeError, nearest
-
-LINE_EACH = (".jsonl", ".parquet")  # files with one row per line; in others a row may span several
 
 
 def find(data: Data, given: str) -> FoundRow | None:
@@ -35,7 +30,7 @@ def find(data: Data, given: str) -> FoundRow | None:
         one = place_of(bad.where)
         if one.item == place.item and is_it(one.file):
             return FoundRow(bad.where, [], f"the row cannot be used and was left out: {bad.code} {bad.what}")
-    return data.find_otherwise(given) or _around(place, rows)
+    return data.find_otherwise(given)
 
 
 def find_in_all(data: Data, given: str, open_test: Callable[[], Data]) -> tuple[Data, FoundRow]:
@@ -55,18 +50,6 @@ def find_in_all(data: Data, given: str, open_test: Callable[[], Data]) -> tuple[
     if row is None:
         raise no_such_row(data, given)
     return data, row
-
-
-def _around(place: Place, rows: dict[str, FoundRow]) -> FoundRow | None:
-    """The row of several lines that contains the line of a place."""
-    if place.line is None or Path(place.file).suffix.lower() in LINE_EACH:
-        return None
-    lines = sorted(line for item in rows if (line := Place("", item).line) is not None)
-    before = bisect_right(lines, place.line)
-    if before == 0:
-        return None
-    begins = lines[before - 1]
-    return replace(rows[f":{begins}"], remark=f"the row that begins there is the one with line {place.line}")
 
 
 def no_such_row(data: Data, given: str) -> RecipeError:

@@ -172,10 +172,8 @@ def certify(
     ran = _add_own_precision_lines(
         lines, measure.in_own_precision(subject, model), packed, trained, precision, expected_kernels or ()
     )
-    lines.add(
-        "further claims",
-        lambda: claims.more_lines(measure.Case(model, alone, base, packed, weights, precision, device)),
-    )
+    case = measure.Case(model, alone, base, packed, weights, precision, device)
+    lines.add("further claims", lambda: claims.more_lines(case))
     missing = sorted(set(expected_kernels or ()) - ran)
     lines.done += [
         Line("attention of this run's longer or shorter sequences", name, None, None, None, NOT_RUN) for name in missing
@@ -200,10 +198,8 @@ def _add_exact_lines(
         lines.add(subject.claim(name), partial(measure.made_and_equal, subject, make))
     lines.add(subject.claim(f"{variants[0].name}, torch alone"), lambda: measure.torch_lines(subject, variants[0]))
     if library.enabled():
-        lines.add(
-            subject.claim(f"{measure.UNSORTED}, torch alone"),
-            lambda: measure.torch_lines(subject, more[measure.UNSORTED]()),
-        )
+        unsorted = subject.claim(f"{measure.UNSORTED}, torch alone")
+        lines.add(unsorted, lambda: measure.torch_lines(subject, more[measure.UNSORTED]()))
     lines.add(CROSSING, lambda: _cross_gradient_line(model, base, claims))
     lines.add(PADDING, lambda: _pad_contents_line(model, base, claims))
     if model.causal:

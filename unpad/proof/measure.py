@@ -456,17 +456,12 @@ def _with_others(batch: RaggedBatch, places: Tensor) -> RaggedBatch:
     """The batch with other tokens, or vectors, at some places, (num,) int64."""
     if batch.input_ids is None:
         assert batch.inputs_embeds is not None
-        return replace(
-            batch, inputs_embeds=batch.inputs_embeds.index_add(0, places, _ones(batch.inputs_embeds, places))
-        )
+        ones = batch.inputs_embeds.new_ones(len(places), *batch.inputs_embeds.shape[1:])
+        return replace(batch, inputs_embeds=batch.inputs_embeds.index_add(0, places, ones))
     ids = batch.input_ids.clone()
     # Token 0 or 1, whichever differs: ids that every vocabulary has.
     ids[places] = (ids[places] == 0).to(ids.dtype)
     return replace(batch, input_ids=ids)
-
-
-def _ones(embeds: Tensor, places: Tensor) -> Tensor:
-    return embeds.new_ones(len(places), *embeds.shape[1:])
 
 
 @dataclass(frozen=True)

@@ -184,12 +184,8 @@ class _Case:
         torch.manual_seed(step_seed(seed, 0))
         result = rehearsal.step(micros, share)
         states = [value for state in rehearsal.optimizer.state.values() for value in state.values()]
-        rest = [
-            *model.state_dict().values(),
-            *states,
-            torch.tensor([*result.terms.values(), result.grad_norm]).double(),
-        ]
-        left = _flat(rest)
+        numbers = torch.tensor([*result.terms.values(), result.grad_norm]).double()
+        left = _flat([*model.state_dict().values(), *states, numbers])
         digests = group.exchange(hashlib.sha256(left.numpy().tobytes()).hexdigest())
         shares = [len(numbers) for numbers in talk.told]
         return _UpdateResults(_flat([_gradient(p) for p in model.parameters()]), left, shares, digests)

@@ -376,10 +376,7 @@ def _subject(model: VisionLanguage, mode: str, case: measure.Case, weights: dict
     truth = _truth(exact, [one.to(torch.device("cpu")) for one in case.alone], mode, weights)
     is_whole = [len(left) == one.total_tokens for left, one in zip(truth.outputs, case.alone, strict=True)]
     gap = "no token of the sample is merged or removed" if mode not in TEACHING and all(is_whole) else ""
-    prefix = f"{mode}: "
-    return measure.ProofSubject(
-        exact.to(case.device), truth, case.device, left_rows, prefix, truth_name=REFERENCE, gap=gap
-    )
+    return measure.ProofSubject(exact.to(case.device), truth, case.device, left_rows, f"{mode}: ", REFERENCE, gap)
 
 
 def _truth(

@@ -65,7 +65,7 @@ def prove_recipe(name: str, overrides: Sequence[str]) -> Certificate:
             losses=setup.stages[-1].recipe.losses,
             trained=trained,
             broken=lines.done,
-            few=_few(sample),
+            few=f"; {sample.copies} more have the same content" if sample.copies else "",
             many=many,
         )
 
@@ -80,11 +80,6 @@ def _variant(setup: Setup, strategy: str, sample: samples.ProofSample) -> Varian
         known = [place[piece] for piece in samples.pieces_of(micro)]
         rows.append(known + [-1] * (batch.num_seqs - len(known)))
     return Variant(f"plan {strategy}", batches, rows, is_plan=True)
-
-
-def _few(sample: samples.ProofSample) -> str:
-    """Remark on the copies that the sample leaves out; empty without copies."""
-    return f"; {sample.copies} more have the same content" if sample.copies else ""
 
 
 def _kernels_of_run(setup: Setup, trained: Variant | None) -> set[str]:

@@ -195,10 +195,8 @@ class Answering:
         yield name, partial(self._beginnings, name)
         name = f"as one of {NUM_ANSWERS} answers = alone with its seed"
         yield name, partial(self._answers, name)
-        yield (
-            PENALISED,
-            lambda here: self.among(PENALISED, here, [_changed(one, PENALTIES) for one in self.requests])[0],
-        )
+        penalised = [_changed(one, PENALTIES) for one in self.requests]
+        yield PENALISED, lambda here: self.among(PENALISED, here, penalised)[0]
 
     def among(self, name: str, here: str, changed: Sequence[Request]) -> tuple[Line, list[Collected]]:
         """The line of requests of which every second is changed, and their answers."""

@@ -149,14 +149,8 @@ def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
     raise CheckpointError(f"the adapters were trained on the run {base.run}, which is gone", where=str(folder), fix=fix)
 
 
-LEFT = (
-    storage.LOCK,
-    run_folder.RECIPE,
-    run_folder.COMMAND,
-    "report.html",
-    "evaluations.jsonl",
-    "evaluation.json",
-)  # are not copied
+# Files that are not copied.
+LEFT = (storage.LOCK, run_folder.RECIPE, run_folder.COMMAND, "report.html", "evaluations.jsonl", "evaluation.json")
 
 
 def merge_run(name: str | Path, out: Path) -> Path:

@@ -31,9 +31,8 @@ def open_files(recipe: Recipe, folder: Path) -> dict[str, bytes]:
     files = {}
     for name in family_of(recipe).FILES:
         if not os.path.exists(folder / name):
-            raise CheckpointError(
-                f"{name} is missing", where=str(folder), fix="the run ended before its first step; train again"
-            )
+            fix = "the run ended before its first step; train again"
+            raise CheckpointError(f"{name} is missing", where=str(folder), fix=fix)
         files[name] = read_file(folder / name)
     return files | {name: read_file(folder / name) for name in OPTIONAL_FILES if os.path.exists(folder / name)}
 

@@ -242,12 +242,13 @@ class Monitor:
         self._write(row)
         self._seconds, self._waited = self._seconds + seconds, self._waited + waited
         self._recent.append((seconds, waited))
+        per_second = 1 / seconds if seconds > 0 else 0.0
         rates = {
-            "tokens_per_second": record.tokens / seconds if seconds > 0 else 0.0,
-            "sequences_per_second": record.sequences / seconds if seconds > 0 else 0.0,
+            "tokens_per_second": record.tokens * per_second,
+            "sequences_per_second": record.sequences * per_second,
         }
-        waiting = {"waited": waited, "waited_share": waited / seconds if seconds > 0 else 0.0}
-        times = {"seconds": seconds, **waiting, **rates, "memory_bytes": memory_bytes, "peak_bytes": self._peak}
+        times = {"seconds": seconds, "waited": waited, "waited_share": waited * per_second, **rates}
+        times |= {"memory_bytes": memory_bytes, "peak_bytes": self._peak}
         times |= {"processor": processor, "micros": record.micros}
         self._timing.append({"step": record.step, "stage": record.stage, **times})
         names = ("loss", "perplexity", "lr", "grad_norm", "pad_share")
@@ -309,16 +310,9 @@ class Monitor:
             mode: in which its loss is another quantity than that of training; shown beside it.
         """
         values = {name: float(value) for name, value in values.items()}
-        row = _row(
-            "eval",
-            step,
-            stage,
-            self._epoch_of(stage),
-            values.pop("loss", None),
-            targets=num_targets,
-            best=best,
-            values={**values, **dict.fromkeys(refused)},
-        )
+        epoch, loss = self._epoch_of(stage), values.pop("loss", None)
+        measures = {**values, **dict.fromkeys(refused)}
+        row = _row("eval", step, stage, epoch, loss, targets=num_targets, best=best, values=measures)
         self._write(row)
         names = ("loss",) if "margin" in values else ("loss", "perplexity")  # of pairs there is none
         measured = {name: row[name] for name in names if row[name] is not None} | values
@@ -515,6 +509,4 @@ def _identity(row: dict[str, Any]) -> tuple[Any, ...]:
 
 def _cell(value: Any) -> Any:
     """A value as a table shows it; the csv module writes numbers to their last digit, as JSON does."""
-    if value is None:
-        return ""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, bool | dict) else value

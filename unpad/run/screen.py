@@ -91,15 +91,7 @@ class Screen:
         if self._bar:
             self._bar.total = total_steps
 
-    def step(
-        self,
-        step: int,
-        stage: str,
-        epoch: int,
-        numbers: str,
-        usage: str,
-        work: StepWork,
-    ) -> None:
+    def step(self, step: int, stage: str, epoch: int, numbers: str, usage: str, work: StepWork) -> None:
         """Show a step: `numbers`, the rates, `usage`, and last the time left."""
         self._recent.append(work)
         self._busy += work.seconds

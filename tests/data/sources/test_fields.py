@@ -158,9 +158,9 @@ def test_events_of_other_names_are_known_by_what_columns_hold(unpad, tmp_path, h
     ("rows", "told"),
     [
         ('{"version": 1, "da\'ta": [{"text": "a"}, {"text": "b"}]}', """has its rows in the list "da'ta\""""),
-        ('{"train": [{"text": "a"}], "test": [{"text": "b"}]}', "has a list for each of train, test"),
-        ('{"question": ["a", "b"], "answer": ["c", "d"]}', "has a list for each of question, answer"),
-        ('{"1": {"text": "a"}, "2": {"text": "b"}}', "has an object for each id or column"),
+        ('{"train": [{"text": "a"}], "test": [{"text": "b"}]}', "is one object"),
+        ('{"question": ["a", "b"], "answer": ["c", "d"]}', "is one object"),
+        ('{"1": {"text": "a"}, "2": {"text": "b"}}', "is one object"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "is one object"),
         ('{"questions": [{"question": "a"}]}', "annotations: FILE.json"),
         ('{"text": "a"}\n{"text": "b"}', "one object per line? set format: jsonl"),

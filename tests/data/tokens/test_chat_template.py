@@ -194,7 +194,7 @@ def test_a_message_that_spells_a_special_token_stays_text() -> None:
 
 
 REFUSED = {
-    "changed": (CHATML.replace("message.content", "message.content | upper"), "changes a message of role user"),
+    "changed": (CHATML.replace("message.content", "message.content | upper"), "changes a message"),
     "without end": (CHATML.replace("+ '<|im_end|>'", ""), "ends a reply with no token that ends one"),
     "of a base model": (
         CHATML.replace("<|im_end|>", "<|eot|>"), r"ends a reply with <\|eot\|>, and eos_token is <\|im_end\|>",
@@ -202,7 +202,7 @@ REFUSED = {
     "other beginning": (
         CHATML.replace("'<|im_start|>assistant\\n'", "'<|im_start|>assistant: '"), "otherwise than the prompt for it",
     ),
-    "left out": ("{{ messages[0].content }}<|im_end|>", "leaves a message out"),
+    "left out": ("{{ messages[0].content }}<|im_end|>", "leaves it out"),
     "raised": ("{{ raise_exception('never') }}", "refuses a conversation: never"),
     "unsafe": ("{{ messages.__class__.__mro__ }}", "chat template refuses a conversation"),
     "no Jinja": ("{% if %}", "is no Jinja"),

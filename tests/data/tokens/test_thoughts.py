@@ -163,14 +163,14 @@ def test_thoughts_in_a_field_that_the_template_does_not_read_are_refused(source)
 
 
 REFUSED = {
-    "middle": (LATE, "<think>a</think>b</think>c", "changes a message of role assistant, message 2 of 2"),
-    "twice": (LATE, "<think>a<think>b</think>c", "changes a message of role assistant, message 2 of 2"),
-    "before": (LATE, "Well. <think>a</think>c", "changes a message of role assistant, message 2 of 2"),
-    "before, dropped": (DROPPED, "Well. <think>a</think>c", "changes a message of role assistant, message 2 of 2"),
+    "middle": (LATE, "<think>a</think>b</think>c", "changes a message"),
+    "twice": (LATE, "<think>a<think>b</think>c", "changes a message"),
+    "before": (LATE, "Well. <think>a</think>c", "changes a message"),
+    "before, dropped": (DROPPED, "Well. <think>a</think>c", "changes a message"),
     "no thoughts": (DROPPED, "yes", "ends with '<think>', and the last reply does not go on from there"),
     "empty thoughts": (EMPTY, "yes", "ends with '<think>', and the last reply does not go on from there"),
     "field alone": (LATE.replace("'</think>' in message.content", "false"), THOUGHT, "thoughts of its own before"),
-    "upper": (LATE.replace("answer +", "answer | upper +"), THOUGHT, "changes a message of role assistant"),
+    "upper": (LATE.replace("answer +", "answer | upper +"), THOUGHT, "changes a message"),
     "dropped, never opened": (DROPPED.replace("A:<think>\\n", "A:"), THOUGHT, "leaves out the thoughts of the last"),
     "dropped, marked": (DROPPED_MARKED, THOUGHT, "leaves out the thoughts of the last"),
 }  # fmt: skip

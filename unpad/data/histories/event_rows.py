@@ -126,10 +126,6 @@ def _read_timed(
     elif sides is not None:
         declared.append(Sides.of_rows(ids.take(keep), sides[good]))
     notes += [f"{source.path}: {note}" for note in faults.notes]
-    for name in ("code", "value"):
-        if table.has("id") and table.names.get(name) == table.names["id"]:
-            what = f"is the id of the patient, and also the {name} of the events"
-            notes.append(f'{source.path}: "{table.names["id"]}" {what}')
     return EventTable(
         table=table,
         name=_title(path, layout),

@@ -185,18 +185,13 @@ def _read_label(column: Column, labels: EventLabels) -> np.ndarray:
 
 
 def _nobody_has(column: Column, labels: EventLabels, label: np.ndarray) -> tuple[str, ...]:
-    """A remark on the competing events that no row has, with the values that there are."""
+    """A remark on the competing events that no row has."""
     causes = enumerate(labels.competing, FIRST_COMPETING)
     missing = ", ".join(f'"{word}"' for cause, word in causes if not (label == cause).any())
     if not missing or np.isnan(label).all():
         return ()
-    words, index = _words_by_row(column)
-    declared = {*_TRUTHS, *(labels.map or {}), *labels.competing}
-    sayable = _sayable(words, index, declared)
-    shown = [word for word in dict.fromkeys(words) if word in declared or word in sayable]
-    there = f"; there are {', '.join(shown)}" if shown else ""
     file = column.faults.table.files[0].shown
-    return (f'{file}: no "{column.name}" is {missing}, of events.labels.competing{there}',)
+    return (f'{file}: no "{column.name}" is {missing}, of events.labels.competing',)
 
 
 def _words_by_row(column: Column) -> tuple[list[str], np.ndarray]:

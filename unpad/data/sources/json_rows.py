@@ -295,8 +295,8 @@ def _whole(path: Path, cursor: _Cursor) -> Iterator[Row | BadRow]:
 
 def _within(path: Path, value: dict[str, Any]) -> tuple[str, str]:
     """Where the rows are in a file that is one object, and what to do."""
-    lists = [name for name, part in value.items() if type(part) is list and part]
-    tables = [name for name in lists if type(value[name][0]) is dict and name not in MESSAGES]
+    lists = {name: part for name, part in value.items() if type(part) is list and part}
+    tables = [name for name, part in lists.items() if type(part[0]) is dict and name not in MESSAGES]
     fix = "write one row a line, as JSON lines"
     if "questions" in tables:
         fix = "read it with its answers: 'data.vqa={path: QUESTIONS.json, annotations: FILE.json, images: FOLDER}'"
@@ -304,10 +304,6 @@ def _within(path: Path, value: dict[str, Any]) -> tuple[str, str]:
         file, key = (json.dumps(text, ensure_ascii=False) for text in (str(path), tables[0]))
         code = f'import json; [print(json.dumps(row)) for row in json.load(open({file}, "rb"))[{key}]]'
         return f"has its rows in the list {key}", f"{fix}: python -c {shlex.quote(code)} > rows.jsonl"
-    elif len(lists) > 1:
-        return f"has a list for each of {', '.join(lists[:3])}", fix
-    elif len(value) > 1 and all(type(part) is dict for part in value.values()):
-        return "has an object for each id or column", fix
     return "is one object", fix
 
 

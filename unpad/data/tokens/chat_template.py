@@ -110,9 +110,8 @@ class ChatTemplate:
         if not values:
             return self
         more: dict[str, Any] = json.loads(values)
-        if unread := [
-            name for name in more if name in OWN_VALUES or not re.search(rf"\b{re.escape(name)}\b", self.source)
-        ]:
+        unread = [name for name in more if name in OWN_VALUES or not re.search(rf"\b{re.escape(name)}\b", self.source)]
+        if unread:
             fix = "take it out of the row, or name its field in `ignore` of the source"
             raise SourceError(f'E_FIELD the row gives "{unread[0]}", which the chat template does not read', fix=fix)
         return replace(self, values={**self.values, **more})
@@ -187,32 +186,17 @@ class ChatTemplate:
         marks = pieces[1::2]
         missing = contents.keys() - set(marks)
         if marks != [mark for mark in contents if mark not in missing] or any(mark[1] not in "ft" for mark in missing):
-            what = "the chat template leaves a message out or moves it"
-            raise self._blame(turns, prompt) or SourceError(what, fix=AMBIGUOUS)
+            raise SourceError("the chat template changes a message, moves it or leaves it out", fix=AMBIGUOUS)
         pieces[1::2] = [contents[mark] for mark in marks]
         if "".join(pieces) != text:
-            what = "the chat template depends on the messages beyond their places"
-            raise self._blame(turns, prompt) or SourceError(what, fix=AMBIGUOUS)
+            what = "the chat template changes a message, or depends on the messages beyond their places"
+            raise SourceError(what, fix=AMBIGUOUS)
         ends = list(accumulate(map(len, pieces)))
         parts = [list[slice]() for _ in turns]
         for mark, start, stop in zip(marks, ends[::2], ends[1::2], strict=False):
             parts[_turn_of(mark)].append(slice(start, stop))
         lost = {_turn_of(mark) for mark in missing}
         return [_Placed(tuple(of_turn), index in lost) for index, of_turn in enumerate(parts)]
-
-    def _blame(self, turns: Sequence[Turn], prompt: bool) -> SourceError | None:
-        """The error that names the first message which the template changes by itself; None if there is none."""
-        messages = _messages(turns)
-        text, _ = _without_marks(self._run(messages, prompt))
-        for index, turn in enumerate(turns):
-            stand_in, contents = _stand_ins([turn])
-            around, _ = _without_marks(self._run([*messages[:index], *stand_in, *messages[index + 1 :]], prompt))
-            pieces = _MARKED.split(around)
-            is_whole = all(mark in pieces for mark in contents if mark[1] == "b")
-            if not is_whole or "".join(contents.get(piece, piece) for piece in pieces) != text:
-                which = f"a message of role {turn.role}, message {index + 1} of {len(turns)}"
-                return SourceError(f"the chat template changes {which}", fix=AMBIGUOUS)
-        return None
 
     def _replies(self, turns: Sequence[Turn], text: str, placed: Sequence[_Placed], *, prompt: bool) -> list[slice]:
         """Span from the end of a prompt to the end-of-turn token of the reply."""

@@ -21,7 +21,7 @@ from unpad.data.tokens import corpus_files
 from unpad.data.tokens.cache import Shard, make_key
 from unpad.data.tokens.chat_template import has_thoughts
 from unpad.data.tokens.corpus_files import CorpusFile, CorpusReport, FileRows, Preparation
-from unpad.data.tokens.encode import encode_examples, lossy_texts, reserved_texts
+from unpad.data.tokens.encode import encode_examples, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
 from unpad.data.tokens.token_set import CorpusShard, TokenSet, build_token_set, rows_of
 from unpad.data.tokens.tokenizer import Tokenizer, load_tokenizer, open_tokenizer_file, train_tokenizer
@@ -149,7 +149,6 @@ def report_of(
         characters += int(shard.num_chars.sum(dtype=np.int64))
         lost += int(shard.lost_chars.sum(dtype=np.int64))
         counts += Counter(shard.lost_counts)
-    may_lose, has_chat = tokenizer.kind == "file", any(file.kind != "text" for file in work.files)
     num_system = rows_of([part.shard.num_system for part in tokens.parts], np.int64)
     return CorpusReport(
         work=work,
@@ -162,8 +161,7 @@ def report_of(
         num_unchanged=_count_unchanged(tokens.parts),
         num_tokens=int(tokens.lengths.sum()),
         lost=LostCharacters(lost, characters, commonest(counts)),
-        may_lose=may_lose,
-        lossy_template=lossy_texts(tokenizer, work.recipe.data.template) if may_lose and has_chat else (),
+        may_lose=tokenizer.kind == "file",
         num_system=int(num_system[originals & trained].sum()),
         unread=Unread.of([part.shard.unread_fields for part in tokens.parts if not part.shard.copy.any()]),
     )

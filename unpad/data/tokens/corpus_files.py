@@ -220,7 +220,6 @@ class CorpusReport:
     Args:
         num_tokens: of all documents, copies included; lost: their characters that the tokenizer lost.
         may_lose: whether the tokenizer is one of a file, which may lack characters.
-        lossy_template: strings of the conversations' template that lose characters in it.
         num_unchanged: augmented copies that are equal to their originals.
         num_system: system turns of training conversations.
         unread: fields of the rows that nobody read.
@@ -238,7 +237,6 @@ class CorpusReport:
     num_tokens: int
     lost: LostCharacters
     may_lose: bool
-    lossy_template: tuple[str, ...]
     num_system: int
     unread: Unread
     leaks: dict[Split, PlacedLeaks] | None = None
@@ -264,10 +262,6 @@ class CorpusReport:
             lines.append(f"  {describe_followed(work.num_followed)}")
         if self.lost.lost or self.may_lose:
             lines += self.lost.lines()
-        if self.lossy_template:
-            names = ", ".join(f'"{text}"' for text in self.lossy_template)
-            what = f"warning: the tokenizer loses characters of the template, so that roles may look alike: {names}"
-            lines.append(f"{what}; set data.template to strings that it can spell")
         lines += [*self.group_lines(), *self.leak_lines(), *work.events]
         return lines + fault_lines(self.bad_rows, "  quarantined: ")
 

@@ -207,12 +207,6 @@ def template_texts(template: Template) -> list[str]:
     return [text for text in dict.fromkeys(texts) if text]
 
 
-def lossy_texts(tokenizer: Tokenizer, template: Template) -> tuple[str, ...]:
-    """Strings of the template that lose characters in the tokenizer, so that roles may look alike."""
-    texts = [] if tokenizer.chat is not None else template_texts(template)
-    return tuple(text for text, lost in zip(texts, tokenizer.encode_counted(texts)[1], strict=True) if lost)
-
-
 def _spans(examples: Sequence[Example]) -> tuple[list[ExampleSpan], int]:
     """Return the first example and the end of every part, and the number of characters."""
     chars = np.cumsum([sum(len(turn.content) for turn in example.turns) for example in examples], dtype=np.int64)

@@ -120,9 +120,8 @@ def judge(
             raise
         except Exception as error:
             raise_memory(error)
-            raise ProofError(
-                f"the model cannot compute a sequence alone: {describe(error)}", fix=_fix(model)
-            ) from error
+            what = f"the model cannot compute a sequence alone: {describe(error)}"
+            raise ProofError(what, fix=_fix(model)) from error
         return _not_random(_certificate(measured, "fp32", notes), comparison.together)
 
 

@@ -3,7 +3,7 @@
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import AfterValidator, Field
+from pydantic import Field
 from typing_extensions import TypedDict
 
 from unpad.recipes.recipe import Recipe
@@ -25,13 +25,7 @@ class _LatentValues(TypedDict):
     shuffled: Number
 
 
-def _of_equal_length(values: _LatentValues) -> _LatentValues:
-    if len(values["kl"]) != len(values["variance"]):
-        raise ValueError("kl and variance have unlike lengths")
-    return values
-
-
-READING = Annotated[_LatentValues, AfterValidator(_of_equal_length)]
+READING = _LatentValues
 
 
 def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> PageSection:
