@@ -78,7 +78,7 @@ def make_run(folder: Path) -> Path:
 @contextmanager
 def served(run: Path, engine: str) -> Iterator[str]:
     """The address of a server of a run."""
-    command = [sys.executable, "-m", "unpad", "serve", run, "--port", "0", "--engine", engine]
+    command = [sys.executable, "-m", "unpad", "serve", str(run), "--port", "0", "--engine", engine]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         assert process.stdout is not None, "it is a pipe"
         try:

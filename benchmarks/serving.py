@@ -54,12 +54,12 @@ def measure(folder: Path, name: str, rounds: int) -> list[str]:
     command = [sys.executable, "-m", "unpad", "export", str(run), str(small), "--int8"]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     starts = {
-        "ours, fp32": (run,), "ours, int8": (small,), "llama.cpp, f32": (run, *LLAMA, "f32"),
-        "llama.cpp, q8_0": (run, *LLAMA, "q8_0"),
+        "ours, fp32": (run, []), "ours, int8": (small, []), "llama.cpp, f32": (run, [*LLAMA, "f32"]),
+        "llama.cpp, q8_0": (run, [*LLAMA, "q8_0"]),
     }  # fmt: skip
     with ExitStack() as stack:
         sides = {}
-        for number, (side, (one, *options)) in enumerate(starts.items()):
+        for number, (side, (one, options)) in enumerate(starts.items()):
             server = ours(one, folder / f"{number}.log", 1, "--rows", "32", *options)
             sides[side], _ = stack.enter_context(server)
         found = asyncio.run(loads(sides, CLIENTS, rounds))
