@@ -169,8 +169,7 @@ FAULTS = [
     ),
     Fault(
         "key bias not in the order of lengths", "vqa_prune", ATTENTION,
-        "how = how.moved(lambda x: x.index_select(0, by_length))",
-        "how = replace(how.moved(lambda x: x.index_select(0, by_length)), key_bias=how.key_bias)",
+        "how = how.moved(run.ordered)", "how = replace(how.moved(run.ordered), key_bias=how.key_bias)",
     ),
     Fault(
         "key bias dropped", "vqa_prune", ATTENTION,

@@ -21,7 +21,7 @@ from unpad.data.images import ImageData
 from unpad.data.sources.split import Split
 from unpad.errors import SourceError
 from unpad.inference.loaded import load
-from unpad.proof import recipe as proof
+from unpad.proof import sample as samples
 from unpad.proof.recipe import prove_recipe
 from unpad.run.base import trainable_weights
 from unpad.training.loop import train
@@ -29,7 +29,7 @@ from unpad.training.loop import train
 
 @pytest.fixture(autouse=True)
 def _few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "choose", partial(proof.choose, most=6))  # of fewer sequences than users prove
+    monkeypatch.setattr(samples, "choose", partial(samples.choose, most=6))  # of fewer sequences than users prove
 
 
 @pytest.mark.promise("images.classes")

@@ -114,10 +114,7 @@ def test_answers_are_those_that_are_shown(run: Path) -> None:
 def test_eval_leaves_what_the_page_draws(unpad: Shell, run: Path) -> None:
     outcome = unpad("eval", run, code=0)
     assert ", most " in " ".join(outcome.out.partition("\nkept_final ")[2].split()[:6])
-    found = json.loads((run / "evaluation.json").read_text(encoding="utf-8"))
-    assert (found["family"], len(found["kept"])) == ("vqa", 3)
     page = (run / "report.html").read_text(encoding="utf-8")
-    assert "Held-out questions" in page
     assert "accuracy origin</td>" in page
 
 
@@ -157,4 +154,3 @@ def test_a_model_of_which_nothing_can_be_shown_says_so(unpad, pictures, tmp_path
     assert message in outcome.err
     if settings:
         assert unpad("eval", run).code == 0
-        assert "Held-out questions" in (run / "report.html").read_text(encoding="utf-8")

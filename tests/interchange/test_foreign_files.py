@@ -68,7 +68,7 @@ def test_names_of_a_compiled_model_are_read_as_those_of_the_model(theirs, tmp_pa
 
 ABSURD = {
     "context": ({"max_position_embeddings": 2**31 - 1}, f"at most {MOST_CONTEXT:,}"),
-    "context that is scaled": ({"max_position_embeddings": MOST_CONTEXT + 1}, "trained with"),
+    "context that is scaled": ({"max_position_embeddings": MOST_CONTEXT + 1}, f"at most {MOST_CONTEXT:,}"),
     "blocks": ({"num_hidden_layers": 9000}, "at most 2,000"),
     "vocabulary": ({"vocab_size": 2**31 - 1}, "at most 4,194,304"),
     "width": ({"hidden_size": 2**30, "head_dim": None, "num_attention_heads": 2}, "at most 1,048,576"),

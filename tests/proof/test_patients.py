@@ -17,7 +17,7 @@ from unpad.models.set_sequence import linear_path
 from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.linear_path import LastValues
 from unpad.proof import recipe
-from unpad.proof.sample import choose
+from unpad.proof import sample as samples
 
 pytestmark = pytest.mark.slow
 
@@ -34,8 +34,8 @@ def failed() -> set[str]:
 @pytest.fixture
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """A certificate of half the sequences, batched by one strategy and not as many at once: enough to find a fault."""
-    monkeypatch.setattr(recipe, "choose", partial(choose, most=8))
-    monkeypatch.setattr(recipe, "many_of", lambda *_: [])
+    monkeypatch.setattr(samples, "choose", partial(samples.choose, most=8))
+    monkeypatch.setattr(samples, "many_of", lambda *_: [])
     monkeypatch.setattr(recipe, "strategy_names", lambda: ["pack"])
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -193,8 +192,7 @@ def predict(
     loaded = load(run, fields)
     found = predict_rows(loaded, data, out, same_seed=gives_seed(fields))
     print_lines([*loaded.ending, *found.lines], to_errors=True)
-    lines = found.table if out is None else partial(found.summary, out)
-    options.print_found(as_json, lambda: found.rows, lines)
+    options.print_found(as_json, lambda: found.rows, lambda: found.table() if out is None else [found.summary(out)])
     raise typer.Exit(3 if found.faults else 0)
 
 
