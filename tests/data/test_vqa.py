@@ -21,7 +21,7 @@ from unpad.data.family import open_data
 from unpad.data.sources.split import Wanted
 from unpad.data.vqa import VqaData
 from unpad.errors import CheckpointError, RecipeError, SourceError
-from unpad.proof import recipe as proof
+from unpad.proof import sample as samples
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.training.loop import train
@@ -29,7 +29,7 @@ from unpad.training.loop import train
 
 @pytest.fixture(autouse=True)
 def _few_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proof, "choose", partial(proof.choose, most=6))  # of fewer sequences than users prove
+    monkeypatch.setattr(samples, "choose", partial(samples.choose, most=6))  # of fewer sequences than users prove
 
 
 def assert_equal(one: RaggedBatch, other: RaggedBatch) -> None:
