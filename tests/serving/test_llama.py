@@ -81,8 +81,9 @@ def test_a_conversation_is_continued_by_it(folder):
 def program(tmp_path: Path) -> Iterator[Path]:
     """A llama-server that notes its options and answers that it is well."""
     path = tmp_path / "llama-server"
-    path.write_text(
-        f"#!{sys.executable}\nimport http.server, json, os, sys\n"
+    path.write_text(f'#!/bin/sh\nexec "{sys.executable}" "$0.py" "$@"\n')  # no first line names a path with blanks
+    (tmp_path / "llama-server.py").write_text(
+        "import http.server, json, os, sys\n"
         "options = {**dict(zip(sys.argv[1::2], sys.argv[2::2])), 'key': os.environ.get('LLAMA_API_KEY')}\n"
         f"open({str(tmp_path / 'options.json')!r}, 'w').write(json.dumps(options))\n"
         "class Health(http.server.BaseHTTPRequestHandler):\n"
