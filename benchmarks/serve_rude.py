@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
 from http.client import HTTPConnection
 from pathlib import Path
 from threading import Thread
@@ -117,6 +118,7 @@ def beside(port: int, victim: Asked, other: Asked) -> tuple[float, float, float,
 
 
 def main() -> int:
+    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
     print(f"{processor_name()}\n\n| recipe | request | its answer, s | victim alone, s | victim beside it, s |")
     print("|---|---|---|---|---|")
     worst = 0.0

@@ -19,7 +19,7 @@ NAMED = {
 OF_THE_CHECKOUT = re.compile(r"^(?:from|import) (?:benchmarks|tests)\b", re.MULTILINE)
 # What a script without options is run with to do little.
 TINY = {
-    "chat.py": ["none"], "plan.py": ["bucket"], "planted.py": ["none"], "small.py": ["sayings", "out"],
+    "plan.py": ["bucket"], "planted.py": ["none"], "small.py": ["sayings", "out"],
     "templates.py": ["qwen3"],
 }  # fmt: skip
 
