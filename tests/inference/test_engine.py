@@ -217,6 +217,15 @@ def test_a_request_of_more_answers_than_rows_runs_alone() -> None:
     assert set(heard.reasons) == {0, 1, 2, 3}
 
 
+def test_a_beginning_goes_whose_first_tokens_were_those_of_one_that_a_longer_replaced() -> None:
+    per_token = 2 * 2 * 2 * 16 * 4
+    one, longer = engine(kept=100 * per_token), [*prompt(20), *prompt(60, 2)]
+    for ids in ([*prompt(20), *prompt(20, 1)], longer[:40], longer):
+        assert alone(one, Request(ids, GREEDY, [])).reasons == {0: "length"}
+    assert one._beginnings.num_bytes == 80 * per_token, "the first has no room beside it"
+    assert alone(one, Request(longer, GREEDY, [])).cached == 79
+
+
 def test_memory_bounds_rows_and_beginnings() -> None:
     per_token = 2 * 2 * 2 * 16 * 4  # keys and values, blocks, heads, width of a head, bytes
     one = engine(memory=290 * per_token)

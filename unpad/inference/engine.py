@@ -967,7 +967,7 @@ class _Beginnings:
         del self._kept[kept]
         self.num_bytes -= kept.row.num_bytes
         for digest in kept.digests:
-            if self._latest[digest] is kept:
+            if self._latest.get(digest) is kept:
                 del self._latest[digest]
 
 
