@@ -97,13 +97,16 @@ def program(tmp_path: Path) -> Iterator[Path]:
 
 def test_a_program_gets_the_options_and_ends_with_the_server(folder, program, tmp_path):
     served = RunOpening(str(folder), "name").open()
+    asked = {"min_p": 0.1, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    vars(served)["settings"] = served.settings.model_copy(update=asked)
     with Llama(str(program), "q8_0").serving(served, Limits(rows=3, tokens=("a", "b")), 0, 2) as server:
         options = json.loads((tmp_path / "options.json").read_text())
     assert options.pop("--model").endswith("-q8_0.gguf")
     assert options == {
         "--alias": "name", "--host": "127.0.0.1", "--port": server.address.rpartition(":")[2], "--parallel": "3",
         "--ctx-size": str(3 * served.context), "--threads": "2", "key": "a,b", "--temp": "0.0", "--top-k": "0",
-        "--top-p": "1.0", "--min-p": "0.0", "--repeat-penalty": "1.0", "--repeat-last-n": "-1",
+        "--top-p": "1.0", "--min-p": "0.1", "--presence-penalty": "0.5", "--frequency-penalty": "0.25",
+        "--repeat-penalty": "1.0", "--repeat-last-n": "-1",
     }  # fmt: skip
     assert server.has_ended()
     program.write_text("#!/bin/sh\nexit 3\n")

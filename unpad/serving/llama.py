@@ -112,7 +112,7 @@ class Llama:
         """Run a server until the context ends.
 
         Raises:
-            RecipeError: the engine or the address cannot be used, or the run is not one of texts.
+            RecipeError: the engine or the address cannot be used, or the run is not one of texts, or has a schema.
             CheckpointError: llama.cpp does not compute the model.
         """
         self.check()
@@ -120,13 +120,17 @@ class Llama:
         if not isinstance(model, Decoder):
             what = f"llama.cpp answers for runs of texts, and this one is of kind {served.kind}"
             raise RecipeError(what, where=served.name, fix="leave --engine out")
+        if settings.json_schema is not None:
+            what = "llama.cpp takes the schema of a request, and none of the run"
+            raise RecipeError(what, where="generate.json_schema", fix="leave it out, or --engine")
         with bound(limits.host, port) as place:
             address, port = address_of(place), place.getsockname()[1]
         rows = min(limits.rows, most_rows(model, available_memory()))
         options: dict[str, Any] = {
             "model": str(self.file(served)), "alias": served.name, "host": limits.host, "port": port, "parallel": rows,
             "ctx-size": rows * served.context, "threads": threads, "temp": settings.temperature,
-            "top-k": settings.top_k, "top-p": settings.top_p, "min-p": 0.0,
+            "top-k": settings.top_k, "top-p": settings.top_p, "min-p": settings.min_p,
+            "presence-penalty": settings.presence_penalty, "frequency-penalty": settings.frequency_penalty,
             "repeat-penalty": settings.repetition_penalty, "repeat-last-n": -1,
         }  # fmt: skip
         if self.weights == "f32":  # as near to our engine as it can
@@ -175,6 +179,7 @@ class Llama:
         drawn = params.sampling
         drawn.temp, drawn.top_k, drawn.top_p = options["temp"], options["top-k"], options["top-p"]
         drawn.min_p, drawn.penalty_repeat = options["min-p"], options["repeat-penalty"]
+        drawn.penalty_present, drawn.penalty_freq = options["presence-penalty"], options["frequency-penalty"]
         drawn.penalty_last_n = options["repeat-last-n"]
         try:
             inside = xllamacpp.Server(params)
