@@ -101,6 +101,9 @@ def write_files(folder: Path) -> None:
     asked = [{"image": f"photos/cat/{n}.png", "question": "Which animal?", "answer": "cat"} for n in range(8)]
     write_rows(folder / "my_questions.jsonl", [dict(row) for row in asked])
     chapters = [f"CHAPTER {number}\n\n{row['text']}\n\n{row['text']}\n" for number, row in enumerate(TEXT * 5)]
+    (folder / "pet.json").write_text(
+        '{"type": "object", "properties": {"name": {"enum": ["猫", "狗"]}}}', encoding="utf-8"
+    )
     (folder / "book.txt").write_text("\n".join(chapters), encoding="utf-8")
     tickets = [{"Customer message": f"Ticket {n}?", "Our answer": f"Answer {n}."} for n in range(30)]
     reviews = [{"comment": row["text"]} for row in TEXT]

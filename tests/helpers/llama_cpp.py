@@ -47,11 +47,11 @@ def apart(model: Decoder, asked: Callable[..., Any], sequences: Sequence[Sequenc
     """Largest difference of the log probabilities of the likeliest next tokens there and here."""
     worst, num_compared = 0.0, 0
     for ids in sequences:
-        # None where the answer ends at once.
-        answer = asked("/completion", prompt=ids, n_predict=1, n_probs=NUM_TOP).get("completion_probabilities", [])
+        # The answer is "a": one that ended at once, or within a character, would have no probabilities.
+        answer = asked("/completion", prompt=ids, n_predict=1, n_probs=NUM_TOP, logit_bias=[["a", 1000]])
         with torch.no_grad():
             expected = model.logits(model(from_sequences([[*ids, 0]])))[-1].log_softmax(-1)
-        for token in [token for first in answer for token in first["top_logprobs"]]:
+        for token in [token for made in answer.get("completion_probabilities", []) for token in made["top_logprobs"]]:
             worst = max(worst, abs(token["logprob"] - float(expected[token["id"]])))
             num_compared += 1
     assert num_compared >= NUM_TOP

@@ -126,12 +126,12 @@ def generators_of_slots(patch: pytest.MonkeyPatch) -> None:
     """Draws from the generator of a row's place."""
     own, generators = engine_module._draw, dict[int, np.random.Generator]()
 
-    def draw(answers: list[Any], scores: Tensor) -> list[int]:
+    def draw(answers: list[Any], scores: Tensor, uniform: list[float]) -> list[int | None]:
         for place, answer in enumerate(answers):
             answer.generator = generators.setdefault(place, answer.generator)
         if len(answers) == 1:
             generators.clear()
-        return own(answers, scores)
+        return own(answers, scores, uniform)
 
     patch.setattr(engine_module, "_draw", draw)
 
@@ -140,11 +140,11 @@ def penalties_of_others(patch: pytest.MonkeyPatch) -> None:
     """Penalties of the tokens of another row."""
     own = engine_module._draw
 
-    def draw(answers: list[Any], scores: Tensor) -> list[int | None]:
+    def draw(answers: list[Any], scores: Tensor, uniform: list[float]) -> list[int | None]:
         counts = [answer.counts for answer in answers if answer.counts is not None]
         for answer, other in zip([one for one in answers if one.counts is not None], counts[::-1], strict=True):
             answer.counts = other
-        return own(answers, scores)
+        return own(answers, scores, uniform)
 
     patch.setattr(engine_module, "_draw", draw)
 
