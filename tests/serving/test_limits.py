@@ -196,6 +196,20 @@ def test_unknown_routes_and_methods_name_what_there_is(chats):
         assert ":predict" not in told
 
 
+def test_the_pages_markdown_becomes_elements_and_no_markup(chats):
+    text = "- a *b*\n- `c`\n\n<i>![d](e)\nf [g](javascript:h)"
+    items = [["a ", {"tag": "em", "attributes": {}, "children": ["b"]}]]
+    items += [[{"tag": "code", "attributes": {}, "children": ["c"]}]]
+    made = [{"tag": "li", "attributes": {}, "children": children} for children in items]
+    link = {"tag": "a", "attributes": {"href": "e"}, "children": ["d"]}
+    line = {"tag": "br", "attributes": {}, "children": [""]}
+    expected = [{"tag": "ul", "attributes": {}, "children": made}]
+    expected += [{"tag": "p", "attributes": {}, "children": ["<i>!", link, line, "f [g](javascript:h)"]}]
+    assert chats.client.post("/markdown", json={"text": text}).json() == expected
+    error(chats.client.post("/markdown", json={"text": "a" * 16_001}), 400, None)
+    error(chats.client.post("/markdown", content=json.dumps({"text": text})), 415, "unsupported_media_type")
+
+
 @pytest.mark.parametrize(
     "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", "image/png"]
 )
