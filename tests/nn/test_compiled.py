@@ -1,0 +1,73 @@
+"""The graphs of compiled blocks, traced on the processor as a card computes them."""
+
+import re
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch._dynamo.utils import counters
+
+from tests.helpers.card import standing_in
+from tests.helpers.toy import events, run, same_tensors, weights, write_toy
+from unpad.api import batches
+from unpad.models.decoder import Config, Decoder
+from unpad.nn.block import compile_blocks
+from unpad.recipes.file import load_recipe
+from unpad.recipes.training import OptimSettings
+from unpad.training import setup
+from unpad.training.optim import make_optimizer
+from unpad.training.setup import compiles
+from unpad.training.step import train_step
+
+# torch.compile warns of what it looks at itself.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def trained(compiled: bool, dropout: float, updates: int) -> tuple[list[float], torch.Tensor]:
+    """Losses and the last weights of some ragged updates."""
+    torch.manual_seed(0)
+    config = Config(width=32, blocks=3, heads=2, hidden=48, context=64, dropout=dropout)
+    model = Decoder(config, 97).train()
+    if compiled:
+        compile_blocks(model, "eager")
+    optimizer, rng, losses = make_optimizer(model, OptimSettings()), np.random.default_rng(0), []
+    corpus = [rng.integers(3, 97, size) for size in rng.integers(2, 60, 40 * updates)]
+    counted = [np.ones(len(one), np.bool_) for one in corpus]
+    for micros in batches(corpus, counted, strategy="dynamic", tokens_per_step=256, tokens_per_micro=128):
+        result = train_step(model, micros, optimizer, weights={"cross_entropy": 1.0}, precision="bf16", clip=1.0)
+        losses.append(result.terms["nll"])
+        if len(losses) == updates:
+            break
+    return losses, model.blocks[-1].feed_forward.down.weight.detach().clone()
+
+
+def test_a_run_compiles_on_a_card_alone_says_so_and_ends_with_the_same_weights(tmp_path, monkeypatch):
+    toy, half = str(write_toy(tmp_path / "toy")), ["precision=bf16", "train.max_steps=3"]
+    recipe, off, card = load_recipe(toy, []), load_recipe(toy, ["train.compile=off"]), torch.device("cuda", 0)
+    assert compiles(recipe, card, "bf16")
+    assert not any(
+        [compiles(recipe, torch.device("cpu"), "bf16"), compiles(recipe, card, "fp32"), compiles(off, card, "bf16")]
+    )
+    with standing_in():
+        run(toy, tmp_path / "plain", *half)
+        monkeypatch.setattr(setup, "compiles", lambda *_: True)
+        monkeypatch.setattr(setup, "compile_blocks", partial(compile_blocks, backend="eager"))
+        run(toy, tmp_path / "compiled", *half)
+    (said,) = events(tmp_path / "compiled", "compiled")
+    assert re.fullmatch(r"blocks compiled: \d+ graphs?, \d+ s", said["message"])
+    assert not events(tmp_path / "plain", "compiled")
+    assert same_tensors(weights(tmp_path / "compiled"), weights(tmp_path / "plain"))
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_blocks_are_three_graphs_for_any_batches_and_draw_what_they_draw_uncompiled(dropout):
+    with standing_in():
+        expected = trained(False, dropout, 6)
+        torch._dynamo.reset()
+        counters.clear()
+        losses, weights = trained(True, dropout, 6)
+    assert counters["stats"]["unique_graphs"] == 3
+    assert not counters["graph_break"]
+    torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=2e-3, atol=0)
+    torch.testing.assert_close(weights, expected[1], rtol=0, atol=2e-3)
