@@ -91,10 +91,8 @@ class Attachment:
         """The data's rows by the collator that the trainer had, of which its batches are made."""
         rows = None if self.trained is None else self.trained.data
         if not isinstance(rows, CollatedRows):
-            raise RecipeError(
-                "the trainer's batches are not those of unpad.hf.attach: another loader makes them since then",
-                fix="call unpad.hf.attach again after the change, or prove the trainer before it",
-            )
+            what = "the trainer's batches are not those of unpad.hf.attach: another loader makes them since then"
+            raise RecipeError(what, fix="call unpad.hf.attach again after the change, or prove the trainer before it")
         return rows
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.batching.batch import RaggedBatch, from_padded
+from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.contract import ORIGIN, Model, PrunesTokens
 from unpad.models.objective import LAST
@@ -261,8 +261,7 @@ def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceR
 
 def _asks(loss_mask: Tensor) -> Tensor:
     """The tokens up to the one that predicts the first target."""
-    before = loss_mask.cumsum(0) - loss_mask.long()
-    return before == 0
+    return loss_mask.cumsum(0) == loss_mask.long()
 
 
 def _merged(
@@ -410,10 +409,7 @@ def left_rows(model: Model, batch: RaggedBatch) -> list[Tensor] | None:
         patches = torch.zeros_like(lengths).index_add(0, batch.media_seqs, batch.media.layout.lengths())
         left = lengths - patches + model.kept[-1]
     if isinstance(batch.layout, PaddedLayout) and len(hidden) == batch.total_tokens:
-        if not torch.equal(left, lengths):
-            return None
-        mask = batch.layout.attention_mask
-        hidden = from_padded(hidden.unflatten(0, mask.shape), mask)
+        return measure.per_sequence(hidden, batch) if torch.equal(left, lengths) else None
     return list(hidden.split(left.tolist()))
 
 

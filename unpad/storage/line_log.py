@@ -78,11 +78,8 @@ class LineLog:
             elif kept_here:
                 dropped = len(damaged)
                 if damaged and not mend:
-                    raise CheckpointError(
-                        "the line is not a JSON object, or lacks fields of this file",
-                        where=f"{self.path}:{damaged[0]}",
-                        fix="remove or correct the line",
-                    )
+                    what = "the line is not a JSON object, or lacks fields of this file"
+                    raise CheckpointError(what, where=f"{self.path}:{damaged[0]}", fix="remove or correct the line")
                 kept.append(line + b"\n")
         if b"".join(kept) != data:
             write_atomic(self.path, b"".join(kept))
