@@ -162,8 +162,7 @@ class _Call:
         after = _first(module(*args, **kwargs))
         if after is None or after.shape != self.out.shape:  # it keeps state from call to call
             return True
-        moved = (after - self.out)[:, CHANGED:].abs().max()
-        return bool(moved > MOVED * self.out.abs().max())
+        return bool((after - self.out)[:, CHANGED:].abs().max() > MOVED * self.out.abs().max())
 
 
 @torch.no_grad()

@@ -73,8 +73,7 @@ class Attachment:
     def examples_of(self, data: Any) -> Examples:
         """The examples of a dataset, with lengths that are read once."""
         if id(data) not in self.examples:
-            rows = self.rows_of(data)
-            self.examples[id(data)] = (data, Examples(rows))
+            self.examples[id(data)] = (data, Examples(self.rows_of(data)))
         return self.examples[id(data)][1]
 
     def check(self, trainer: Trainer, called: nn.Module | None = None) -> None:

@@ -23,8 +23,7 @@ AGAIN = "run the same command again: files that are whole are kept"
 def is_hub_name(name: str) -> bool:
     """True for OWNER/MODEL or OWNER/MODEL@REVISION where no file or folder has this name; a name under runs/ is that of
     a run."""
-    is_name = _NAME.fullmatch(name) is not None and not name.startswith(f"{RUNS}/")
-    return is_name and not user_path(name).exists()
+    return _NAME.fullmatch(name) is not None and not name.startswith(f"{RUNS}/") and not user_path(name).exists()
 
 
 def download_model(name: str) -> "Snapshot":

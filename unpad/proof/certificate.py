@@ -289,8 +289,7 @@ def _wrong_labels(alone: RaggedBatch | None, labels: Tensor, mask: Tensor, posit
     if labels.numel() != alone.total_tokens:
         return 1
     wanted, counts, places = (x.to(labels.device) for x in (alone.labels, alone.loss_mask, alone.position_ids))
-    misplaced = int((positions != places).sum())
-    return int(((labels != wanted) & mask).sum()) + int((mask != counts).sum()) + misplaced
+    return int(((labels != wanted) & mask).sum()) + int((mask != counts).sum()) + int((positions != places).sum())
 
 
 def _images_line(batches: Sequence[RaggedBatch]) -> Line:

@@ -145,8 +145,7 @@ def _judged(model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visua
     if _pruning(model).attention_weight != "none":
         seen = weights[:, asks][:, :, visual].detach()
         received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1) * len(row.source)
-    head = model.pruners[str(index)]
-    return head(VisionTokens(x[visual], layouts[0], x[asks], layouts[1], received))
+    return model.pruners[str(index)](VisionTokens(x[visual], layouts[0], x[asks], layouts[1], received))
 
 
 def _noise(index: int, visual: Tensor, row: ReferenceRow, dtype: torch.dtype) -> Tensor:
@@ -248,8 +247,7 @@ def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceR
         for image, patches in enumerate(places):
             owner[patches] = image
         for image, patches in enumerate(places):
-            one = sample.media.select([image])
-            features, seen = model.tower.look(one, model.config.ranks_in_tower)
+            features, seen = model.tower.look(sample.media.select([image]), model.config.ranks_in_tower)
             received += [] if seen is None else [seen]
             stands = torch.arange(len(features))
             if merges:

@@ -38,13 +38,12 @@ class LineLog:
             what = f"{self.path.name} was deleted while it was being written"
             fix = f"put {self.path.parent} back from a copy and continue there, or begin again"
             raise DiskError(what, where=str(self.path), fix=fix)
-        size = status.st_size
         with disk_errors(self.path, len(line)):
             try:
                 write_all(self._descriptor, self.path, line)
             except BaseException:
                 with suppress(OSError):
-                    os.ftruncate(self._descriptor, size)
+                    os.ftruncate(self._descriptor, status.st_size)
                 raise
 
     def sync(self) -> None:

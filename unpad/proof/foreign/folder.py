@@ -80,7 +80,6 @@ class Way:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        certificate = None if self.certificate is None else self.certificate.to_dict()
         return {
             "batches": self.collator.name,
             "promises": self.collator.promises,
@@ -90,7 +89,7 @@ class Way:
             "others_move": self.failed("isolation"),
             "tokens_cut": self.measured("cut"),
             "reason": self.reason,
-            "certificate": certificate,
+            "certificate": None if self.certificate is None else self.certificate.to_dict(),
         }
 
 

@@ -147,8 +147,7 @@ def _certificate(measured: Measured, name: str, notes: Sequence[str]) -> Foreign
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
     part = [PART.format(len(sequences), len(update.whole.sequences))] if update.whole else []
-    remarks = (*notes, *_remarks(update), *part)
-    return ForeignCertificate(findings(measured), name, None, remarks, *size)
+    return ForeignCertificate(findings(measured), name, None, (*notes, *_remarks(update), *part), *size)
 
 
 def _remarks(update: Update) -> list[str]:

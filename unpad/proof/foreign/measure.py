@@ -263,8 +263,7 @@ def logits_in_batches(forward: Forward, update: Update) -> list[Tensor]:
 
 def _take(pieces: dict[int, Tensor], update: Update, index: int, output: object) -> Tensor:
     """The logits of a batch, (rows, width, vocabulary); those of its pieces, (length, columns) each, go into a dict."""
-    batch = update.batches[index]
-    logits = logits_of(output, batch)
+    logits = logits_of(output, update.batches[index])
     for piece, row, cells in update.places(index):
         pieces[piece] = _columns(logits[row, cells])
     return logits

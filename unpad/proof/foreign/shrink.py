@@ -291,8 +291,7 @@ _RULES: tuple[tuple[Collection[str], Callable[[int, _Whole], int]], ...] = (
 
 def _derive(full: Fields, small: Fields) -> None:
     """Keep the relations between fields that hold in the whole configuration."""
-    relations = [(*one, sum) for one in SUMS] + [(*one, math.prod) for one in PRODUCTS]
-    for name, parts, combine in relations:
+    for name, parts, combine in [(*one, sum) for one in SUMS] + [(*one, math.prod) for one in PRODUCTS]:
         wholes = [_count(full, part) for part in parts]
         smalls = [_count(small, part) for part in parts]
         if name not in small or None in (*wholes, *smalls):

@@ -376,8 +376,7 @@ def _filler(batch: ForeignBatch, owners: Tensor) -> Tensor:
             if not owned[start]:
                 while end < width and not owned[end] and ids[end] == ids[start]:
                     end += 1
-                at_end = start == 0 or end == width
-                if at_end or not any(targets[max(start - 1, 0) : end]):
+                if start == 0 or end == width or not any(targets[max(start - 1, 0) : end]):
                     filler[row, start:end] = True
             start = end
     return filler
