@@ -147,7 +147,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def no_router_loss(model: nn.Module) -> Iterator[bool]:
     """Leave out the auxiliary loss of a router, a mean over a micro-batch; yields True if there was one."""
-    config = config_of(model)
+    config: Any = config_of(model)
     text = config.get_text_config() if hasattr(config, "get_text_config") else None
     before = [(one, one.output_router_logits) for one in (config, text) if hasattr(one, "output_router_logits")]
     for one, _ in before:
