@@ -168,7 +168,7 @@ class TextData(families.Data):
             return families.not_compared("documents", reason)
         documents = seq_ids if self.replies is None else np.unique(self.replies.document[seq_ids])
         leaks = corpus_files.compare_new(run.recipe, run.tokens, self.recipe, self.tokens, documents)
-        counts = leaks.report.num_holdout, leaks.report.num_exact, leaks.report.num_near
+        counts = leaks.num_holdout, leaks.num_exact, leaks.num_near
         return families.NearDuplicates("documents", *counts, tuple(leaks.places), tuple(leaks.lines()))
 
     def single_row(self, recipe: Recipe, kind: str) -> tuple[str, str] | None:
