@@ -147,9 +147,9 @@ def untouched(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def no_router_loss(model: nn.Module) -> Iterator[bool]:
     """Leave out the auxiliary loss of a router, a mean over a micro-batch; yields True if there was one."""
-    config: Any = config_of(model)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else None
-    before = [(one, one.output_router_logits) for one in (config, text) if hasattr(one, "output_router_logits")]
+    config = config_of(model)
+    configs: list[Any] = [config, config.get_text_config()] if hasattr(config, "get_text_config") else [config]
+    before = [(one, one.output_router_logits) for one in configs if hasattr(one, "output_router_logits")]
     for one, _ in before:
         one.output_router_logits = False
     try:
