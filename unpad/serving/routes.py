@@ -28,7 +28,6 @@ from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, 
 from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, ModelPrompt, Notes, Served
 from unpad.serving.service import Service, too_late
 
-RESPONSES = "/v1/responses"  # of llama.cpp alone
 ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
 # Sets of a patient: a prediction takes time by their square, an explanation by their cube.
 MOST_SETS, MOST_EXPLAINED = 2048, 256
@@ -49,7 +48,7 @@ def routes(service: Service, *, page: bool) -> list[Route]:
         Route("/v1/models", partial(_models, service)),
         Route("/v1/models/{id}", partial(_model, service)),
         *(Route(path, partial(_asked, service, path, answer), methods=["POST"]) for path, answer in ANSWERS.items()),
-        *(Route(path, partial(_not_here, service), methods=["POST"]) for path in ("/v1/embeddings", RESPONSES)),
+        *(Route(path, partial(_not_here, service), methods=["POST"]) for path in ("/v1/embeddings", "/v1/responses")),
     ]
     if page:
         every.append(Route("/", _page))
@@ -92,7 +91,7 @@ async def _model(service: Service, http: Request) -> Response:
 async def _not_here(service: Service, http: Request) -> Response:
     served = service.ready()
     what = f"this server does not do {http.url.path}: use {' or '.join(served.routes)}"
-    if http.url.path == RESPONSES and served.kind in ("chat", "text"):
+    if served.kind in ("chat", "text"):
         what += f"; or {protocol.OTHER_ENGINE}"
     raise protocol.RequestError(what, code="not_supported")
 
