@@ -332,6 +332,17 @@ def test_a_request_of_many_prompts_leaves_half_of_the_rows_to_others(chats):
     wait_for(lambda: chats.service.num_open == 0)
 
 
+def test_a_request_of_many_prompts_has_few_tokens_before_those_of_others(chats, monkeypatch):
+    monkeypatch.setattr(service, "READ_AHEAD", 8)
+    with ThreadPoolExecutor() as pool:
+        with chats.held():
+            many = pool.submit(chats.post, "/v1/completions", {"prompt": [[5] * 4] * 10, "max_tokens": 1})
+            wait_for(lambda: chats.service.num_open == 10)
+            assert chats.get("/health").status_code == 200  # the loop has done what it was at
+            assert chats.service._worker._inbox.qsize() == 2
+        assert len(many.result().json()["choices"]) == 10
+
+
 def test_requests_that_are_read_count_among_those_that_wait(strict):
     with prepared(strict, 2) as go_on, ThreadPoolExecutor() as pool:
         asked = [pool.submit(strict.post, CHAT, {**ASK, "max_tokens": 1}, headers=BEARER) for _ in range(3)]
