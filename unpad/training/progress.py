@@ -21,10 +21,9 @@ from unpad.recipes.file import recipe_names
 from unpad.recipes.recipe import Recipe, differences, may_change_on_resume
 from unpad.recipes.section import kept_paths
 from unpad.run import checkpoint, upgrade
-from unpad.run.base import KEY
+from unpad.run.base import KEY, read_quantized, refuse_training
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, MADE_BY, OF_RUN, RECIPE, RUN_ID, STATE, read_command, run_recipe
-from unpad.run.quantized import read_quantized, refuse_training
 from unpad.run.report.history import read_log
 from unpad.storage.reading import Count, known_fields, misfit
 from unpad.training.auto_size import with_size
