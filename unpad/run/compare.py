@@ -4,7 +4,7 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from html import escape
@@ -93,16 +93,12 @@ def summarize(folder: Path) -> RunSummary:
         place = error.where.removeprefix(f"{folder}/")
         what = f"{place}: {error.what}" if ":" in place else error.what
         return RunSummary(folder.name, "damaged", "", 0, None, size, what)
-    command = saved.get(run_folder.MADE_BY) or shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
+    made = saved.get(run_folder.MADE_BY, "")
+    command = made or shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
+    state = ("imported" if made.startswith(run_folder.IMPORT) else "merged") if made else run_state(folder, log)
     command += f"  # {saved[run_folder.FAMILY]}" if run_folder.FAMILY in saved else ""
     started = log[0]["time"] if log else ""
-    return RunSummary(folder.name, _made(saved) or run_state(folder, log), started, step, heldout, size, command)
-
-
-def _made(saved: Mapping[str, Any]) -> str:
-    """State of a run that was not trained, such as an import; "" for a trained run."""
-    command = saved.get(run_folder.MADE_BY, "")
-    return "" if not command else "imported" if command.startswith(run_folder.IMPORT) else "merged"
+    return RunSummary(folder.name, state, started, step, heldout, size, command)
 
 
 def _size(path: Path) -> int:
