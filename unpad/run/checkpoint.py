@@ -5,8 +5,8 @@
 
 Processes that each hold some rows of the tensors write files of their own, model-00001-of-00002.safetensors and so on,
 which are read here too. The header of such a file has the place of each tensor in the whole one, in the format of
-torch's `HuggingFaceStorageWriter` with `save_distributed`, so that torch's reader opens the folder too; an unsharded tensor is
-only in the first file, and a process without rows of a tensor omits it.
+torch's `HuggingFaceStorageWriter` with `save_distributed`, so that torch's reader opens the folder too. An unsharded
+tensor is only in the first file, and a process without rows of a tensor omits it.
 
 A folder is complete or absent, and is verified by sha256 whenever it is read. Nothing is ever unpickled.
 """
