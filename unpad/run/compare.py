@@ -4,9 +4,10 @@ import json
 import os
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 from rich.cells import cell_len
 
-from unpad.errors import RecipeError, SourceError, UnpadError
+from unpad.errors import RecipeError, RunFileError, SourceError, UnpadError
 from unpad.recipes.recipe import Recipe, differences
 from unpad.run import folder as run_folder
 from unpad.run.report.history import METRICS, RunHistory, metric_fault, parse_row, read_history, read_log, run_state
@@ -87,18 +88,32 @@ def summarize(folder: Path) -> RunSummary:
     size = sum(map(_size, folder.rglob("*")))
     try:
         saved = run_folder.read_command(folder)
-        log = read_log(folder)
+        log = _made_log(folder, saved)
         step, heldout = _progress(folder)
     except UnpadError as error:
         place = error.where.removeprefix(f"{folder}/")
         what = f"{place}: {error.what}" if ":" in place else error.what
         return RunSummary(folder.name, "damaged", "", 0, None, size, what)
-    made = saved.get(run_folder.MADE_BY, "")
-    command = made or shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
-    state = ("imported" if made.startswith(run_folder.IMPORT) else "merged") if made else run_state(folder, log)
+    command = saved.get(run_folder.MADE_BY) or shlex.join(["unpad", "train", saved["recipe"], *saved["overrides"]])
     command += f"  # {saved[run_folder.FAMILY]}" if run_folder.FAMILY in saved else ""
     started = log[0]["time"] if log else ""
-    return RunSummary(folder.name, state, started, step, heldout, size, command)
+    return RunSummary(folder.name, _made(saved) or run_state(folder, log), started, step, heldout, size, command)
+
+
+def _made(saved: Mapping[str, Any]) -> str:
+    """State of a run that was not trained, such as an import; "" for a trained run."""
+    command = saved.get(run_folder.MADE_BY, "")
+    return "" if not command else "imported" if command.startswith(run_folder.IMPORT) else "merged"
+
+
+def _made_log(folder: Path, saved: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The log of a run. In early versions imports logged no time."""
+    try:
+        return read_log(folder)
+    except RunFileError:
+        if _made(saved) != "imported":
+            raise
+        return [{"time": datetime.fromtimestamp((folder / run_folder.COMMAND).stat().st_mtime, UTC).isoformat()}]
 
 
 def _size(path: Path) -> int:
