@@ -14,14 +14,13 @@ import numpy as np
 
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
-from unpad.nn.native import library
-from unpad.nn.precision import DTYPES
 from unpad.terminal.progress import counted
 from unpad.terminal.table import text_table, wrapped
 from unpad.training.auto_size import StageMemory
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup
 from unpad.training.stage import StageSetup, epoch_plan
+from unpad.training.updates import takes_groups
 
 ROUNDS, SECONDS = 3, 1.5  # turns of each strategy, and the timed part of a turn
 WARM_STEPS = 2  # untimed, of each strategy before the first round
@@ -118,9 +117,10 @@ def _with(stage: StageSetup, **fields: Any) -> StageSetup:
 
 def _updates(setup: Setup, stage: StageSetup) -> Iterator[list[RaggedBatch]]:
     """Micro-batches of one update after the other, epoch after epoch."""
-    grouped = not library.computes(DTYPES[setup.precision])
     for epoch in count():
-        yield from load_steps(setup.data.load, epoch_plan(stage, epoch), setup.device, group_lengths=grouped)
+        yield from load_steps(
+            setup.data.load, epoch_plan(stage, epoch), setup.device, group_lengths=takes_groups(setup)
+        )
 
 
 def _rate(rehearsal: Rehearsal, updates: Iterator[list[RaggedBatch]], seconds: float) -> float:
