@@ -31,8 +31,7 @@ from unpad.models.contract import Generates
 from unpad.models.decoder import Decoder
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
-from unpad.run.base import quantize_run, quantized_names
-from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
+from unpad.run.base import hold_quantized, packed_weights, quantize_run, quantized_names, quantized_tensors
 
 SIZES = {"width": 512, "blocks": 6, "heads": 8, "hidden": 2048, "activation": "swiglu", "context": 512, "tied": False}
 VOCAB, PROMPT, STEPS = 16_000, 100, 8

@@ -107,7 +107,7 @@ def test_tables_follow_a_narrower_terminal(width, monkeypatch):
         *trouble.lines(1, "en"),
         *trouble.lines(1, "zh"),
         *described(["threads"], ["one word and another " * 9]),
-        *FileCheck(Path("my.jsonl"), "text", 30_000, 20_000, 10_000, 5000, np.array([9])).line().splitlines(),
+        *FileCheck(Path("my.jsonl"), "text", 30_000, 20_000, 5000, np.array([9])).line().splitlines(),
         *_with_places("  dropped   long   1,000", "a.jsonl:1, " * 30),
     ]
     assert [line for line in shown if cells(line) > width] == []

@@ -61,11 +61,11 @@ def test_json_holds_the_whole_report(unpad: Shell, tmp_path: Path) -> None:
         "bad": 2,
         "files": [
             {
-                "path": str(path), "kind": "text", "rows": 4, "used": 3, "blank_lines": 2, "repeated": 1, "note": None,
+                "path": str(path), "kind": "text", "rows": 4, "used": 3, "repeated": 1, "note": None,
                 "pictures": None, "not_read": {},
             },
             {
-                "path": str(picture), "kind": "images", "rows": 1, "used": 0, "blank_lines": 0, "repeated": None,
+                "path": str(picture), "kind": "images", "rows": 1, "used": 0, "repeated": None,
                 "characters": None, "note": None, "pictures": None, "not_read": {},
             },
         ],

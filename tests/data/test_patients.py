@@ -342,7 +342,6 @@ def test_who_had_a_competing_event_by_the_horizon_has_label_0_and_is_not_left_ou
     assert cause.tolist() == [0] * 3 + [1] * 3 + [3] * 3 + [2] * 3, "in the order in which competing names them"
     each = ", ".join(f"{word}: 3" for word in Recipe(events={"labels": made, "landmark": 0}).events.labels.competing)
     assert f"3 observed until the outcome, 6 until a competing event ({each}), followed" in "\n".join(data.lines())
-    assert "of events.labels.competing" not in "\n".join(data.lines())
 
 
 @pytest.mark.promise("patients.competing")
@@ -380,15 +379,11 @@ def people_with(tmp_path: Path, columns: dict[str, list[Any]], **fields: object)
 
 
 @pytest.mark.promise("patients.competing")
-def test_a_competing_value_that_nobody_has_is_warned_of_with_the_values_that_there_are(tmp_path: Path) -> None:
+def test_a_competing_value_that_nobody_has_is_counted_as_0(tmp_path: Path) -> None:
     columns = {"status": ["alive", "ill", "death", "death", "moved", "Ada"], "end": [40] * 6}
     meant = {"competing": ["dead", "moved"], "map": {"alive": 0, "ill": 1}}
     read = read_cohort(people_with(tmp_path, columns, **meant))
-    [note] = read.notes
-    assert note.endswith('no "status" is "dead", of events.labels.competing')
     assert "1 until a competing event (dead: 0, moved: 1)" in cohort_lines(read.cohort, ["dead", "moved"])[-1]
-    columns["status"] = [""] * 6
-    assert read_cohort(people_with(tmp_path, columns, **meant)).notes == (), "nothing is known of anybody"
 
 
 # --------------------------------------------------------------------------- several classes

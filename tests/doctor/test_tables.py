@@ -12,9 +12,7 @@ from tests.doctor.troubles import Recipe, is_ill, with_discharge_status, with_ho
 from tests.doctor.troubles import Row as Fields
 from tests.helpers.families import images, rewritten, write_rows
 from unpad.doctor.examine import look
-from unpad.doctor.rows import Labelled
 from unpad.doctor.subject import TimeBudget, open_subject
-from unpad.doctor.vqa import without_picture
 
 
 def codes(recipe: Path) -> list[str]:
@@ -42,19 +40,11 @@ def labelled(change: Callable[[Fields, int], Fields], side: Callable[[str], int]
     ("recipe", "expected"),
     [
         (labelled(lambda row, i: row), []),
-        (labelled(lambda row, i: {**row, "label": row["label"].upper() if i % 3 else row["label"]}), ["spelt_twice"]),
-        (labelled(lambda row, i: {**row, "label": "Aa"[row["label"] == "dark"]}), []),
         (labelled(lambda row, i: row, lambda label: len(label) * 6), ["shortcut"]),
     ],
 )
 def test_classes_of_pictures(recipe, expected, tmp_path):
     assert [code for code in codes(recipe(tmp_path / "data")) if code != "same_rows"] == expected
-
-
-def test_answers_that_follow_from_their_question_are_named():
-    asked = [Labelled(f"Is it{' not' * (i % 2)}?", "no" if i % 2 else "yes", f"a:{i}") for i in range(60)]
-    assert without_picture(asked, ("data.vqa",))
-    assert without_picture([one._replace(target=str(i % 3)) for i, one in enumerate(asked)], ("data.vqa",)) == []
 
 
 def weaker(rows: list[Fields]) -> list[Fields]:

@@ -182,14 +182,6 @@ def altered_copies(rows: list[Row]) -> list[Row]:
     ]
 
 
-def other_language(rows: list[Row]) -> list[Row]:
-    """Held-out texts are Russian."""
-    draw = np.random.default_rng(5)
-    words = ["сегодня", "хорошая", "погода", "старый", "парк", "много", "деревьев"]
-    others = [{"text": " ".join(draw.permutation(words)) + ".", "split": "valid"} for _ in range(24)]
-    return [*({**row, "split": "train"} for row in rows), *others]
-
-
 def with_rare_words(rows: list[Row]) -> list[Row]:
     """Every text has twenty words of its own."""
     letters = np.random.default_rng(2).choice(list("abcdefghijklm"), (len(rows), 20, 8))
@@ -285,7 +277,6 @@ SEEN = [
     Trouble("values in two units", "far_values", with_tables(in_two_units)),
     Trouble("numbers of orders as codes", "rare_codes", with_tables(with_numbered_codes)),
     Trouble("codes too rare to be known", "rare_codes", patients, {"events": {"min_count": 100000}}),
-    Trouble("held-out texts in another language", "held_out_unlike", with_rows("texts", other_language)),
     Trouble("a vocabulary of words seen once", "tokenizer", with_rows("texts", with_rare_words),
             {"data": {"chat": []}, "tokenizer": {"vocab_size": 4000}}),
     Trouble("UTF-8 read as Latin-1", "garbled",

@@ -59,7 +59,6 @@ def test_a_reply_is_right_when_it_holds_every_keyword(trained):
     run, tokens, _ = trained
     replies = answer(run, tokens, np.arange(4))
     assert [reply.reply for reply in replies] == [said for _, said, _ in TALKS]  # greedy, whatever the recipe draws
-    assert [reply.keywords for reply in replies] == [tuple(words) for _, _, words in TALKS]
     assert [reply.right for reply in replies] == [True, True, False, True]
     assert all(asked in reply.question for reply, (asked, said, _) in zip(replies, TALKS, strict=True))
     assert not any(said in reply.question for reply, (asked, said, _) in zip(replies, TALKS, strict=True))

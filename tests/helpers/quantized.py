@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from unpad.models.contract import Model
-from unpad.run.base import quantized_names
-from unpad.run.quantized import hold_quantized, packed_weights, quantized_tensors
+from unpad.run.base import hold_quantized, packed_weights, quantized_names, quantized_tensors
 
 ModelType = TypeVar("ModelType", bound=Model)
 

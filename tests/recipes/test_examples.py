@@ -47,10 +47,11 @@ def test_the_split_of_the_packaged_recipe_leaks_nothing_that_is_not_declared(tmp
     tokens, _, report = prepare(load_recipe("zh_chat"))
     held_chats = np.flatnonzero((tokens.split == Split.HOLDOUT) & (tokens.kind == 1))
     assert held_chats.size == 320
-    leaks, places = vars(report.leaks[Split.HOLDOUT]).values()
-    assert (leaks.num_exact, leaks.num_near) == (0, 0), places
+    leaks = report.leaks[Split.HOLDOUT]
+    assert (leaks.num_exact, leaks.num_near) == (0, 0), leaks.places
     assert leaks.num_declared >= 320
     assert report.rows_used == 2540
     assert not report.bad_rows
-    trained = {tokens.group(int(i)) for i in np.flatnonzero((tokens.split == Split.TRAIN) & (tokens.kind == 1))}
-    assert {tokens.group(int(i)) for i in held_chats} <= trained
+    groups = np.array([group for part in tokens.parts for group in part.shard.groups])
+    trained = set(groups[(tokens.split == Split.TRAIN) & (tokens.kind == 1)])
+    assert set(groups[held_chats]) <= trained

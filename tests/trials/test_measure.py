@@ -12,16 +12,16 @@ from tests.helpers.toy import write_toy
 from unpad.recipes.file import load_recipe
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import prepare_setup
-from unpad.trials import measure
-from unpad.trials.measure import BATCH_SIZES, MeasuredStage, PaddedBatch
+from unpad.trials import preview
+from unpad.trials.preview import BATCH_SIZES, MeasuredStage, PaddedBatch
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "SECONDS", 0.01)
-    monkeypatch.setattr(measure, "ROUNDS", 2)
+    monkeypatch.setattr(preview, "SECONDS", 0.01)
+    monkeypatch.setattr(preview, "ROUNDS", 2)
 
 
 @pytest.mark.promise("bench.strategies", "bench.memory")
@@ -31,7 +31,7 @@ def test_strategies_take_turns_on_one_model_that_stays_and_larger_batches_need_m
     used: list[Rehearsal] = []
     step = Rehearsal.step
     monkeypatch.setattr(Rehearsal, "step", lambda self, micros: (used.append(self), step(self, micros))[1])
-    result = measure.measure(setup, setup.stages[0], ["fixed", "pack"], "tokens")
+    result = preview.measure(setup, setup.stages[0], ["fixed", "pack"], "tokens")
     assert list(result.rates) == ["fixed", "pack"]
     assert all(len(rates) == 2 and min(rates) > 0 for rates in result.rates.values())
     assert len(set(map(id, used))) == 1

@@ -23,7 +23,6 @@ from unpad.data.sources.example import MOST_NAMED, SPLIT_NAMES, BadRow, Example,
 from unpad.data.sources.faults import there_is
 from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS, Advise, advice, is_picture
 from unpad.data.sources.files import FORMATS, SourceFile, expand, files_below, skipped_files
-from unpad.data.sources.json_rows import count_blank_lines
 from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading, refuse_given
 from unpad.data.sources.split import content_key
 from unpad.data.sources.text import line_ends, wrapped_width
@@ -96,7 +95,7 @@ def _refused(path: Path, error: SourceError | RecipeError) -> CheckReport:
     if not code.startswith("E_"):
         code, what = "E_RECIPE" if isinstance(error, RecipeError) else "E_FILE", error.what
     bad = BadRow(error.where or str(path), code, what, error.fix, num_rows=None)
-    return CheckReport((FileCheck(path, None, 1, 0, 0),), (bad,))
+    return CheckReport((FileCheck(path, None, 1, 0),), (bad,))
 
 
 def _is_recipe(path: Path) -> bool:
@@ -161,7 +160,6 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
         kind=kind,
         num_rows=num_used + count_bad(bad),
         num_used=num_used,
-        num_blank=count_blank_lines(file.path) if file.format == "jsonl" else 0,
         num_repeated=num_repeated if num_keys else None,
         characters=np.array(characters, np.int64) if characters else None,
         pictures=pictures if pictures.classes else None,
@@ -300,7 +298,7 @@ def _check_picture(settings: ImageSettings, path: Path) -> CheckReport:
     image = images.examine(images.ImageRow(str(path), "", path, str(path.resolve().parent)))
     bad = (image,) if isinstance(image, BadRow) else ()
     notes = () if isinstance(image, BadRow) else (*_picture_remarks([image], settings, labelled=False),)
-    return CheckReport((FileCheck(path, "images", 1, 1 - len(bad), 0),), bad, notes)
+    return CheckReport((FileCheck(path, "images", 1, 1 - len(bad)),), bad, notes)
 
 
 def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
@@ -333,7 +331,7 @@ def _check_events(recipe: Recipe, trains: bool) -> CheckReport:
         num_rows = len(table) + len(table.bad) + empty_files
         num_used = num_rows - len(bad_rows) - len(refused)
         unread = table.unread
-        reports.append((FileCheck(Path(shown), "events", num_rows, num_used, 0, unread=unread), (*bad_rows, *refused)))
+        reports.append((FileCheck(Path(shown), "events", num_rows, num_used, unread=unread), (*bad_rows, *refused)))
     notes = (*own, *(f"warning: {note}" for note in remarks))
     return CheckReport(tuple(file for file, _ in reports), tuple(row for _, bad in reports for row in bad), notes)
 

@@ -106,7 +106,7 @@ class PictureCounts:
 
 @dataclass(frozen=True, slots=True)
 class FileCheck:
-    """Counts of one file: rows, rows used, and blank lines, which are not rows.
+    """Counts of one file: rows, and rows used.
 
     Args:
         kind: kind of data; None for a file that was refused as a whole, which counts as one row.
@@ -121,7 +121,6 @@ class FileCheck:
     kind: str | None
     num_rows: int
     num_used: int
-    num_blank: int
     num_repeated: int | None = None
     characters: np.ndarray | None = None
     note: str = ""
@@ -140,8 +139,7 @@ class FileCheck:
     def line(self) -> str:
         if self.kind is None:
             return f"{escaped(str(self.path))}: not read"
-        blank = f", {number_of(self.num_blank, 'blank lines')}" if self.num_blank else ""
-        counts = f"{self.kind}, {self.num_used:,} of {number_of(self.num_rows, 'rows')} usable{blank}"
+        counts = f"{self.kind}, {self.num_used:,} of {number_of(self.num_rows, 'rows')} usable"
         if self.num_repeated:
             counts += f", {self.num_repeated} equal to an earlier one"
         path = escaped(str(self.path))
@@ -225,7 +223,6 @@ class CheckReport:
                 "kind": file.kind,
                 "rows": file.num_rows,
                 "used": file.num_used,
-                "blank_lines": file.num_blank,
                 "repeated": file.num_repeated,
                 "characters": file.lengths(),
                 "note": file.note or None,

@@ -352,22 +352,6 @@ class Data(ABC):
         """Cause and remedy where the only row of a kind is a file that was not divided; by default it was meant so."""
         return None
 
-    @classmethod
-    def source_lines(cls, recipe: Recipe) -> list[str]:
-        """A line per source of a recipe, for the screen, with the package's own marked.
-
-        Files in folders are not listed by default: there may be thousands, and their names may be patients' ids.
-        """
-        sources = [(f"data.{kind}", source.path) for kind in KINDS for source in recipe.data.sources(kind)]
-        sources += [(f"data.vqa.{field}", path) for one in recipe.data.vqa for field, path in one.beside.items()]
-        if recipe.data.events:
-            sources += [(f"events.{field}", path) for field, path in recipe.events.tables.items()]
-        return [line for field, path in sources for line in (_source_line(field, path), *cls._listed(recipe, path))]
-
-    @classmethod
-    def _listed(cls, recipe: Recipe, path: str) -> list[str]:
-        return []
-
     def facts(self) -> dict[str, Any]:
         """What the run's log and a plan keep of the data, by name; by default nothing."""
         return {}
@@ -389,8 +373,16 @@ class Data(ABC):
         return None
 
 
-def _source_line(field: str, path: str) -> str:
-    return f"reads {field}: {path}" + (" (comes with unpad)" if is_packaged(path) else "")
+def source_lines(recipe: Recipe) -> list[str]:
+    """A line per source of a recipe, for the screen, with the package's own marked.
+
+    Files in folders are not listed: there may be thousands, and their names may be patients' ids.
+    """
+    sources = [(f"data.{kind}", source.path) for kind in KINDS for source in recipe.data.sources(kind)]
+    sources += [(f"data.vqa.{field}", path) for one in recipe.data.vqa for field, path in one.beside.items()]
+    if recipe.data.events:
+        sources += [(f"events.{field}", path) for field, path in recipe.events.tables.items()]
+    return [f"reads {field}: {path}" + " (comes with unpad)" * is_packaged(path) for field, path in sources]
 
 
 class Family(Protocol):

@@ -17,7 +17,7 @@ from unpad.data.replies import Replies
 from unpad.data.show import Shown, spans_of
 from unpad.data.sources.documents import single_document
 from unpad.data.sources.example import BadRow
-from unpad.data.sources.files import expand, list_paths, resolve_path
+from unpad.data.sources.files import expand, resolve_path
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS
 from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus_files
@@ -35,7 +35,6 @@ FILES = (TOKENIZER,)
 NO_TEXT = None
 MOST_CHARACTERS = 1 << 27  # of a run's data that new texts are compared with, for about a minute or two
 MOST_BYTES = 1 << 27  # of text that a check keeps in memory
-MOST_LISTED = 20  # files of one folder or pattern
 SYSTEM_TURNS = "system_turns"  # of the training conversations, in `facts`
 
 
@@ -169,23 +168,13 @@ class TextData(families.Data):
             return families.not_compared("documents", reason)
         documents = seq_ids if self.replies is None else np.unique(self.replies.document[seq_ids])
         leaks = corpus_files.compare_new(run.recipe, run.tokens, self.recipe, self.tokens, documents)
-        counts = leaks.report.num_holdout, leaks.report.num_exact, leaks.report.num_near
+        counts = leaks.num_holdout, leaks.num_exact, leaks.num_near
         return families.NearDuplicates("documents", *counts, tuple(leaks.places), tuple(leaks.lines()))
 
     def single_row(self, recipe: Recipe, kind: str) -> tuple[str, str] | None:
         files = expand(recipe.data.text, partial(resolve_path, recipe.data)) if kind == "text" else []
         documents = [document for file in files if (document := single_document(file, recipe.data, 1))]
         return (f"{documents[0].what}, so nothing can be held out", documents[0].fix) if documents else None
-
-    @classmethod
-    def _listed(cls, recipe: Recipe, path: str) -> list[str]:
-        """Files of a folder or pattern."""
-        place = resolve_path(recipe.data, path)
-        if place.is_file():
-            return []
-        paths = list_paths(place)
-        more = [f"  and {len(paths) - MOST_LISTED:,} more"] if len(paths) > MOST_LISTED else []
-        return [*(f"  {path}" for path in paths[:MOST_LISTED]), *more]
 
     def facts(self) -> dict[str, Any]:
         report = self.report

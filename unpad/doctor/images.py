@@ -8,17 +8,14 @@ from unpad.data.images import ImageData
 from unpad.data.measuring import Measuring
 from unpad.data.pictures.remarks import class_clue
 from unpad.doctor.finding import Finding, Found, Words, finding
-from unpad.doctor.rows import cut_short, label_fields, labelled, of_rows, sampled, spelt_twice
+from unpad.doctor.rows import cut_short, label_fields, labelled, of_rows, sampled
 from unpad.doctor.subject import Subject
 from unpad.evaluation.classes import ClassPredictions, predict
 
 
 def look(subject: Subject[ImageData]) -> list[Finding]:
     """Findings on the sequences of the stage."""
-    data = subject.data
-    names = [data.classes[label] for label in data.labels[subject.stage.train_ids].tolist()]
-    findings = [*of_rows(subject, labelled(subject)), *spelt_twice(names, label_fields(subject))]
-    return [*findings, *shortcut(subject), *cut_short(subject), *learnt(subject)]
+    return [*of_rows(subject, labelled(subject)), *shortcut(subject), *cut_short(subject), *learnt(subject)]
 
 
 MOST_READ = 500  # pictures of either part

@@ -9,7 +9,7 @@ from unpad.data.histories.leaks import PatientEvents
 from unpad.data.histories.scales import by_code
 from unpad.data.patients import EventData
 from unpad.doctor.finding import Finding, Found, finding, level
-from unpad.doctor.rows import cut_short, labelled, of_rows, spelt_twice
+from unpad.doctor.rows import cut_short, labelled, of_rows
 from unpad.doctor.subject import Subject
 
 
@@ -20,7 +20,6 @@ def look(subject: Subject[EventData]) -> list[Finding]:
     train_ids, held_out_ids = (ids[np.isin(ids, last)] for ids in (subject.stage.train_ids, subject.stage.held_out_ids))
     subject = replace(subject, stage=replace(subject.stage, train_ids=train_ids, held_out_ids=held_out_ids))
     events = data.events_of(train_ids)
-    names = [data.codes[code] for code in events.code[events.code > 0].tolist()]
     beyond = data.report.counts.get("beyond events.max_events", 0)
     return [
         *of_rows(subject, labelled(subject)),
@@ -28,7 +27,6 @@ def look(subject: Subject[EventData]) -> list[Finding]:
         *far_values(events),
         *rare_codes(events),
         *no_history(subject),
-        *spelt_twice(names, ("data.events", "data.events.code", "static")),
         *cut_short(subject, beyond, "events.max_events", 0.5),
     ]
 

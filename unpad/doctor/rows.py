@@ -1,8 +1,6 @@
-"""Findings on the rows of any family: targets, copies on both sides of the split, spellings, and what a plan cuts."""
+"""Findings on the rows of any family: targets, copies on both sides of the split, and what a plan cuts."""
 
 import hashlib
-import re
-import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import fields, is_dataclass, replace
@@ -170,27 +168,6 @@ def constant_labels(rows: Sequence[Labelled], where: tuple[str, ...]) -> Found |
             return None
         severity = "warning"
     return Found(share, *where, severity=severity, num=len(rows), target=text[:40])
-
-
-@finding("spelt_twice",
-    en=("{classes} classes, answers or codes have several spellings, such as {first!r} and {second!r}, in "
-        "{number:.0%} of the rows.", "write each in one way: capitals, accents, blanks, marks"),
-    zh=("{classes} 个类别、答案或编码有多种写法，例如 {first!r} 和 {second!r}，占 {number:.0%} 的行。",
-        "统一大小写、空格和标点"))  # fmt: skip
-def spelt_twice(names: Sequence[str], where: tuple[str, ...]) -> Found | None:
-    """One class, answer or code under several spellings."""
-    counts, spellings = Counter(names), defaultdict[str, list[str]](list)
-    for name, _ in counts.most_common():
-        plain = unicodedata.normalize("NFKD", name).casefold()
-        # Signs that tell results apart, as in `rh+` and `> 5`, stay; letters, numbers and short codes differ by less.
-        plain = re.sub(r"[^\w+<>=*#%]+|_+", " ", "".join(c for c in plain if not unicodedata.combining(c))).strip()
-        if len(plain) >= 3 and any(map(str.isalpha, name)):
-            spellings[plain].append(name)
-    several = [group for group in spellings.values() if len(group) > 1]
-    other = sum(counts[name] for group in several for name in group[1:])
-    if not several or other < max(0.03 * len(names), 3):
-        return None
-    return Found(other / len(names), *where, first=several[0][0], second=several[0][1], classes=len(several))
 
 
 @finding("cut_short", explains={"labels_random"},

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic
 
@@ -24,25 +24,18 @@ from unpad.run.kept import open_files
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup, prepare_setup, resolved
 from unpad.training.stage import StageSetup, epoch_plan, last_step, stage_epochs
-from unpad.training.step import StepResult
 
 DataType = TypeVar("DataType", bound=Data, covariant=True, default=Data)
 
 
-@dataclass
 class TimeBudget:
-    """Time for the whole examination.
+    """Time for the whole examination."""
 
-    Args:
+    def __init__(self, seconds: float, now: Callable[[], float]) -> None:
+        """Args:
         seconds: for all of it; now: reads a clock.
-    """
-
-    seconds: float
-    now: Callable[[], float]
-    began: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.began = self.now()
+        """
+        self.seconds, self.now, self.began = seconds, now, now()
 
     @property
     def spent(self) -> float:
@@ -173,8 +166,3 @@ def _at_stage(name: str, folder: Path | None, step: int, setup: Setup, model: Mo
 def _copied(model: Model) -> Model:
     with needs_memory("a copy of the model", lower_sizes(model.config)):
         return copy.deepcopy(model)
-
-
-def total_loss(result: StepResult, weights: dict[str, float]) -> float:
-    """The loss that a step trains: its terms with their weights."""
-    return sum(weight * result.terms[name] for name, weight in weights.items() if name in result.terms)

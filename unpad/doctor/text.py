@@ -13,7 +13,7 @@ from unpad.data.tokens.corpus_files import list_files
 from unpad.data.tokens.lost import LostCharacters
 from unpad.doctor import rows
 from unpad.doctor.finding import Finding, Found, Words, finding, level
-from unpad.doctor.rows import Labelled, sampled
+from unpad.doctor.rows import Labelled
 from unpad.doctor.subject import Subject
 
 
@@ -39,7 +39,7 @@ def look(subject: Subject[TextData]) -> list[Finding]:
             findings += [] if reworded(single) else rows.clashing_labels(single, where, 0.5)
             findings += rows.constant_labels(talks, where)
     if not subject.stage.of_pairs:  # the replies of a pair share their prompt
-        findings += [*rows.same_rows(subject), *rows.near_rows(subject), *held_out_unlike(subject)]
+        findings += [*rows.same_rows(subject), *rows.near_rows(subject)]
         findings += [*rows.cut_short(subject), *tokenizer(subject.data.report.lost, words_once(subject))]
         findings += rows.sees_target(subject)
     return findings
@@ -88,7 +88,7 @@ TRACES: list[tuple[Words, re.Pattern[str], float]] = [
 LOST_LETTER = re.compile(r"(?<![^\s\"'(])[^\W\d_]+\?[^\W\d_?/=]+(?![/=&])|(?<!\S)\?{2,}(?=\s|$)")
 
 
-@finding("garbled", "fault", explains={"cut_alike", "tokenizer", "held_out_unlike"},
+@finding("garbled", "fault", explains={"cut_alike", "tokenizer"},
     en=("The text is {state}: in {number:.0%} of the {unit} there are {what}, such as {shown!r} at {where}.",
         "{remedy}"),
     zh=("文本{state}：{number:.0%} 的{unit}是{what}，例如 {where} 的 {shown!r}。", "{remedy}"))  # fmt: skip
@@ -200,32 +200,6 @@ def given_answer(talks: Sequence[Labelled], fields: tuple[str, ...]) -> Found | 
         return None
     question, answer = holding[0]
     return Found(share, *fields, answer=answer[:40], question=question[:60], others=float(others))
-
-
-@finding("held_out_unlike",
-    en=("Held-out texts share {number:.0%} of their tokens with training ones, such as {where}; these share "
-        "{usual:.0%} among themselves: another language or source.", "draw both from the same texts: data.holdout"),
-    zh=("验证文本与训练文本只共有 {number:.0%} 的词元，例如 {where}；训练文本之间是 {usual:.0%}。",
-        "用 data.holdout 划分"))  # fmt: skip
-def held_out_unlike(subject: Subject[TextData]) -> Found | None:
-    """Held-out texts with hardly a token of the training ones, among which as many others share most of theirs."""
-    data = subject.data
-    held, trained = sampled(subject.stage.held_out_ids, 200), sampled(subject.stage.train_ids, 1500)
-    num = min(len(held), len(trained) // 2)
-    if num < 8:
-        return None
-
-    def shares(ids: np.ndarray) -> np.ndarray:
-        tokens = np.concatenate([data.tokens_of(seq) for seq in ids.tolist()])
-        counts = np.bincount(tokens, minlength=data.tokenizer.vocab_size)
-        return np.asarray(counts / max(counts.sum(), 1))
-
-    rest = shares(trained[num:])
-    theirs, usual = (float(np.minimum(shares(ids), rest).sum()) for ids in (held[:num], trained[:num]))
-    if usual < 0.3 or theirs >= 0.35 * usual:
-        return None
-    return Found(theirs, *(f"data.{kind}" for kind in subject.stage.kinds), "data.holdout", usual=usual,
-                 where=data.where(int(held[0])))  # fmt: skip
 
 
 @finding("tokenizer",

@@ -13,7 +13,7 @@ import torch
 
 from unpad.batching.plan import Micro
 from unpad.doctor.finding import Found, finding
-from unpad.doctor.subject import Subject, total_loss
+from unpad.doctor.subject import Subject
 from unpad.machine import Load, busy_seconds, cores, own_seconds, quota
 from unpad.models.adapters import kept_weights
 from unpad.models.contract import Classifies
@@ -172,7 +172,7 @@ def sweep(subject: Subject, seconds: float) -> Sweep:
             trial.rate(float(all_rates[step]))
             number = len(rates) % 4
             result = trial.step([batches[number]])
-            loss = total_loss(result, trial.weights)
+            loss = sum(weight * result.terms[name] for name, weight in trial.weights.items() if name in result.terms)
             rates.append(float(all_rates[step]))
             losses.append(loss / max(first.setdefault(number, loss), 1e-12))
             if trial.is_lost(result) or not losses[-1] < 4.0:

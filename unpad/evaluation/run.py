@@ -27,10 +27,9 @@ from unpad.inference.loaded import LoadedRun, load
 from unpad.models.contract import Classifies, Generates, Model
 from unpad.recipes.data import Source
 from unpad.recipes.recipe import Recipe
-from unpad.run.base import fingerprint, run_weights
+from unpad.run.base import Quantized, fingerprint, run_weights
 from unpad.run.folder import RECIPE, run_id
 from unpad.run.kept import refuse_without_data
-from unpad.run.quantized import Quantized
 from unpad.run.report.history import METRICS, load_metrics
 from unpad.run.report.page import EVALUATION, write_report
 from unpad.run.report.samples import keep_evaluation

@@ -45,7 +45,6 @@ class JudgedReply:
 
     question: str
     reply: str
-    keywords: tuple[str, ...]
     right: bool
 
 
@@ -57,9 +56,8 @@ def answer(run: LoadedRun, tokens: TokenSet, seq_ids: np.ndarray) -> list[Judged
         completions = complete(run.generator, run.tokenizer, prompts, settings)
     replies = []
     for i, prompt, completion in zip(seq_ids, prompts, completions, strict=True):
-        keywords = tokens.keywords(int(i))
-        right = all(word in completion.text for word in keywords)
-        replies.append(JudgedReply(run.tokenizer.decode(prompt), completion.text, keywords, right))
+        right = all(word in completion.text for word in tokens.keywords(int(i)))
+        replies.append(JudgedReply(run.tokenizer.decode(prompt), completion.text, right))
     return replies
 
 

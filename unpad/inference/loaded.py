@@ -24,11 +24,10 @@ from unpad.nn.product_speed import choose_precision
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import checked
 from unpad.recipes.training import GenerateSettings
-from unpad.run.base import stored_weights
+from unpad.run.base import Quantized, hold_quantized, read_quantized, stored_weights
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import find_run, read_command, run_recipe
 from unpad.run.kept import open_files
-from unpad.run.quantized import Quantized, hold_quantized, read_quantized
 from unpad.run.report.history import read_log, run_state
 from unpad.storage.paths import user_path
 from unpad.terminal.table import number_of

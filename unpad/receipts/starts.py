@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from unpad.data.sources.files import resolve_path
 from unpad.errors import CheckpointError, RecipeError, SourceError
-from unpad.recipes.data import KINDS, as_sources, is_packaged
+from unpad.recipes.data import KINDS, as_sources
 from unpad.recipes.file import parse_recipe
 from unpad.recipes.overrides import apply_override
 from unpad.recipes.recipe import Recipe, differences, stages_of
@@ -149,7 +148,7 @@ def relocated(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
     for key in differences(recipe, moved):
         if key.rpartition(".")[2] not in PLACES and not QUESTIONS.fullmatch(key):
             what = f"{key} is not the place of a file, and a run's other fields stay as they were"
-            fix = f"give new places of data alone, such as {_field_of(recipe, '')}=NEW"
+            fix = f"give new places of data alone, such as {_field_of_data(recipe)}=NEW"
             raise RecipeError(what, where="command line", fix=fix)
     return moved
 
@@ -167,29 +166,13 @@ def advising(run: str, recipe: Recipe) -> Iterator[None]:
     except SourceError as error:
         if "no such file" not in error.summary and "no file matches" not in error.summary:
             raise
-        field = _field_of(recipe, error.where)
-        fix = f"put it back, or name its new place as a field of the recipe, such as {run} {field}=NEW"
+        example = f"{run} {_field_of_data(recipe)}=NEW"
+        fix = f"put it back, or name its new place by its field of the recipe, such as {example}"
         raise SourceError(error.summary, where=error.where, fix=fix, details=error.details) from None
 
 
-def _field_of(recipe: Recipe, where: str) -> str:
-    """The field that names the place of an error; if none does, the first that names data.
-
-    Args:
-        where: a file, folder or pattern, which the working directory may follow in brackets.
-    """
-    place = Path(where.partition(" (working directory ")[0])
-    fields: dict[str, str] = {}  # field -> path
-    for kind in KINDS:
-        sources = recipe.data.sources(kind)
-        names = [f"data.{kind}"] if len(sources) == 1 else [f"data.{kind}.{n}.path" for n in range(len(sources))]
-        fields |= dict(zip(names, (source.path for source in sources), strict=True))
-    for n, source in enumerate(recipe.data.vqa):
-        fields |= {f"data.vqa.{n}.{field}": path for field, path in source.beside.items()}
-    fields |= {f"events.{field}": path for field, path in recipe.events.tables.items()}
-    known = {field: resolve_path(recipe.data, path) for field, path in fields.items() if not is_packaged(path)}
-    named = (field for field, path in known.items() if place == path or path in place.parents)
-    return next(named, next(iter(known), "data.text"))
+def _field_of_data(recipe: Recipe) -> str:
+    return next((f"data.{kind}" for kind in KINDS if recipe.data.sources(kind)), "data.text")
 
 
 @dataclass(frozen=True)

@@ -2,15 +2,18 @@
 `export --int8`, with weights of 8 bits.
 
 A checkpoint with adapters holds these alone; its value `base` has the other run's folder and the sha256 of its weights.
-Quantized are matrices of linear layers and embeddings.
+Quantized are matrices of linear layers and embeddings: in place of a tensor NAME there are
+
+    NAME.int8, int8 (out, in)  and  NAME.scale (out,)
+
+and the value `quantized` of the checkpoint's state says which weights they were made of.
 """
 
 import hashlib
 import json
 import os
 import stat
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -25,18 +28,17 @@ from unpad.errors import CheckpointError, RecipeError
 from unpad.models import build_model, model_config
 from unpad.models.adapters import merged
 from unpad.models.contract import Model
-from unpad.nn.native.quantized import MOST_INPUTS
+from unpad.nn.native.quantized import MOST, MOST_INPUTS, QuantizedWeight, to_int8
 from unpad.nn.precision import DTYPES, Precision
 from unpad.recipes.recipe import Recipe
-from unpad.run import checkpoint, quantized
+from unpad.run import checkpoint
 from unpad.run import folder as run_folder
 from unpad.run.checkpoint import State, model_tensors, newest_weights
 from unpad.run.folder import MADE_BY, find_run, refuse_run, run_recipe
 from unpad.run.kept import open_files
-from unpad.run.quantized import KIND, packed_weights, quantized_tensors, read_quantized, refuse_training, widened
 from unpad.storage.reading import known_fields, misfit, shown
 
-KEY = "base"  # of the record among the values of a checkpoint
+KEY, QUANTIZED = "base", "quantized"  # of records among the values of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -243,12 +245,11 @@ def quantize_run(name: str, out: Path) -> list[str]:
     model = build_model(model_config(recipe.model), family_of(recipe).num_outputs(open_files(recipe, folder)))
     names = quantized_names(model)
     tensors = quantized_tensors(weights, names)
-    values = {quantized.KEY: {"weights": KIND, "original": str(folder.resolve()), "sha256": fingerprint(weights)}}
+    values = {QUANTIZED: {"weights": KIND, "original": str(folder.resolve()), "sha256": fingerprint(weights)}}
     write_derived(folder, out, tensors, state, {MADE_BY: f"unpad export {folder} --{KIND}"}, values)
     before, after = (sum(tensor.nbytes for tensor in each.values()) for each in (weights, tensors))
     return [
         f"{len(names) or 'no'} {KIND} weights; {before:,} bytes become {after:,}, {after / before:.3f} times as many",
-        *_unchanged(model, weights, names),
         f"written to {out}",
     ]
 
@@ -259,12 +260,107 @@ def quantized_names(model: Model) -> set[str]:
     return {f"{name}.weight" for name, each in layers.items() if LEAST_INPUTS <= each.weight.shape[1] <= MOST_INPUTS}
 
 
-def _unchanged(model: Model, weights: dict[str, Tensor], names: set[str]) -> list[str]:
-    """A line that counts the numbers that stay in fp32 by their kinds of layers."""
-    counts = Counter[str]()
-    for name, tensor in weights.items():
-        if name not in names:
+# --------------------------------------------------------------------------- quantized weights in a checkpoint
+
+
+KIND = "int8"
+NUMBERS, SCALE = f".{KIND}", ".scale"
+ANOTHER = "use another copy of the run, or quantize the original again"
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """Record of quantized weights in their checkpoint.
+
+    Args:
+        weights: their kind, int8.
+        original: folder of the run, absolute, that they were made of.
+        sha256: of its weights.
+    """
+
+    weights: str
+    original: str
+    sha256: str
+
+
+def read_quantized(state: State, folder: Path) -> Quantized | None:
+    """The record of a checkpoint; None if its weights are not quantized.
+
+    Raises:
+        CheckpointError: it is damaged, or of a kind that is no longer read.
+    """
+    if QUANTIZED not in state.values:
+        return None
+    if fault := misfit(state.values[QUANTIZED], Quantized):
+        what = f"the record of its quantized weights is damaged: {fault}"
+        raise CheckpointError(what, where=f"{folder}, {QUANTIZED}", fix=ANOTHER)
+    record = Quantized(**known_fields(Quantized, state.values[QUANTIZED]))
+    if record.weights != KIND:
+        fix = f"export {record.original} again, with --int8 or as a file .gguf with --type q4_0"
+        raise CheckpointError(f"its weights are {record.weights}, which no verb reads", where=str(folder), fix=fix)
+    return record
+
+
+def refuse_training(record: Quantized | None, folder: Path) -> None:
+    """Refuse to train quantized weights.
+
+    Raises:
+        RecipeError: they are; names the original.
+    """
+    if record is not None:
+        what = f"its weights are {record.weights}, which cannot be trained"
+        raise RecipeError(what, where=str(folder), fix=f"train from the original: train.init_from={record.original}")
+
+
+def quantized_tensors(weights: Mapping[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
+    """Tensors of a checkpoint in which the weights of these names are quantized."""
+    tensors = {name: tensor for name, tensor in weights.items() if name not in names}
+    for name in names:
+        tensors[name + NUMBERS], tensors[name + SCALE] = to_int8(weights[name].float())
+    return tensors
+
+
+def packed_weights(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]:
+    """Weights by name, of a checkpoint with quantized ones.
+
+    Raises:
+        CheckpointError: a scale or numbers are missing, of another shape or type, or impossible; names the tensor.
+    """
+    left, weights = dict(tensors), dict[str, Tensor]()
+    for name in [name.removesuffix(NUMBERS) for name in tensors if name.endswith(NUMBERS)]:
+        numbers, scales = left.pop(name + NUMBERS), left.pop(name + SCALE, None)
+        if fault := _fault(name, numbers, scales):
+            raise CheckpointError(fault, where=str(folder), fix=ANOTHER)
+        assert scales is not None
+        weights[name] = QuantizedWeight.pack(numbers, scales)
+    return weights | left
+
+
+def _fault(name: str, numbers: Tensor, scales: Tensor | None) -> str:
+    """The fault of a weight's tensors, with the name of the one; "" without any."""
+    shown = name + NUMBERS, name + SCALE
+    if numbers.dtype != torch.int8 or numbers.dim() != 2:
+        return f"{shown[0]} is {numbers.dtype} of shape {tuple(numbers.shape)}, which no {KIND} weight is"
+    if numbers.shape[1] > MOST_INPUTS:
+        return f"{shown[0]} has {numbers.shape[1]:,} inputs, {MOST_INPUTS:,} are the most"
+    if bool((numbers < -MOST).any()):
+        return f"{shown[0]} holds numbers below {-MOST}"
+    if scales is None:
+        return f"{shown[1]} is missing"
+    if scales.dtype != torch.float32 or tuple(scales.shape) != (len(numbers),):
+        return f"{shown[1]} is {scales.dtype} of shape {tuple(scales.shape)}, expected fp32 of shape {(len(numbers),)}"
+    usable = bool((torch.isfinite(scales) & (scales >= 0)).all())
+    return "" if usable else f"{shown[1]} holds NaN, infinite or negative values"
+
+
+def widened(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Plain tensors of weights of which some are quantized."""
+    return {name: w.widened() if isinstance(w, QuantizedWeight) else w for name, w in weights.items()}
+
+
+def hold_quantized(model: torch.nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Give a model that only computes its quantized weights, in place of the widened parameters."""
+    for name, weight in weights.items():
+        if isinstance(weight, QuantizedWeight):
             layer, _, last = name.rpartition(".")
-            counts[f"{type(model.get_submodule(layer)).__name__}.{last}"] += tensor.numel()
-    shown = ", ".join(f"{number:,} of {layer}" for layer, number in counts.most_common())
-    return [f"in fp32 as before: {shown}"] if shown else []
+            setattr(model.get_submodule(layer), last, torch.nn.Parameter(weight, requires_grad=False))

@@ -21,10 +21,9 @@ from unpad.recipes.file import recipe_names
 from unpad.recipes.recipe import Recipe, differences, may_change_on_resume
 from unpad.recipes.section import kept_paths
 from unpad.run import checkpoint, upgrade
-from unpad.run.base import KEY
+from unpad.run.base import KEY, read_quantized, refuse_training
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, MADE_BY, OF_RUN, RECIPE, RUN_ID, STATE, read_command, run_recipe
-from unpad.run.quantized import read_quantized, refuse_training
 from unpad.run.report.history import read_log
 from unpad.storage.reading import Count, known_fields, misfit
 from unpad.training.auto_size import with_size
@@ -263,11 +262,8 @@ def refuse_changes(setup: Setup, state: checkpoint.State) -> None:
     """
     refuse_changed_data(setup.data, state, setup.folder)
     if setup.base is not None and state.values[KEY]["sha256"] != setup.base.sha256:
-        raise ResumeError(
-            f"the weights of {setup.recipe.train.init_from} are not those that the adapters were trained on",
-            where=str(setup.folder),
-            fix="put that run's weights back, or start a new run",
-        )
+        what = f"the weights of {setup.recipe.train.init_from} are not those that the adapters were trained on"
+        raise ResumeError(what, where=str(setup.folder), fix="put that run's weights back, or start a new run")
 
 
 def refuse_changed_data(data: Data, state: checkpoint.State, folder: Path) -> None:
@@ -278,11 +274,8 @@ def refuse_changed_data(data: Data, state: checkpoint.State, folder: Path) -> No
     """
     if state.values["data"] != data.fingerprint():
         changed = _changed_files(state.values["files"], dict(data.table.file_hashes))
-        raise ResumeError(
-            f"the data changed since the run began: {changed}",
-            where=str(folder),
-            fix="put the files back, or start a new run with train.init_from",
-        )
+        what = f"the data changed since the run began: {changed}"
+        raise ResumeError(what, where=str(folder), fix="put the files back, or start a new run with train.init_from")
 
 
 def _mend_best(setup: Setup, progress: Progress) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from unpad.data.family import DECLARE, Cause, Data, check_near_duplicates, not_held_out, notes, open_data
+from unpad.data.family import DECLARE, Cause, Data, check_near_duplicates, not_held_out, notes, open_data, source_lines
 from unpad.errors import PlanError, RecipeError, needs_memory
 from unpad.interchange.origin import starting_files
 from unpad.machine import processor_name
@@ -301,7 +301,7 @@ def describe(setup: Setup, *, verbose: bool = False) -> list[str]:
         adapters = [f"adapters on the weights of {setup.recipe.train.init_from}: {share}"]
         weights = f"its base in {setup.base.precision}, adapters and optimizer in fp32"
     return [
-        *setup.data.source_lines(setup.recipe),
+        *source_lines(setup.recipe),
         *setup.data.lines(),
         *notes(setup.recipe, setup.data),
         f"model {setup.recipe.model.get('preset') or setup.recipe.model['kind']}: {parameters:,} parameters, "

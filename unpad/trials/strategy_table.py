@@ -101,18 +101,13 @@ class StrategyRow:
         return 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else 0.0
 
     @property
-    def micro_tokens_mean(self) -> float:
-        """Real tokens per micro-batch, on average."""
-        return self.real_tokens / max(self.micros, 1)
-
-    @property
     def attention_ratio(self) -> float:
         """Query-key pairs that are computed over those that are needed."""
         return self.attention_cells_computed / max(self.attention_cells_needed, 1)
 
     def to_json(self) -> dict[str, Any]:
         """All numbers; null for a correlation that is undefined."""
-        means = {"pad_share": self.pad_share, "micro_tokens_mean": self.micro_tokens_mean}
+        means = {"pad_share": self.pad_share, "micro_tokens_mean": self.real_tokens / max(self.micros, 1)}
         return {**vars(self), **means, "ledger": self.ledger.to_json()}
 
 

@@ -79,10 +79,10 @@ def test_check_reports_every_file_by_its_kind(tmp_path: Path) -> None:
     (tmp_path / "b10.json").write_text('["用户：问助手：答", "用户：问"]', encoding="utf-8")
     (tmp_path / "a.txt").write_text("一\n\n二", encoding="utf-8")
     report = check(tmp_path)
-    assert [(f.path.name, f.kind, f.num_rows, f.num_used, f.num_blank) for f in report.files] == [
-        ("a.txt", "text", 2, 2, 0),
-        ("b2.jsonl", "chat", 2, 1, 1),
-        ("b10.json", "chat", 2, 1, 0),
+    assert [(f.path.name, f.kind, f.num_rows, f.num_used) for f in report.files] == [
+        ("a.txt", "text", 2, 2),
+        ("b2.jsonl", "chat", 2, 1),
+        ("b10.json", "chat", 2, 1),
     ]
     assert [row.code for row in report.bad] == ["E_NO_TARGET", "E_NO_TARGET"]
     assert not report.passed

@@ -158,10 +158,10 @@ class PatientTables:
     @property
     def notes(self) -> tuple[str, ...]:
         """Remarks of all tables, and on landmarks without an example."""
-        own = [note for part in self.rows.parts for note in part.notes]
+        own = tuple(note for part in self.rows.parts for note in part.notes)
         empty = ", ".join(f"{time:,.10g}" for time in self.cohort.unreached)
         told = f"events.landmark: there is no example at {empty} {self.clock.unit}"
-        return (*own, *(self.labels.notes if self.labels else ()), *([told] if empty else []))
+        return (*own, told) if empty else own
 
     @property
     def num_rows(self) -> int:

@@ -83,7 +83,6 @@ class LabelTable:
         end: (num_rows,) float64, end of observation, or time at which the label was known; nan if missing.
         landmark: (num_rows,) float64; None without a column of landmarks.
         origin: (num_rows,) int64, row of `table`.
-        notes: remarks, such as on competing events that no row has.
         split: (num_rows,) int8 of `Split` that the column `split` declares; None without the column.
         zones: column of timestamps -> whether they have a zone.
     """
@@ -97,7 +96,6 @@ class LabelTable:
     origin: np.ndarray
     bad: list[BadRow]
     split: np.ndarray | None
-    notes: tuple[str, ...]
     zones: dict[str, bool]
 
     def where(self, index: int) -> str:
@@ -132,8 +130,7 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
     faults = Faults(table, labels.decimal)
     ids, _ = faults.read_ids()
     identified = np.flatnonzero(faults.good)
-    outcome = faults.column("label")
-    label = _read_label(outcome, labels)
+    label = _read_label(faults.column("label"), labels)
     end, landmark = (
         faults.column(name).times(clock.unit, labels.format) if table.has(name) else None
         for name in ("end", "landmark")
@@ -157,7 +154,6 @@ def read_labels(path: Path, settings: EventSettings, clock: TimeUnit, with_split
         origin=identified,
         bad=faults.bad,
         split=None if split is None else split[identified],
-        notes=_nobody_has(outcome, labels, label),
         zones=faults.zones,
     )
 
@@ -182,16 +178,6 @@ def _read_label(column: Column, labels: EventLabels) -> np.ndarray:
         fix += ", and 'events.labels.classes=[0, 1, 2]' makes each a class of its own"
     _refuse(column, wrong, _TRUTHS, "neither 0 nor 1", fix)
     return label
-
-
-def _nobody_has(column: Column, labels: EventLabels, label: np.ndarray) -> tuple[str, ...]:
-    """A remark on the competing events that no row has."""
-    causes = enumerate(labels.competing, FIRST_COMPETING)
-    missing = ", ".join(f'"{word}"' for cause, word in causes if not (label == cause).any())
-    if not missing or np.isnan(label).all():
-        return ()
-    file = column.faults.table.files[0].shown
-    return (f'{file}: no "{column.name}" is {missing}, of events.labels.competing',)
 
 
 def _words_by_row(column: Column) -> tuple[list[str], np.ndarray]:

@@ -182,14 +182,6 @@ def read_lines(path: Path) -> Iterator[Row | BadRow]:
             offset += len(raw)
 
 
-def count_blank_lines(path: Path) -> int:
-    """Count the lines of white space only."""
-    with path.open("rb") as handle:
-        head = handle.read(HEAD_BYTES)
-        handle.seek(0)
-        return sum(map(_is_blank, _lines(handle, head)))
-
-
 def _is_blank(raw: bytes) -> bool:
     return raw.isspace() or not raw or (raw.lstrip()[0] > 127 and not raw.decode("utf-8", "replace").strip())
 

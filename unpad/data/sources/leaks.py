@@ -2,7 +2,7 @@
 near-duplicates are."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
@@ -60,6 +60,7 @@ class LeakReport:
         num_groups: groups of these.
         worst: exact and near ones, the largest share first.
         part: name of the part in reports, of PART_NAMES.
+        places: of the worst, in their order, and of their training documents.
     """
 
     num_holdout: int
@@ -69,6 +70,7 @@ class LeakReport:
     num_groups: int
     worst: list[Leak]
     part: str = PART_NAMES[Split.HOLDOUT]
+    places: list[tuple[str, str]] = field(default_factory=list)
 
     def head(self) -> str:
         """The counts as text."""
@@ -80,9 +82,9 @@ class LeakReport:
             + (f"; {len(self.worst)} of them:" if self.num_exact + self.num_near > len(self.worst) > 0 else "")
         )
 
-    def lines(self, places: Sequence[tuple[str, str]]) -> list[str]:
-        """The report as text, given the places of the worst leaks and of their training documents."""
-        worst = [leak.describe(place, source) for leak, (place, source) in zip(self.worst, places, strict=True)]
+    def lines(self) -> list[str]:
+        """The report as text, once the places are known."""
+        worst = [leak.describe(*places) for leak, places in zip(self.worst, self.places, strict=True)]
         return [self.head(), *worst, *([f"  do: {advice(self.part)}"] if worst else [])]
 
 

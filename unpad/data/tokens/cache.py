@@ -178,9 +178,6 @@ class Shard:
         """Place of the row within its file, such as ":12", without the file's name, which is not part of a shard."""
         return self._details.where[row]
 
-    def group(self, row: int) -> str:
-        return self._details.group.get(str(row), "")
-
     @property
     def groups(self) -> list[str]:
         """Group of every row, "" without one."""

@@ -4,6 +4,7 @@ Every file is hashed. Files in the cache are opened; the others are read, judged
 split), and then encoded. No file is encoded twice, and a warm start reads no row.
 """
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -86,9 +87,10 @@ class Corpus:
         """
         if self.work is not None:
             work, self.work = self.work, None
-            with work.stage("leaks"):
-                leaks = corpus_files.find_leaks(work, self.tokens.where)
-                work.read.clear()
+            began = time.perf_counter()
+            leaks = corpus_files.find_leaks(work, self.tokens.where)
+            work.read.clear()
+            work.seconds += time.perf_counter() - began
             self.report = replace(self.report, leaks=leaks)
         return self.report
 
@@ -114,27 +116,22 @@ def open_corpus(
         RecipeError: the tokenizer file is missing.
         DiskError: the cache cannot be written.
     """
-    work = Preparation(recipe, cache or cache_folder(), wanted)
-    with work.stage("hash"):
-        work.list_files(kinds)
-    with work.stage("open"):
-        tokenizer = tokenizer or stored_tokenizer(work)
-        if tokenizer is not None:
-            open_originals(work, tokenizer)
-    with work.stage("read"):
-        bad, rows_used = corpus_files.judge_rows(work)
-        corpus_files.split_documents(work)
+    began, work = time.perf_counter(), Preparation(recipe, cache or cache_folder(), wanted)
+    work.list_files(kinds)
+    tokenizer = tokenizer or stored_tokenizer(work)
+    if tokenizer is not None:
+        open_originals(work, tokenizer)
+    bad, rows_used = corpus_files.judge_rows(work)
+    corpus_files.split_documents(work)
     if tokenizer is None:
-        with work.stage("tokenizer"):
-            tokenizer = _build_tokenizer(work)
-            open_originals(work, tokenizer)  # shards may have outlived a damaged tokenizer
-    with work.stage("encode"):
-        parts = _originals(work, tokenizer) + _copies(work, tokenizer)
-    with work.stage("open"):
-        weights = [source.weight for kind in TEXT_KINDS for source in getattr(recipe.data, kind)]
-        hashes = [(str(file.file.path), file.sha256) for file in work.files]
-        tokens = build_token_set(parts, weights, hashes, corpus_files.split_settings(work))
+        tokenizer = _build_tokenizer(work)
+        open_originals(work, tokenizer)  # shards may have outlived a damaged tokenizer
+    parts = _originals(work, tokenizer) + _copies(work, tokenizer)
+    weights = [source.weight for kind in TEXT_KINDS for source in getattr(recipe.data, kind)]
+    hashes = [(str(file.file.path), file.sha256) for file in work.files]
+    tokens = build_token_set(parts, weights, hashes, corpus_files.split_settings(work))
     work.read.clear()  # the rows take several times the memory of their tokens
+    work.seconds = time.perf_counter() - began
     return Corpus(tokens, tokenizer, report_of(work, tokens, tokenizer, rows_used, bad), work)
 
 

@@ -4,10 +4,8 @@ other parts that occur in training."""
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 
@@ -72,7 +70,7 @@ class Preparation:
         book: description of a text whose end is held out, as it is one in paragraphs.
         events: damaged files that were rebuilt.
         encoded: documents encoded this time, augmented copies included.
-        seconds: per stage; the stages add up to the whole.
+        seconds: that all of it took.
     """
 
     recipe: Recipe
@@ -92,15 +90,7 @@ class Preparation:
     hits: int = 0
     misses: int = 0
     encoded: int = 0
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[name] = self.seconds.get(name, 0.0) + time.perf_counter() - start
+    seconds: float = 0.0
 
     def list_files(self, kinds: Sequence[str]) -> None:
         """Take the files of some kinds, hashed and unread."""
@@ -239,7 +229,7 @@ class CorpusReport:
     may_lose: bool
     num_system: int
     unread: Unread
-    leaks: dict[Split, PlacedLeaks] | None = None
+    leaks: dict[Split, LeakReport] | None = None
 
     def lines(self) -> list[str]:
         """The report as text."""
@@ -252,7 +242,7 @@ class CorpusReport:
             f"{self._parts(copies)}; {number_of(self.num_tokens, 'tokens')},"
             f" {self.lost.total / max(self.num_tokens, 1):.2f} characters each",
             f"cache: {number_of(work.hits, 'hits')}, {work.misses:,} missed,"
-            f" {number_of(work.encoded, 'documents')} encoded, {sum(work.seconds.values()):.2f} s",
+            f" {number_of(work.encoded, 'documents')} encoded, {work.seconds:.2f} s",
         ]
         lines += self.unread.lines()
         if work.book:
@@ -388,18 +378,7 @@ def split_settings(work: Preparation) -> tuple[object, ...]:
 # --------------------------------------------------------------------------- documents that occur in training
 
 
-@dataclass(frozen=True)
-class PlacedLeaks:
-    """Leaks of a part, and the places of the worst, in their order, and of their training documents."""
-
-    report: LeakReport
-    places: list[tuple[str, str]]
-
-    def lines(self) -> list[str]:
-        return self.report.lines(self.places)
-
-
-def find_leaks(work: Preparation, where: Callable[[int], str]) -> dict[Split, PlacedLeaks]:
+def find_leaks(work: Preparation, where: Callable[[int], str]) -> dict[Split, LeakReport]:
     """Compare the originals of valid and test with the training ones; a part without any has no entry.
 
     Args:
@@ -408,7 +387,7 @@ def find_leaks(work: Preparation, where: Callable[[int], str]) -> dict[Split, Pl
     Raises:
         SourceError: E_LEAK, there are some and `data.near_duplicates` is refuse.
     """
-    found: dict[Split, PlacedLeaks] = {}
+    found: dict[Split, LeakReport] = {}
     for part in (Split.HOLDOUT, Split.TEST):
         leaks = _leaks_of(work, part)
         if leaks is not None:
@@ -416,7 +395,7 @@ def find_leaks(work: Preparation, where: Callable[[int], str]) -> dict[Split, Pl
             if places and work.recipe.data.near_duplicates == "refuse":
                 first = leaks.worst[0].describe(*places[0]).strip()
                 raise refused(leaks.part, leaks.num_exact + leaks.num_near, "documents", first)
-            found[part] = PlacedLeaks(leaks, places)
+            found[part] = replace(leaks, places=places)
     return found
 
 
@@ -462,9 +441,7 @@ def near_documents(work: Preparation) -> NDArray[np.int64]:
     return np.frombuffer(work.kept(path, "the list of near-duplicates", made), "<i8").astype(np.int64)
 
 
-def compare_new(
-    recipe: Recipe, tokens: TokenSet, new_recipe: Recipe, new: TokenSet, seq_ids: np.ndarray
-) -> PlacedLeaks:
+def compare_new(recipe: Recipe, tokens: TokenSet, new_recipe: Recipe, new: TokenSet, seq_ids: np.ndarray) -> LeakReport:
     """Compare new documents with the training originals of a run, read from its files as a stream.
 
     Args:
@@ -487,7 +464,7 @@ def compare_new(
 
     texts, groups = [text_of(example) for example in documents], [example.group for example in documents]
     leaks = compare(texts, groups, corpus, NEW, numbers=numbers)
-    return PlacedLeaks(leaks, [(new.place(leak.document), tokens.place(leak.source)) for leak in leaks.worst])
+    return replace(leaks, places=[(new.place(leak.document), tokens.place(leak.source)) for leak in leaks.worst])
 
 
 def _stream(recipe: Recipe, tokens: TokenSet) -> Iterator[Example]:

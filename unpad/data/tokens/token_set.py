@@ -174,11 +174,6 @@ class TokenSet:
         first, last = self.documents[self.first_document[i]], self.documents[self.first_document[i + 1] - 1]
         return self.place(first) if first == last else f"{self.place(first)} to {self.place(last)}"
 
-    def group(self, i: int) -> str:
-        """Group of the sequence's first document, or ""."""
-        part, row = self._part_row(self.documents[self.first_document[i]])
-        return part.shard.group(row)
-
     def keywords(self, i: int) -> tuple[str, ...]:
         """Words that a correct reply to the sequence's first document must contain."""
         part, row = self._part_row(self.documents[self.first_document[i]])

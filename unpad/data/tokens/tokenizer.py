@@ -48,21 +48,23 @@ SPECIAL_NAMES = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(enco
 
 
 class Tokenizer(Protocol):
-    """Conversion of texts to ids and back. `vocab_size` is the largest id plus one."""
+    """Conversion of texts to ids and back.
 
-    @property
-    def kind(self) -> str: ...
-    @property
-    def vocab_size(self) -> int: ...
-    @property
-    def pad_id(self) -> int: ...
-    @property
-    def bos_id(self) -> int: ...
-    @property
-    def eos_id(self) -> int: ...
-    @property
-    def stop_ids(self) -> frozenset[int]:
-        """Ids that end a reply: EOS, and others of a model that was imported."""
+    Attributes:
+        vocab_size: the largest id plus one.
+        stop_ids: ids that end a reply: EOS, and others of a model that was imported.
+        specials: names of the special tokens, by id.
+        added: names of pad, bos and eos tokens that were missing in a file and added after its vocabulary.
+    """
+
+    kind: str
+    vocab_size: int
+    pad_id: int
+    bos_id: int
+    eos_id: int
+    stop_ids: frozenset[int]
+    specials: dict[int, str]
+    added: list[str]
 
     @property
     def chat(self) -> ChatTemplate | None:
@@ -71,14 +73,6 @@ class Tokenizer(Protocol):
     @property
     def pieces(self) -> tuple[bytes, ...] | None:
         """Bytes of each id, b"" for a special one; None if they depend on the neighbours."""
-
-    @property
-    def specials(self) -> dict[int, str]:
-        """Names of the special tokens, by id."""
-
-    @property
-    def added(self) -> list[str]:
-        """Names of pad, bos and eos tokens that were missing in a file and added after its vocabulary."""
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of every text; no special id is added or comes from the text."""
