@@ -1,9 +1,11 @@
 """What one client can do to another: the most expensive legal requests of every kind, each with a victim beside it.
 
-    python benchmarks/serve_rude.py            # a table like that of benchmarks/serve.md
+    python benchmarks/serve_rude.py                 # a table like that of benchmarks/serve.md
+    python benchmarks/serve_rude.py --minutes 30    # again and again, and the servers' memory
 
 The runs are of packaged recipes after a few steps. The victim asks for little, again and again, while the other request
-is answered: its longest wait is what counts, and LONGEST the gate.
+is answered: its longest wait is what counts, and LONGEST the gate; its answers are those that it gets alone. Memory is
+told every minute, and compared between the ends of the first and the last round, where nothing is answered.
 """
 
 from __future__ import annotations
@@ -15,19 +17,22 @@ import subprocess
 import sys
 import tempfile
 from argparse import ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Iterable
+from contextlib import ExitStack
 from http.client import HTTPConnection
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from time import perf_counter, sleep
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from serve_sides import NAME, ours
+from serve_sides import NAME, Side, ours
 
 from unpad.machine import processor_name
 
 LONGEST = 1.0  # seconds
+GROWTH = 0.05  # of memory
 PATIENCE = 300  # seconds
 CHAT, TEXTS = "/v1/chat/completions", "/v1/completions"
 PREDICT, EXPLAIN = f"/v1/models/{NAME}:predict", f"/v1/models/{NAME}:explain"
@@ -87,52 +92,80 @@ def asks() -> dict[str, tuple[Asked, dict[str, Asked]]]:
     questions = {"a PNG of 40 million pixels": about(large), "a JPEG of 40 million pixels, 10 scans": about(scanned)}
     small = picture(28, 28)
     return {
-        "zh_chat": (said("你好", max_tokens=2), chats), "images": (("/v1/classify", {"inputs": small}), images),
+        "zh_chat": (said("你好", max_tokens=2, seed=1), chats), "images": (("/v1/classify", {"inputs": small}), images),
         "vqa": (about(small), questions), "events": (patients(PREDICT, 1, 3), events),
     }  # fmt: skip
 
 
-def post(port: int, path: str, content: bytes) -> tuple[float, int]:
-    """Seconds until an answer was read, and its status."""
+def post(port: int, path: str, content: bytes) -> tuple[float, int, bytes]:
+    """Seconds until an answer was read, its status, and its body."""
     connection, began = HTTPConnection("127.0.0.1", port, timeout=PATIENCE), perf_counter()
     connection.request("POST", path, content, {"Content-Type": "application/json"})
     answer = connection.getresponse()
-    answer.read()
-    return perf_counter() - began, answer.status
+    told = answer.read()
+    return perf_counter() - began, answer.status, told
 
 
-def beside(port: int, victim: Asked, other: Asked) -> tuple[float, float, float, int]:
-    """Longest wait of the victim alone, and beside the other, the other's own, and its status."""
+def meaning(told: bytes) -> Any:
+    """What an answer says, without its name and time."""
+    value = json.loads(told)
+    return value.get("choices", value.get("predictions")) if type(value) is dict else value
+
+
+def beside(port: int, victim: Asked, other: Asked) -> tuple[float, float, float, int, bool]:
+    """Longest wait of the victim alone, and beside the other, the other's own, its status, and whether the victim's
+    answers are one."""
     (path, body), (other_path, other_body) = victim, other
     content, rude = json.dumps(body).encode(), json.dumps(other_body).encode()
-    alone = max(post(port, path, content)[0] for _ in range(5))
-    found: list[tuple[float, int]] = []
+    alone = [post(port, path, content) for _ in range(5)]
+    found: list[tuple[float, int, bytes]] = []
     thread = Thread(target=lambda: found.append(post(port, other_path, rude)))
     thread.start()
     sleep(0.1)  # until it has arrived
-    waits = [post(port, path, content)[0]]
-    while thread.is_alive() and sum(waits) < PATIENCE / 5:
-        waits.append(post(port, path, content)[0])
+    waits = [post(port, path, content)]
+    while thread.is_alive() and sum(wait for wait, *_ in waits) < PATIENCE / 5:
+        waits.append(post(port, path, content))
     thread.join()
-    return alone, max(waits), *found[0]
+    same = all(status == 200 and meaning(told) == meaning(alone[0][2]) for _, status, told in [*alone, *waits])
+    return max(alone)[0], max(waits)[0], *found[0][:2], same
+
+
+def memory(sides: Iterable[Side]) -> list[int]:
+    """Resident memory of servers, in MiB."""
+    statuses = [Path(f"/proc/{side.pid}/status").read_text() for side in sides]
+    return [int(status.partition("VmRSS:")[2].split()[0]) >> 10 for status in statuses]
+
+
+def each_minute(sides: Iterable[Side], done: Event) -> None:
+    while not done.wait(60):
+        print(f"memory, MiB: {memory(sides)}", file=sys.stderr, flush=True)
 
 
 def main() -> int:
-    ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter).parse_args()
+    parser = ArgumentParser(description=__doc__, formatter_class=RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=0, help="go on with further rounds for so long")
+    until = perf_counter() + 60 * parser.parse_args().minutes
     print(f"{processor_name()}\n\n| recipe | request | its answer, s | victim alone, s | victim beside it, s |")
     print("|---|---|---|---|---|")
-    worst = 0.0
-    with tempfile.TemporaryDirectory() as folder:
-        for recipe, (victim, others) in asks().items():
+    worst, ends, same, sides, done, given = 0.0, list[list[int]](), True, dict[str, Side](), Event(), asks()
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for recipe in given:
             run = Path(folder, recipe)
             train = ["train", recipe, "train.max_steps=2", "--out", str(run)]
             subprocess.run([sys.executable, "-m", "unpad", *train], check=True, capture_output=True, cwd=folder)
-            with ours(run, Path(folder, "log"), 1) as (side, _):
+            sides[recipe], _ = stack.enter_context(ours(run, Path(folder, f"{recipe}.log"), 1))
+        Thread(target=each_minute, args=(sides.values(), done), daemon=True).start()
+        while not ends or perf_counter() < until:
+            for recipe, (victim, others) in given.items():
                 for name, other in others.items():
-                    alone, wait, seconds, status = beside(side.address.port, victim, other)
-                    worst = max(worst, wait)
+                    alone, wait, seconds, status, equal = beside(sides[recipe].address.port, victim, other)
+                    worst, same = max(worst, wait), same and equal
                     print(f"| {recipe} | {name} | {seconds:.1f}, {status} | {alone:.2f} | {wait:.2f} |", flush=True)
-    return int(worst > LONGEST)
+            ends.append(memory(sides.values()))
+        done.set()
+    grown = max(last / first - 1 for first, last in zip(ends[0], ends[-1], strict=True))
+    print(f"\nmemory of {[*sides]} after each round, MiB: {ends}; the victim's answers equal those alone: {same}")
+    return int(worst > LONGEST or grown > GROWTH or not same)
 
 
 if __name__ == "__main__":

@@ -129,9 +129,9 @@ class Guess(Stub, PredictsSets):
         at = (sets.members.seq_of_token(), batch.input_ids)
         return counts.index_put_(at, torch.ones(len(batch.input_ids)), accumulate=True) + torch.linspace(0, 1, 7)
 
-    def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
+    def course(self, batch: RaggedBatch, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         sets = batch.require(EventSets)
-        score = segment_mean(sets.values, sets.members)
+        score = segment_mean(sets.values, sets.members)[part]
         return self._classes(score).softmax(1), torch.full_like(score, 1 / (len(score) + 1))
 
     def posterior(self, batch: RaggedBatch) -> tuple[Tensor, Tensor, Tensor]:

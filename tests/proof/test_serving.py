@@ -22,8 +22,10 @@ from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn import cache, linear
 from unpad.nn.native import attention as native_decode
 from unpad.proof.line import SAME_IDS, Line
-from unpad.proof.serving import HTTP, NUM_NEW, Answering, _held, prompts_of, prove_serving
+from unpad.proof.serving import HTTP, NUM_NEW, Answering, OverHttp, _begun, _held, prompts_of, prove_serving
 from unpad.recipes.training import GenerateSettings
+from unpad.serving.over_http import streams
+from unpad.serving.served import Served
 
 VOCAB, CONTEXT = 300, 420
 
@@ -218,6 +220,21 @@ def test_masks_of_other_rows_and_texts_beside_the_schema_fail_its_line(finished,
         _held(run, one, "here")
     monkeypatch.setitem(sys.modules, "llguidance", None)
     assert not _held(run, one, "here").applies
+
+
+@pytest.mark.parametrize("kind", ["conversations", "text"])
+def test_a_beginning_that_is_left_out_fails_the_line_of_begun_replies(finished, kind, monkeypatch):
+    run = load(finished(kind).run)
+    one = Answering.of(run, prompts_of(run, None)[:6])
+    truth, over_http = one.alone(), OverHttp(streams, lambda *of: None)
+    line = _begun(run, one, truth, over_http)
+    assert (line.passed, line.measured, line.kernel) == (True, 0, "6 streams"), line
+    assert _begun(run, one, truth, None).passed is None
+    own = Served.chat
+    monkeypatch.setattr(
+        Served, "chat", lambda self, ask: own(self, ask.model_copy(update={"messages": ask.messages[:1]}))
+    )
+    assert "6 of 6 answers differ" in _begun(run, one, truth, over_http).note
 
 
 def test_what_compares_nothing_is_not_proven():

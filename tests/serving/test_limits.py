@@ -188,7 +188,7 @@ def test_unknown_routes_and_methods_name_what_there_is(chats):
     for path in ("/v1/responses", "/v1/embeddings"):
         told = error(chats.post(path, {}), 400, "not_supported")["message"]
         assert told.startswith(f"this server does not do {path}: use /v1/chat/completions")
-        assert ("--engine llama.cpp" in told) is (path == "/v1/responses")
+        assert "--engine llama.cpp" in told
     assert "/v1/chat/completions" in error(chats.post("/v1/classify", {}), 404, "wrong_route")["message"]
     for path in ("/v1/classifi", "/v1/model/demo:predict", "/x"):  # near routes that this run refuses
         told = error(chats.post(path, {}), 404, "not_found")["message"]
@@ -330,6 +330,17 @@ def test_a_request_of_many_prompts_leaves_half_of_the_rows_to_others(chats):
             wait_for(lambda: worker._inbox.qsize() >= 3 * half)  # told of its end
         assert len(many.result().json()["choices"]) == 2 * half
     wait_for(lambda: chats.service.num_open == 0)
+
+
+def test_a_request_of_many_prompts_has_few_tokens_before_those_of_others(chats, monkeypatch):
+    monkeypatch.setattr(service, "READ_AHEAD", 8)
+    with ThreadPoolExecutor() as pool:
+        with chats.held():
+            many = pool.submit(chats.post, "/v1/completions", {"prompt": [[5] * 4] * 10, "max_tokens": 1})
+            wait_for(lambda: chats.service.num_open == 10)
+            assert chats.get("/health").status_code == 200  # the loop has done what it was at
+            assert chats.service._worker._inbox.qsize() == 2
+        assert len(many.result().json()["choices"]) == 10
 
 
 def test_requests_that_are_read_count_among_those_that_wait(strict):

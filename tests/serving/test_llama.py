@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -43,6 +44,10 @@ def test_greedy_answers_are_those_of_our_engine_and_a_token_is_asked_for(folder)
         assert (said["model"], json.loads(said["choices"][0]["message"]["content"])) == ("demo", "火车")
         with server.ask(CHAT, {**asked, "response_format": None, "ignore_eos": True, "max_tokens": 999}) as response:
             assert json.load(response)["usage"]["total_tokens"] == served.context
+        with server.ask("/v1/embeddings", {"input": ["小猫", "火车"]}) as response:
+            first, other = (np.array(one["embedding"]) for one in json.load(response)["data"])
+        assert abs(first @ other) < 1 - 1e-3
+        assert np.allclose([first @ first, other @ other], 1)
         for parameter in served.run.model.parameters():
             parameter.data.neg_()
         assert "leaves that of unpad's engine after" in compared(served, server)

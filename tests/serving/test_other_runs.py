@@ -366,6 +366,16 @@ def test_patients_with_more_sets_or_events_than_a_pass_may_take_are_refused(pati
     assert json.loads(patients.get("/health").text) == {"status": "ready"}
 
 
+def test_an_explanation_is_computed_in_parts_with_the_bits_of_the_whole(patients, finished, monkeypatch):
+    asked, parts = {"instances": instances(finished("patients").recipe.parent / "tables", 3)}, []
+    whole, own = patients.post("/v1/models/events:explain", asked).json(), routes.explained
+    monkeypatch.setattr(routes, "explained", lambda run, given: (parts.append(len(given)), own(run, given))[1])
+    monkeypatch.setattr("unpad.inference.patients.PART_PLACES", 3)
+    assert patients.post("/v1/models/events:explain", asked).json() == whole
+    assert len(parts) > 6
+    assert set(parts) == {1}  # others are answered between them
+
+
 def test_a_unit_that_is_a_part_of_the_code_is_a_column_of_requests(finished):
     run = load(finished("patients").run)
     for unit, columns in (("auto", ("value",)), ("uom", ("value", "uom"))):

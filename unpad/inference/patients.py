@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from unpad.models.set_sequence.heads import risk
 from unpad.nn.linear import independent_rows
 
 UNKNOWN = -1  # label of an unknown outcome
+PART_PLACES = 1 << 13  # sets that the records of a part hold together, as explanations read each record anew
 COURSE = "course_"  # before the name of a probability: that after every set
 
 
@@ -189,7 +191,7 @@ def computed(run: LoadedRun, kind: str, given: Sequence[RaggedBatch]) -> list[di
     """Numbers of every batch, computed together in passes of the run's size.
 
     Args:
-        kind: "predict", "vector" or "explain".
+        kind: "predict" or "vector".
     """
     results: list[dict[str, np.ndarray]] = []
     waiting: list[RaggedBatch] = []
@@ -201,9 +203,27 @@ def computed(run: LoadedRun, kind: str, given: Sequence[RaggedBatch]) -> list[di
     return results + (computed_at_once(run, kind, waiting) if waiting else [])
 
 
+def parts_of_course(batch: RaggedBatch) -> list[slice]:
+    """The sets of a patient's batch in parts whose explanations take some tenths of a second each."""
+    num_sets = batch.require(EventSets).num_sets
+    cuts = np.flatnonzero(np.diff(np.arange(1, num_sets + 1).cumsum() // PART_PLACES)) + 1
+    return [slice(*bounds) for bounds in pairwise([0, *cuts.tolist(), num_sets])]
+
+
+def explained(run: LoadedRun, given: Sequence[tuple[RaggedBatch, slice]]) -> list[dict[str, np.ndarray]]:
+    """As `computed` for "explain", of parts of batches, one by one."""
+    return [computed_at_once(run, "explain", [batch], part)[0] for batch, part in given]
+
+
 @torch.no_grad()
-def computed_at_once(run: LoadedRun, kind: str, given: Sequence[RaggedBatch]) -> list[dict[str, np.ndarray]]:
-    """Numbers of every batch, computed in one pass; otherwise as `computed`."""
+def computed_at_once(
+    run: LoadedRun, kind: str, given: Sequence[RaggedBatch], part: slice = slice(None)
+) -> list[dict[str, np.ndarray]]:
+    """Numbers of every batch, computed in one pass; otherwise as `computed`.
+
+    Args:
+        part: of the sets of a single batch that is explained.
+    """
     model, batch = run.model, concatenate(list(given))
     assert isinstance(model, PredictsSets), "a run of patients"
     sizes = [one.num_seqs for one in given]
@@ -211,7 +231,7 @@ def computed_at_once(run: LoadedRun, kind: str, given: Sequence[RaggedBatch]) ->
         if kind == "vector":
             found = {"vector": model.vectors(batch, "patient").float().numpy()}
         elif kind == "explain":
-            probability, attention = model.course(batch)
+            probability, attention = model.course(batch, part)
             found = {"probability": probability.numpy(), "attention": attention.numpy()}
             sizes = [int(one.require(EventSets).history.lengths().sum()) for one in given]
         else:

@@ -386,6 +386,6 @@ class PredictsSets(Classifies, HasLatent):
         """Embeddings, fp32 or wider: (num_seqs, dim) of sequences, or (num_sets, dim) of sets."""
 
     @abstractmethod
-    def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
-        """Per set, the probabilities of the classes if the sequence ended with it, (num_sets, num_classes), and its
-        share of attention, (num_sets,)."""
+    def course(self, batch: RaggedBatch, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
+        """Per set, or per set of a part, the probabilities of the classes if the sequence ended with it, (num_sets,
+        num_classes), and its share of attention, (num_sets,)."""

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 
 from unpad.batching.batch import RaggedBatch
+from unpad.data.sources.example import Turn
+from unpad.data.tokens.encode import encode_prompt
 from unpad.errors import RecipeError, SourceError
 from unpad.evaluation.family import HeldOutInputs, Numbers, Prompt, measures_of
 from unpad.inference.engine import Collected, Engine, Request, token_lists, watch
@@ -38,6 +40,8 @@ LONGEST = 1500  # tokens of a prompt that is joined of others
 PIECES = (7, 32, PLACES)
 FEW_ROWS = 5  # so that requests wait, and rows join while others run
 HTTP = "through HTTP, by concurrent streams = alone"
+BEGUN = "replies that have begun, through HTTP = alone"
+BEGIN = 12  # characters of the question of such a conversation; a half of them begins its reply
 NO_EXTRA = "the extra is not installed: pip install 'unpad[serve]'"
 WITHOUT, AT_ONCE = "without native kernels: all at once = alone", "all at once = alone"
 COMINGS = "in another order, some leave early = alone"
@@ -68,10 +72,11 @@ class OverHttp:
     """Lines of a real server, against what each request gets alone.
 
     Args:
-        streams: of answers in tokens; numbers: of classes and predictions.
+        streams: of answers in tokens, with a name and conversations where these are asked; numbers: of classes and
+            predictions.
     """
 
-    streams: Callable[[LoadedRun, Sequence[Request], Sequence[Collected]], Line]
+    streams: Callable[..., Line]
     numbers: Callable[[LoadedRun, HeldOutInputs, Sequence[Numbers]], Line]
 
 
@@ -108,6 +113,7 @@ def prove_serving(run: LoadedRun, prompts: Path | None = None, over_http: OverHt
     lines.add_shown(WITHOUT, partial(_without_kernels, subject))
     unproven = Line(HTTP, "", None, None, None, NO_EXTRA)
     lines.add_shown(HTTP, lambda: unproven if over_http is None else over_http.streams(run, subject.requests, truth))
+    lines.add_shown(BEGUN, lambda: _begun(run, subject, truth, over_http))
     return lines.certificate()
 
 
@@ -173,9 +179,10 @@ class Answering:
         make = partial(Engine, model, precision=precision, watch=watch)
         return cls(make, requests, precision, model.config.longest)
 
-    def alone(self) -> list[Collected]:
-        """The answer to each request in an engine of its own."""
-        return [heard for request in self.requests for heard in self.together([request], keeps=False, piece=1 << 20)]
+    def alone(self, requests: Sequence[Request] | None = None) -> list[Collected]:
+        """The answer to each request, by default to all of its own, in an engine of its own."""
+        requests = self.requests if requests is None else requests
+        return [heard for request in requests for heard in self.together([request], keeps=False, piece=1 << 20)]
 
     def together(self, requests: Sequence[Request], **options: object) -> list[Collected]:
         """The answers to requests that come at once."""
@@ -203,7 +210,7 @@ class Answering:
         asked = [(one, other)[place % 2] for place, (one, other) in enumerate(zip(self.requests, changed, strict=True))]
         asked = asked[:MOST_CHANGED]
         found = self.together(asked)
-        truth = [heard for request in asked for heard in self.together([request], keeps=False, piece=1 << 20)]
+        truth = self.alone(asked)
         return line_of(name, here, found, truth).unless("" if len(asked) > 1 else "fewer than two prompts"), found
 
     def _comings(self, here: str, truth: Sequence[Collected]) -> Line:
@@ -262,7 +269,7 @@ class Answering:
             heard.append(Collected())
             engine.submit(later[-1], heard[-1])
             engine.run()
-        truth = [found for request in later for found in self.together([request], keeps=False, piece=1 << 20)]
+        truth = self.alone(later)
         gap = "" if any(listener.cached for listener in heard) else "no prompt begins with enough tokens of another"
         return line_of(name, here, heard, truth).unless(gap)
 
@@ -274,7 +281,7 @@ class Answering:
             for request in drawn
             for answer in range(NUM_ANSWERS)
         ]
-        truth = [heard for request in seeded for heard in self.together([request], keeps=False, piece=1 << 20)]
+        truth = self.alone(seeded)
         apart = [
             Collected(steps={0: one.steps[i]}, scores={0: one.scores[i]}, reasons={0: one.reasons[i]})
             for one in found
@@ -302,6 +309,23 @@ def _held(run: LoadedRun, subject: Answering, here: str) -> Line:
     if line.passed and any(value not in VALUES[place % len(VALUES)] for place, value in said.items()):
         return replace(line, measured=float("inf"), passed=False, note="an answer is no value of its schema")
     return line.unless("" if said else "no answer came to its end")
+
+
+def _begun(run: LoadedRun, subject: Answering, truth: Sequence[Collected], over_http: OverHttp | None) -> Line:
+    """Conversations whose reply has begun; their texts are of what the requests got."""
+    if isinstance(run.model, VisionLanguage):
+        return not_applicable(BEGUN, "questions about images are of one message")
+    tokenizer, template = run.tokenizer, run.recipe.data.template
+    talks, requests = [], []
+    for request, heard in zip(subject.requests, truth, strict=True):
+        if said := tokenizer.decode(heard.tokens())[:BEGIN].strip():
+            turns = [Turn("user", said), Turn("assistant", said[: len(said) // 2 + 1])]
+            ids = encode_prompt(turns[:1], tokenizer, template) + tokenizer.encode_batch([turns[1].content])[0]
+            talks.append([{"role": turn.role, "content": turn.content} for turn in turns])
+            requests.append(replace(request, prompt=ids))
+    if over_http is None or not talks:
+        return Line(BEGUN, "", None, None, None, NO_EXTRA if over_http is None else "no answer has a text")
+    return over_http.streams(run, requests, subject.alone(requests), BEGUN, talks)
 
 
 def _up_to(left: Collected, truth: Collected) -> Collected:

@@ -173,6 +173,8 @@ class Llama:
         params.n_parallel, params.n_ctx, params.fit_params = options["parallel"], options["ctx-size"], False
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = options["threads"]
         params.cors_origins, params.verbosity = "", 0  # no page of another site reads an answer
+        # Of all tokens, normalised; an older program would then answer nothing else, so it is not asked for them.
+        params.embedding, params.pooling_type = True, xllamacpp.llama_pooling_type.LLAMA_POOLING_TYPE_MEAN
         if options.get("flash-attn") == "off":
             params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
             params.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED

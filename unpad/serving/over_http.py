@@ -19,6 +19,7 @@ from unpad.data.rows import read_classes
 from unpad.data.sources.images import read_bytes
 from unpad.data.vqa import VqaData
 from unpad.evaluation.family import HeldOutInputs, Numbers
+from unpad.inference.chat import speaker_stops
 from unpad.inference.engine import Collected, Request
 from unpad.inference.loaded import LoadedRun
 from unpad.proof import passes
@@ -26,7 +27,7 @@ from unpad.proof.line import Line, not_applicable
 from unpad.proof.passes import line_of_numbers
 from unpad.proof.serving import HTTP
 from unpad.serving.limits import Limits, bound
-from unpad.serving.protocol import SAMPLING
+from unpad.serving.protocol import SAMPLING, Fields
 from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, RunOpening, opened
 from unpad.serving.server import Listening, Server, run
 from unpad.serving.service import Service
@@ -44,17 +45,26 @@ class ServerFaultError(Exception):
     """The server failed to answer."""
 
 
-def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Collected]) -> Line:
+def streams(
+    loaded: LoadedRun,
+    requests: Sequence[Request],
+    truth: Sequence[Collected],
+    name: str = HTTP,
+    talks: Sequence[Sequence[Fields]] = (),
+) -> Line:
     """Ask a server for all answers at once, each as a stream; compare texts, and log probabilities bit for bit.
 
     Args:
         truth: what each request gets alone.
+        talks: messages of conversations that are asked in place of the prompts; a text of the user ends their answers.
     """
-    asked = _bodies(loaded, requests)
+    chats = [{"messages": talk, "logprobs": True} | _settings(requests[place]) for place, talk in enumerate(talks)]
+    asked = [(place, CHAT, chat) for place, chat in enumerate(chats)] or _bodies(loaded, requests)
     if not asked:
-        return Line(HTTP, "", None, None, None, "no held-out question is about one image, as those of a request are")
+        return Line(name, "", None, None, None, "no held-out question is about one image, as those of a request are")
     results = _all_at_once(loaded, lambda port, one: _ask(port, *one[1:]), asked)
     differ, largest = 0, 0.0
+    stops = speaker_stops(loaded.tokenizer, loaded.recipe.data.template) if talks else []
     for (place, _, _), answer in zip(asked, results, strict=True):
         if isinstance(answer, NotTakenError):
             continue
@@ -62,7 +72,9 @@ def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Coll
         ids, scores = truth[place].tokens(), truth[place].scores[0]
         pairs = zip(ids, scores, strict=False)  # the last scores chose the end
         expected = [float(row.double().log_softmax(-1)[id]) for id, row in pairs]
-        differ += text != loaded.tokenizer.decode(ids) or logprobs != expected
+        whole = loaded.tokenizer.decode(ids)
+        cut = min((whole.partition(stop)[0] for stop in stops), key=len, default=whole)
+        differ += text != cut or logprobs != expected[: None if cut == whole else len(logprobs)]
         apart = [abs(one - other) for one, other in zip(logprobs, expected, strict=False)]
         largest = max([largest, *apart])
     others = len(requests) - len(asked)
@@ -70,7 +82,7 @@ def streams(loaded: LoadedRun, requests: Sequence[Request], truth: Sequence[Coll
     note = f"{differ} of {len(asked)} answers differ" if differ else note
     measured = largest if largest or not differ else float("inf")
     gap = _refusals(results) or ("" if len(asked) > 1 else "fewer than two prompts")
-    return Line(HTTP, f"{len(asked)} streams", measured, 0.0, not differ, note).unless(gap)
+    return Line(name, f"{len(asked)} streams", measured, 0.0, not differ, note).unless(gap)
 
 
 def _all_at_once(loaded: LoadedRun, work: Callable[[int, Any], Any], given: Sequence[Any]) -> list[Any]:

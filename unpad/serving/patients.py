@@ -325,21 +325,25 @@ def _named_answers(data: EventData, instances: Sequence[Instance]) -> list[dict[
 
 
 def explanations(
-    run: LoadedRun, data: EventData, instances: Sequence[Instance], passes: Passes
+    run: LoadedRun,
+    data: EventData,
+    instances: Sequence[Instance],
+    parts: Sequence[tuple[int, Mapping[str, np.ndarray]]],
 ) -> list[dict[str, Any]]:
     """Per patient and set, the probability had the record ended with it, of each of several classes, and its share of
     attention.
 
     `days` are those from the landmark, null for facts without a time.
+
+    Args:
+        parts: places of patients in the data, and numbers of their sets, in order.
     """
     answers, sets = _named_answers(data, instances), data.sets
-    for places, numbers in passes:
-        cuts = np.cumsum(np.diff(sets.sets_of)[places])[:-1]
-        columns = {**by_class(run, numbers["probability"]), "attention": numbers["attention"]}
-        parts = {name: np.split(values, cuts) for name, values in columns.items()}
-        for row, place in enumerate(places.tolist()):
-            mine = slice(*sets.sets_of[place : place + 2].tolist())
-            timed = zip(sets.times[mine].tolist(), sets.timeless[mine].tolist(), strict=True)
-            days = [None if timeless else day for day, timeless in timed]
-            answers[place] |= {"days": days, **{name: values[row].tolist() for name, values in parts.items()}}
+    for place, answer in enumerate(answers):
+        mine = slice(*sets.sets_of[place : place + 2].tolist())
+        timed = zip(sets.times[mine].tolist(), sets.timeless[mine].tolist(), strict=True)
+        answer["days"] = [None if timeless else day for day, timeless in timed]
+    for place, numbers in parts:
+        for name, values in {**by_class(run, numbers["probability"]), "attention": numbers["attention"]}.items():
+            answers[place].setdefault(name, []).extend(values.tolist())
     return answers

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from unpad.data.patients import EventData
 from unpad.data.pixels.formats import ImageError
 from unpad.inference.engine import Request as EngineRequest
-from unpad.inference.patients import batches, computed
+from unpad.inference.patients import batches, computed, explained, parts_of_course
 from unpad.serving import protocol
 from unpad.serving.limits import check_type, read_body
 from unpad.serving.patients import Passes, check_sets, explanations, predictions
@@ -28,7 +28,6 @@ from unpad.serving.pictures import classes_of, decoded, detailed, kept_patches, 
 from unpad.serving.served import CHAT, CLASSIFY, COMPLETIONS, EXPLAIN, PREDICT, ModelPrompt, Notes, Served
 from unpad.serving.service import Service, too_late
 
-RESPONSES = "/v1/responses"  # of llama.cpp alone
 ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
 # Sets of a patient: a prediction takes time by their square, an explanation by their cube.
 MOST_SETS, MOST_EXPLAINED = 2048, 256
@@ -49,7 +48,7 @@ def routes(service: Service, *, page: bool) -> list[Route]:
         Route("/v1/models", partial(_models, service)),
         Route("/v1/models/{id}", partial(_model, service)),
         *(Route(path, partial(_asked, service, path, answer), methods=["POST"]) for path, answer in ANSWERS.items()),
-        *(Route(path, partial(_not_here, service), methods=["POST"]) for path in ("/v1/embeddings", RESPONSES)),
+        *(Route(path, partial(_not_here, service), methods=["POST"]) for path in ("/v1/embeddings", "/v1/responses")),
     ]
     if page:
         every.append(Route("/", _page))
@@ -92,7 +91,7 @@ async def _model(service: Service, http: Request) -> Response:
 async def _not_here(service: Service, http: Request) -> Response:
     served = service.ready()
     what = f"this server does not do {http.url.path}: use {' or '.join(served.routes)}"
-    if http.url.path == RESPONSES and served.kind in ("chat", "text"):
+    if served.kind in ("chat", "text"):
         what += f"; or {protocol.OTHER_ENGINE}"
     raise protocol.RequestError(what, code="not_supported")
 
@@ -291,8 +290,14 @@ async def _predict(service: Service, served: Served, http: Request, content: byt
 
 async def _explain(service: Service, served: Served, http: Request, content: bytes) -> Response:
     ask, data = await _patients(service, served, content, MOST_EXPLAINED)
-    numbers = await _numbers(service, served, "explain", data)
-    return JSONResponse({"explanations": explanations(served.run, data, ask.instances, numbers)})
+    of_rows = [partial(batches, served.run, data, np.array([row])) for row in range(len(data.table))]
+    made = [one for work in of_rows for one in await service.prepare(work)]
+    # In parts, as a pass over all would take long.
+    parts = [(int(place), batch, part) for (place,), batch in made for part in parts_of_course(batch)]
+    work = partial(explained, served.run)
+    numbers = await service.once("explain", [part[1:] for part in parts], work, number=len(made))
+    found = [(place, one) for (place, *_), one in zip(parts, numbers, strict=True)]
+    return JSONResponse({"explanations": explanations(served.run, data, ask.instances, found)})
 
 
 async def _patients(
@@ -311,9 +316,7 @@ async def _patients(
 
 async def _numbers(service: Service, served: Served, kind: str, data: EventData) -> Passes:
     """Places of patients, and numbers of theirs from passes that other requests join."""
-    rows = np.arange(len(data.table))
-    parts = np.split(rows, len(rows)) if kind == "explain" else [rows]  # a pass over several would take long
-    made = [one for part in parts for one in await service.prepare(partial(batches, served.run, data, part))]
+    made = await service.prepare(partial(batches, served.run, data, np.arange(len(data.table))))
     numbers = await service.once(kind, [batch for _, batch in made], partial(computed, served.run, kind))
     return [(places, numbers_of) for (places, _), numbers_of in zip(made, numbers, strict=True)]
 

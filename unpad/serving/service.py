@@ -26,6 +26,7 @@ RECENT = 32  # ends of answers by which the rate is measured
 LONGEST_RETRY = 60  # seconds
 MOST_BODIES = 256 * MIB  # of all requests, beyond the first FREE_BODY of each, so that short ones find room beside long
 FREE_BODY = 1 << 16  # bytes
+READ_AHEAD = 256  # tokens of one request's prompts that wait to be read, beyond which the next ones are held back
 
 
 class Service:
@@ -185,11 +186,17 @@ class Service:
         return OpenRequest(self, prompts, ask, began, owner)
 
     async def once(
-        self, kind: str, inputs: Sequence[Any], work: Callable[[Sequence[Any]], Sequence[Any]], together: int = 1
+        self,
+        kind: str,
+        inputs: Sequence[Any],
+        work: Callable[[Sequence[Any]], Sequence[Any]],
+        together: int = 1,
+        number: int | None = None,
     ) -> list[Any]:
         """Results of inputs, in passes that others of their kind may join.
 
         Args:
+            number: of the answers that they are parts of; None: each is one.
             together: inputs that wait for a pass at the same time; the next follow when they are done, so that many do
                 not hold up those of other requests.
 
@@ -197,8 +204,9 @@ class Service:
             RequestError: as `admit` and `ready`.
         """
         self.ready()
-        self.admit(len(inputs))
-        self.begin(len(inputs))
+        number = len(inputs) if number is None else number
+        self.admit(number)
+        self.begin(number)
         results = list[Any]()
         try:
             for first in range(0, len(inputs), together):
@@ -208,7 +216,7 @@ class Service:
                 results += await asyncio.gather(*(asyncio.wrap_future(job.future) for job in jobs))
             return results
         finally:
-            for _ in inputs:
+            for _ in range(number):
                 self.end()
 
 
@@ -237,20 +245,22 @@ class OpenRequest:
         service.begin(len(self._made))
         top = ask.top if not echo or ask.top is not None else 0
         fields: dict[str, Any] = {"n": ask.n, "deadline": deadline, "top": top, "echo": echo, "owner": owner}
-        self._requests = [(replace(one.request, **fields), one.stop) for one in prompts]
-        self._ask, self._num_ended, self._context = ask, 0, copy_context()
+        self._requests = [(replace(one.request, **fields), one.stop, one.num_tokens) for one in prompts]
+        self._ask, self._num_heard, self._num_ended, self._context = ask, 0, 0, copy_context()
         self._handles: list[Handle] = []
         self._feed()
 
     def _feed(self) -> None:
-        """Give the engine further prompts, up to half of its rows, so that other requests find some."""
+        """Give the engine further prompts, up to half of its rows, so that other requests find some, and no more than
+        it reads soon, as it reads those of others after them."""
         assert self._service.served is not None, "it is loaded"
         n, tokenizer = self._ask.n, self._service.served.run.tokenizer
         while len(self._handles) < len(self._requests):
             running = len(self._handles) * n - self._num_ended
-            if running and running + n > self._service.limits.rows // 2:
+            ahead = sum(num for *_, num in self._requests[self._num_heard : len(self._handles)])
+            if running and (running + n > self._service.limits.rows // 2 or ahead >= READ_AHEAD):
                 return
-            request, stops = self._requests[len(self._handles)]
+            request, stops, _ = self._requests[len(self._handles)]
             texts = [Detokenizer(tokenizer, stops, reports=self._ask.top is not None) for _ in range(n)]
             first, silent = len(self._handles) * n, self._ask.most_new == 0
             self._handles.append(self._service.worker.submit(request, self, first, texts, silent=silent))
@@ -294,6 +304,8 @@ class OpenRequest:
 
     def read(self, cached: int) -> None:
         self.num_cached += cached
+        self._num_heard += 1
+        self._context.run(self._feed)
 
     def add(self, index: int, text: str, tokens: tuple[protocol.Spelled, ...], num_made: int) -> None:
         if num_made > self._made[index]:
@@ -313,8 +325,7 @@ class OpenRequest:
     def end(self, index: int, reason: Reason, error: UnpadError | None) -> None:
         self._service.end()
         self._num_ended += 1
-        if len(self._handles) < len(self._requests):
-            self._context.run(self._feed)
+        self._context.run(self._feed)
         failure = error_of(reason, error, self._service.limits)
         self._events.put_nowait(failure or protocol.TextPiece(index, finished=protocol.FINISHED[reason]))
 

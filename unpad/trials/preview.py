@@ -23,8 +23,6 @@ from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.interchange.origin import open_recipe
 from unpad.machine import Load, LoadMeter, cores
 from unpad.models.cost import cells_per_token
-from unpad.nn.native import library
-from unpad.nn.precision import DTYPES
 from unpad.recipes.training import PlanSettings
 from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import counted, progress
@@ -33,6 +31,7 @@ from unpad.training.auto_size import SHARE, StageMemory, free_memory, largest_up
 from unpad.training.rehearsal import Rehearsal, StepCost
 from unpad.training.setup import Setup, check_patience, describe, prepare_setup
 from unpad.training.stage import StageSetup, epoch_plan, num_epochs, plan_inputs, stage_epochs
+from unpad.training.updates import takes_groups
 from unpad.trials.strategy_table import (
     ProcessTable,
     StrategyRow,
@@ -145,7 +144,7 @@ def _with(stage: StageSetup, **fields: Any) -> StageSetup:
 
 def _updates(setup: Setup, stage: StageSetup) -> Iterator[list[RaggedBatch]]:
     """Micro-batches of one update after the other, epoch after epoch."""
-    grouped = not library.computes(DTYPES[setup.precision])
+    grouped = takes_groups(setup)
     for epoch in count():
         yield from load_steps(setup.data.load, epoch_plan(stage, epoch), setup.device, group_lengths=grouped)
 

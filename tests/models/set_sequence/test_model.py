@@ -28,6 +28,7 @@ from unpad.models.set_sequence.event_sets import EventSets
 from unpad.models.set_sequence.heads import hazard_nll
 from unpad.models.set_sequence.losses import chamfer, gaussian_kl
 from unpad.models.set_sequence.model import SetSequence
+from unpad.nn.linear import independent_rows
 from unpad.nn.native import library
 from unpad.training.step import train_step
 
@@ -198,6 +199,9 @@ def test_the_course_is_what_a_patient_cut_after_each_set_would_get():
     probability, attention = model.course(batch)
     assert ((attention > 0) & (attention < 1)).all()
     assert attention.sum() < 1
+    with independent_rows():
+        whole, *parts = (model.course(batch, part) for part in (slice(None), slice(0, 9), slice(9, 25)))
+    assert all(map(torch.equal, whole, map(torch.cat, zip(*parts, strict=True))))
     bounds = events.members.cu_seqlens.tolist()
     for ends in range(1, events.num_sets + 1):
         sizes, stop = np.diff(bounds[: ends + 1]).tolist(), bounds[ends]

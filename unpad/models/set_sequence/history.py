@@ -138,8 +138,7 @@ class HistoryEncoder(nn.Module):
         Args:
             latents: (num_sets, latent).
         """
-        rotary = self._rotary(course)
-        stream = Stream(self._embed(latents, course), None, course.layout, rotary)
+        stream = Stream(self._embed(latents, course), None, course.layout, self._rotary(course))
         for block in self.blocks:
             stream = block(stream, course.cache)
         return self.norm(stream.x, stream.delta, stream.layout)[1]
@@ -161,8 +160,8 @@ class HistoryEncoder(nn.Module):
         one_each = Layout(torch.arange(num_seqs + 1, dtype=torch.int32, device=q.device), int(num_seqs > 0))
         return received_attention(q.index_select(0, course.readouts), k, pair_sequences(one_each, course.layout))
 
-    def at_every_set(self, latents: Tensor, history: Layout, times: Tensor) -> Tensor:
-        """Readout of a record that ends with a set, for every set, (num_sets, width).
+    def at_every_set(self, latents: Tensor, history: Layout, times: Tensor, part: slice = slice(None)) -> Tensor:
+        """Readout of a record that ends with a set, for every set of a part, (num_sets, width).
 
         Time grows with the square of a patient's sets, memory only linearly.
 
@@ -173,7 +172,7 @@ class HistoryEncoder(nn.Module):
         lengths = segment_place(history) + 1  # (num_sets,) sets up to and including each
         begins = torch.arange(len(times), device=times.device) + 1 - lengths  # (num_sets,) first set of its patient
         parts = [self.readout[None][:0]]
-        for layout, sets in records(begins, lengths):
+        for layout, sets in records(begins[part], lengths[part]):
             course = lay_out_course(layout, times.index_select(0, sets))
             parts.append(self(latents.index_select(0, sets), course).index_select(0, course.readouts))
         return torch.cat(parts[1:] or parts)

@@ -297,10 +297,13 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         return token_nll(self._nearest_made(made, reading.embedded, members), self.made_code.weight, reading.codes)
 
     @torch.no_grad()
-    def course(self, batch: RaggedBatch) -> tuple[Tensor, Tensor]:
+    def course(self, batch: RaggedBatch, part: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Predictions along the history of every patient, for a picture.
 
         Each set's prediction reads the history up to that set, so time grows with the square of a patient's sets.
+
+        Args:
+            part: the sets that are wanted; what each gets does not depend on the others.
 
         Returns:
             Per set the predicted probabilities of the classes at the landmark for a record that ends with this set,
@@ -309,10 +312,10 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         """
         reading = self._read(batch)
         latents, events = reading.latents[-1].z, reading.events
-        hidden = self.history.at_every_set(latents, events.history, events.times)
-        attention = self.history.attention(latents, reading.course).index_select(0, reading.course.sets)
+        hidden = self.history.at_every_set(latents, events.history, events.times, part)
+        attention = self.history.attention(latents, reading.course).index_select(0, reading.course.sets[part])
         shift = None if self.last_values is None else self.last_values.at_every_set(reading.codes, events)
-        return self.patient.scores(hidden, shift).softmax(1), attention
+        return self.patient.scores(hidden, None if shift is None else shift[part]).softmax(1), attention
 
     # ----------------------------------------------------------------------- losses
 
@@ -341,8 +344,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
             "kl": (self._over_levels(free).sum(), num_sets),
             "raw_kl": (reading.divergences[-1].detach().sum(), num_sets),
         }
-        outcome = self._outcome(reading, states)
-        terms |= self.patient.terms(*outcome, batch.seq_labels, events, self.label_smoothing)
+        terms |= self.patient.terms(*self._outcome(reading, states), batch.seq_labels, events, self.label_smoothing)
         if weighted & {"next_code", "next_time", "next_value"}:
             hidden = states.index_select(0, reading.course.sets)
             following = sets_that_follow(events, reading.course.is_first)
