@@ -1,6 +1,6 @@
 """Model of memory against measured peaks: random models and batches of all families, in a process each.
 
-python benchmarks/memory.py              40 shapes, a table for benchmarks/memory.md
+python benchmarks/memory.py              40 shapes; benchmarks/memory.md has them by family
 python benchmarks/memory.py --cards      largest plan.tokens_per_micro per family for 8, 16 and 32 GiB
 """
 

@@ -100,10 +100,8 @@ def batches(
             what = f"sequence {index} has {number_of(len(sequence), 'tokens')}, and its loss mask {len(mask)}"
             raise PlanError(what, fix="give one mask value per token")
     if len(sequences) != len(masks):
-        raise PlanError(
-            f"{number_of(len(sequences), 'sequences')} and {number_of(len(masks), 'loss masks')} are given",
-            fix="give one per sequence",
-        )
+        what = f"{number_of(len(sequences), 'sequences')} and {number_of(len(masks), 'loss masks')} are given"
+        raise PlanError(what, fix="give one per sequence")
     tokens = _InMemory([np.asarray(s, np.int64) for s in sequences], [np.asarray(m, np.bool_) for m in masks])
     yield from load_steps(
         partial(load_micro, tokens, pad_id=0), epoch_plan, torch.device("cpu"), group_lengths=not library.enabled()

@@ -20,7 +20,7 @@ from unpad.inference.loaded import load
 from unpad.interchange import folder as folders
 from unpad.interchange.families import FAMILIES
 from unpad.interchange.folder import INDEX, load_model
-from unpad.interchange.hub import download_config
+from unpad.interchange.hub import Snapshot
 from unpad.interchange.origin import open_recipe
 from unpad.interchange.runs import import_folder
 from unpad.run.compare import describe_runs
@@ -135,7 +135,7 @@ def test_what_a_hub_does_not_give_is_said(name, what, fix, hub):
 def test_without_a_network_and_a_cache_the_folder_is_asked_for(hub, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(SourceError, match="the hub cannot be reached") as caught:
-        download_config("owner/tiny", SourceError)
+        Snapshot("owner/tiny", SourceError)
     assert caught.value.fix.startswith("name the folder")
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(RecipeError, match="not installed") as caught_too:

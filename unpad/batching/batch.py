@@ -340,8 +340,7 @@ def _bounds(batch: RaggedBatch) -> np.ndarray:
     for members in batch.bundles:
         last[min(members) + 1] = max(members) + 1
     reach = np.maximum.accumulate(last)
-    places = np.arange(batch.num_seqs + 1)
-    return np.flatnonzero(reach <= places)
+    return np.flatnonzero(reach <= np.arange(batch.num_seqs + 1))
 
 
 # --------------------------------------------------------------------------- in words, for `--verbose`
@@ -360,8 +359,7 @@ def _tensors(holder: Any, prefix: str = "") -> list[tuple[str, Tensor]]:
     found: list[tuple[str, Tensor]] = []
     for kept in dataclasses.fields(holder):
         value = vars(holder)[kept.name]
-        parts = value if isinstance(value, tuple) else (value,)
-        for part in parts:
+        for part in value if isinstance(value, tuple) else (value,):
             name = f"{prefix}{kept.name}" if part is value else f"{prefix}{type(part).__name__}"
             if isinstance(part, Tensor):
                 found.append((name, part))

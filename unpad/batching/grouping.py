@@ -191,11 +191,9 @@ def with_others(over: np.ndarray, numbers: np.ndarray, settings: PlanSettings) -
     """
     _, bundle, sizes = np.unique(_numbered(numbers), return_inverse=True, return_counts=True)
     if settings.overflow not in ("error", "drop") and (over & (sizes[bundle] > 1)).any():
-        raise PlanError(
-            "a sequence is too long that belongs together with others, and such sequences are never cut",
-            where=f"plan.overflow={settings.overflow}",
-            fix="set plan.overflow=drop, which drops and counts all that belong together, or raise plan.max_tokens",
-        )
+        what = "a sequence is too long that belongs together with others, and such sequences are never cut"
+        fix = "set plan.overflow=drop, which drops and counts all that belong together, or raise plan.max_tokens"
+        raise PlanError(what, where=f"plan.overflow={settings.overflow}", fix=fix)
     whole: np.ndarray = np.bincount(bundle, over, minlength=len(sizes))[bundle] > 0
     return whole if settings.overflow == "drop" else over
 

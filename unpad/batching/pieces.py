@@ -147,29 +147,22 @@ def check_lengths(lengths: np.ndarray) -> np.ndarray:
 def _check_ids(seq_ids: np.ndarray, num_sequences: int) -> np.ndarray:
     ids = np.asarray(seq_ids).astype(np.int64)
     if len(ids) and not (ids.min() >= 0 and ids.max() < num_sequences):
-        raise PlanError(
-            f"sequence ids run from {ids.min()} to {ids.max()}, the data has {number_of(num_sequences, 'sequences')}",
-            fix="pass ids that index the lengths",
-        )
+        what = f"sequence ids run from {ids.min()} to {ids.max()}, the data has {number_of(num_sequences, 'sequences')}"
+        raise PlanError(what, fix="pass ids that index the lengths")
     return ids
 
 
 def _check_stride(stride: int | None, limit: int) -> int:
     if stride is not None and stride > limit:
-        raise PlanError(
-            f"windows of {limit} tokens that start every {stride} tokens leave tokens out",
-            where="plan.stride",
-            fix=f"set plan.stride to {limit} or less",
-        )
+        what = f"windows of {limit} tokens that start every {stride} tokens leave tokens out"
+        raise PlanError(what, where="plan.stride", fix=f"set plan.stride to {limit} or less")
     return stride or limit
 
 
 def _refuse(seq_id: int, length: int, limit: int, limited_by: str) -> None:
-    raise PlanError(
-        f"sequence {seq_id} has {number_of(int(length), 'tokens')}, the limit is {limit} of {limited_by}",
-        where="plan.overflow=error",
-        fix=f"set plan.overflow to split, truncate_right, truncate_left or drop, or raise {limited_by}",
-    )
+    what = f"sequence {seq_id} has {number_of(int(length), 'tokens')}, the limit is {limit} of {limited_by}"
+    fix = f"set plan.overflow to split, truncate_right, truncate_left or drop, or raise {limited_by}"
+    raise PlanError(what, where="plan.overflow=error", fix=fix)
 
 
 def _count(targets: TargetCount, pieces: Pieces) -> np.ndarray:

@@ -159,8 +159,7 @@ def plan(
         order, offsets = bundled(bundles[pieces.seq_ids])
         pieces, counts = pieces.take(order), counts[order]
         grouped = sum_runs(pieces.lengths, offsets)
-    rng = np.random.default_rng([seed, epoch])
-    grouping, settings = _grouped(grouped, settings.parts(epoch, first_step), rng)
+    grouping, settings = _grouped(grouped, settings.parts(epoch, first_step), np.random.default_rng([seed, epoch]))
     is_dropped = np.zeros(len(grouped), bool)
     if settings.drop_last:
         grouping, is_dropped = _without_short_last_step(grouping, grouped, settings)

@@ -86,8 +86,7 @@ def show(
         write_atomic(html, page(f"data show {subject}", shown.title, sequences), private=shown.private)
         print_lines([str(html)])
     else:
-        coloured = console.color_system is not None
-        for indent, text in shown.lines(coloured=coloured, whole=row is not None):
+        for indent, text in shown.lines(coloured=console.color_system is not None, whole=row is not None):
             print_wrapped(console, text, columns(), indent)
 
 

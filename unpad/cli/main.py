@@ -173,8 +173,7 @@ def _refuse_words(arguments: list[str]) -> None:
     if arguments and arguments[0] in INSTEAD:
         _say(f"unpad {arguments[0]} is no verb; use: unpad {INSTEAD[arguments[0]]}")
         raise SystemExit(errors.RecipeError.exit_code)
-    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    for argument in options:
+    for argument in arguments[: arguments.index("--")] if "--" in arguments else arguments:
         if FIELD_OPTION.match(argument):
             name, _, value = argument.lstrip("-").partition("=")
             word = shlex.quote(f"{name}={value or 'VALUE'}")

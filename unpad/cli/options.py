@@ -112,8 +112,7 @@ def check_recipe(recipe: str, overrides: Sequence[str] = ()) -> None:
     paths = [*(source.path for kind in KINDS for source in loaded.data.sources(kind)), *tables]
     paths += [path for source in loaded.data.vqa for path in source.beside.values()]
     check_places(resolve_path(loaded.data, path) for path in paths if not is_packaged(path))
-    base = loaded.model.get("from")
-    for start in (base, loaded.train.init_from):
+    for start in (loaded.model.get("from"), loaded.train.init_from):
         if isinstance(start, str) and not user_path(start).is_dir() and not is_hub_name(start):
             find_run(start)
     load_torch()

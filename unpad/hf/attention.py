@@ -88,9 +88,7 @@ def _of_mask(mask: Tensor) -> Sequences:
 
 
 def _of_owners(owners: Tensor) -> Sequences:
-    starts = torch.ones_like(owners, dtype=torch.bool)
-    starts[:, 1:] = owners.diff(dim=1) != 0
-    return _of_starts(starts)
+    return _of_starts(F.pad(owners.diff(dim=1) != 0, (1, 0), value=True))
 
 
 def _of_positions(positions: Tensor, batch: int, seq: int) -> Sequences:
@@ -101,9 +99,7 @@ def _of_positions(positions: Tensor, batch: int, seq: int) -> Sequences:
     if first.shape[-1] != seq:  # positions of something else, such as of all keys of a cache
         return Sequences(build_layout(np.full(batch, seq)).to(positions.device))
     first = first.reshape(-1, seq).expand(batch, seq)
-    starts = torch.ones_like(first, dtype=torch.bool)
-    starts[:, 1:] = first.diff(dim=1) != 1
-    return _of_starts(starts)
+    return _of_starts(F.pad(first.diff(dim=1) != 1, (1, 0), value=True))
 
 
 def _of_starts(starts: Tensor) -> Sequences:

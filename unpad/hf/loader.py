@@ -96,11 +96,9 @@ class Examples(Dataset[dict[str, Tensor]]):
         example = read(row, now, self.columns)
         before = (int(self.lengths[number]), int(self.targets[number]))
         if _size(example) != before:
-            raise SourceError(
-                f"a row has {_size(example)} tokens and targets, and had {before} when it was read first",
-                where=f"row {place[0]}",
-                fix="let the data and the collator give the same for a row every time, without random numbers",
-            )
+            what = f"a row has {_size(example)} tokens and targets, and had {before} when it was read first"
+            fix = "let the data and the collator give the same for a row every time, without random numbers"
+            raise SourceError(what, where=f"row {place[0]}", fix=fix)
         if index < 0:
             example["labels"][:] = IGNORED
         return example

@@ -162,8 +162,7 @@ class _Call:
         after = _first(module(*args, **kwargs))
         if after is None or after.shape != self.out.shape:  # it keeps state from call to call
             return True
-        moved = (after - self.out)[:, CHANGED:].abs().max()
-        return bool(moved > MOVED * self.out.abs().max())
+        return bool((after - self.out)[:, CHANGED:].abs().max() > MOVED * self.out.abs().max())
 
 
 @torch.no_grad()
@@ -176,7 +175,7 @@ def find_mixers(model: nn.Module, inner: nn.Module) -> list[str]:
 
     def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         given, made = args[0] if args else kwargs.get("hidden_states"), _first(out)
-        if made is not None and isinstance(given, Tensor) and all(map(_per_token, (given, made))):
+        if made is not None and isinstance(given, Tensor) and all(_per_token(x) for x in (given, made)):
             calls.setdefault(module, _Call(args, kwargs, made.clone()))
 
     device = next(model.parameters()).device

@@ -292,12 +292,12 @@ class PairsUpdate:
         models = nn.ModuleList(_models(self.trainer))
         with untouched(models), _fp32(self.trainer), without_dropout(models):
             found = judge(models, precision, self._compare, [*notes, OWN_LOSS.format(name)])
-        claims = [claim for claim in found.findings if claim.kind not in LABELS]
         claims = [
             replace(one, kind="step", advice=READS if one.advice not in ("", FOLLOWS) else one.advice)
             if one.kind == "loss"
             else one
-            for one in claims
+            for one in found.findings
+            if one.kind not in LABELS
         ]
         if found.refused is None:
             claims.insert(0, BatchClaim("collated", self.num_unlike, 0, UNLIKE if self.num_unlike else ""))

@@ -1,7 +1,7 @@
 """Models of transformers, made ready for flat batches."""
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ from unpad.errors import RecipeError, is_memory_error
 from unpad.hf.attention import NAME
 from unpad.hf.loader import collate
 from unpad.hf.mixers import Boundaries, isolate_mixers, join_mixers
-from unpad.proof.foreign.collators import Batch, Batching
+from unpad.proof.foreign.collators import Batching
 from unpad.proof.foreign.lengths import RowLimit, row_limit
 from unpad.proof.foreign.model import base_of, untouched
 from unpad.proof.foreign.update import converted
@@ -145,12 +145,11 @@ def _attention(inner: PreTrainedModel) -> str:
     return str(inner.config._attn_implementation)
 
 
-def _flat(sequences: Sequence[Sequence[int]]) -> Batch:
-    return collate([{"input_ids": ids} for ids in sequences])
-
-
-def _prepared(model: nn.Module) -> nn.Module:
-    return prepare(model).model
-
-
-UNPAD = Batching("unpad", True, _flat, prepare=_prepared, proves=True, instead="unpad.hf.attach(trainer)")
+UNPAD = Batching(
+    "unpad",
+    True,
+    lambda sequences: collate([{"input_ids": ids} for ids in sequences]),
+    prepare=lambda model: prepare(model).model,
+    proves=True,
+    instead="unpad.hf.attach(trainer)",
+)

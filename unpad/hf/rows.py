@@ -82,11 +82,9 @@ class CollatedRows:
         if package is None or not isinstance(data, package.Dataset):
             return cls(data, trainer._get_collator_with_removed_columns(collate), collate)
         kept = trainer._remove_unused_columns(data)
-        if PACKED in data.column_names and PACKED not in kept.column_names and not data.format["type"] == "custom":
-            raise SourceError(
-                f"rows are packed, and the trainer removes their column {PACKED}",
-                fix="set remove_unused_columns=False with a collator that reads it, or do not pack",
-            )
+        if PACKED in data.column_names and PACKED not in kept.column_names and data.format["type"] != "custom":
+            what = f"rows are packed, and the trainer removes their column {PACKED}"
+            raise SourceError(what, fix="set remove_unused_columns=False with a collator that reads it, or do not pack")
         return cls(kept, collate, collate)
 
     def like(self, data: Sequence[Any]) -> "CollatedRows":

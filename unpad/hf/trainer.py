@@ -73,8 +73,7 @@ class Attachment:
     def examples_of(self, data: Any) -> Examples:
         """The examples of a dataset, with lengths that are read once."""
         if id(data) not in self.examples:
-            rows = self.rows_of(data)
-            self.examples[id(data)] = (data, Examples(rows))
+            self.examples[id(data)] = (data, Examples(self.rows_of(data)))
         return self.examples[id(data)][1]
 
     def check(self, trainer: Trainer, called: nn.Module | None = None) -> None:
@@ -91,10 +90,8 @@ class Attachment:
         """The data's rows by the collator that the trainer had, of which its batches are made."""
         rows = None if self.trained is None else self.trained.data
         if not isinstance(rows, CollatedRows):
-            raise RecipeError(
-                "the trainer's batches are not those of unpad.hf.attach: another loader makes them since then",
-                fix="call unpad.hf.attach again after the change, or prove the trainer before it",
-            )
+            what = "the trainer's batches are not those of unpad.hf.attach: another loader makes them since then"
+            raise RecipeError(what, fix="call unpad.hf.attach again after the change, or prove the trainer before it")
         return rows
 
 

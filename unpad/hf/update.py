@@ -212,10 +212,8 @@ def _alone(trainer: Trainer, examples: Sequence[Any], collator: Collator) -> tup
         return [[given.row(number).sequences()[part]] for number, part in places], []
     settings = trainer.args.to_dict()
     if settings.get("packing") and settings["packing_strategy"] == "wrapped":
-        raise ProofError(
-            "packing_strategy is wrapped: rows do not say where sequences begin",
-            fix='use packing_strategy="bfd", or pass the token ids as sequences=',
-        )
+        what = "packing_strategy is wrapped: rows do not say where sequences begin"
+        raise ProofError(what, fix='use packing_strategy="bfd", or pass the token ids as sequences=')
     rows = CollatedRows(examples, collator, trainer.data_collator)
     rows.check()
     return [[one for one in rows.row(number).sequences() if one.ids] for number in range(len(rows))], rows.doubts()
@@ -300,10 +298,8 @@ def take_own(trainer: Trainer, rows: CollatedRows, examples: Examples) -> OwnUpd
             raise RecipeError(what, fix=f"cut or leave out rows longer than its {limit} positions") from error
         certificate = TrainerUpdate.of(trainer, batches, sequences, truth=truth).certificate("fp32", notes)
     if certificate.refused is not None:
-        raise RecipeError(
-            f"the trainer cannot compute its own first update: {certificate.refused}",
-            fix="mend that first; attach compares the update on its batches with the trainer's own",
-        )
+        what = f"the trainer cannot compute its own first update: {certificate.refused}"
+        raise RecipeError(what, fix="mend that first; attach compares the update on its batches with the trainer's own")
     if is_of_another_loss(certificate):
         raise RecipeError(f"the trainer's first update is {_reasons(certificate)}", fix=OWN_BATCHES)
     return OwnUpdate(small, sequences, len(parts), truth, certificate)

@@ -195,8 +195,7 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
         return {"prompt": prompt.text}, partial(_ask_prompt, run, prompt, settings.model_copy(update={"seed": seed}))
 
     def prompts() -> Iterator[AskedRow]:
-        lines = run.recipe.data.model_copy(update={"separator": "\n"})
-        rows = read(table, lines, _requests(run), (*FIELDS, "id"))
+        rows = read(table, run.recipe.data.model_copy(update={"separator": "\n"}), _requests(run), (*FIELDS, "id"))
         return rows_of(path, rows, example, ("id",), ask, unread, _known(run))
 
     engine = Engine(run.generator, precision=precision, piece=PIECE, rows=ROWS)

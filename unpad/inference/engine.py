@@ -621,8 +621,7 @@ class Engine:
             for ticket in tickets:
                 ticket.row = CachedRow(ticket.most)
                 if self._beginnings is not None and ticket.batch is None and not ticket.request.echo:
-                    kept = self._beginnings.begin(ticket.ids, ticket.most, ticket.request.owner)
-                    ticket.row = kept or ticket.row
+                    ticket.row = self._beginnings.begin(ticket.ids, ticket.most, ticket.request.owner) or ticket.row
                 ticket.cached = ticket.row.length
                 self.tokens_reused += ticket.cached
 

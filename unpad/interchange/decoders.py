@@ -76,8 +76,7 @@ class DecoderFamily(folder.Architecture):
         try:
             for reading in self.readings:
                 ours |= reading.here(fields)
-            vocab_size = fields["vocab_size"]
-            config = Config(**{**ours, "vocab_size": vocab_size})
+            config = Config(**{**ours, "vocab_size": fields["vocab_size"]})
         except KeyError as error:
             raise CheckpointError(f"there is no field {error.args[0]}") from None
         except ValidationError as error:
@@ -90,9 +89,8 @@ class DecoderFamily(folder.Architecture):
     def fields(self, model: Model, given: folder.Fields) -> folder.Fields:
         assert isinstance(model, Decoder), "a family of decoders"
         config = self._as_family(model.config)
-        names = {there: config.__dict__[here] for here, there in self.names.items()}
         fields = {
-            **names,
+            **{there: config.__dict__[here] for here, there in self.names.items()},
             **{key: value for reading in self.readings for key, value in reading.there(config).items()},
             "architectures": [self.architecture],
             "model_type": self.model_type,

@@ -240,11 +240,9 @@ def weight_files(folder: Path, architecture: str = "AutoModelForCausalLM") -> li
         place = str(folder)
         code = f"from transformers import {architecture} as Model; "
         code += f"Model.from_pretrained({place!r}).save_pretrained({place!r})"
-        raise CheckpointError(
-            "there are no safetensors files; pickled weights are not read",
-            where=str(folder),
-            fix=f"let transformers write them: python -c {shlex.quote(code)}",
-        )
+        what = "there are no safetensors files; pickled weights are not read"
+        fix = f"let transformers write them: python -c {shlex.quote(code)}"
+        raise CheckpointError(what, where=str(folder), fix=fix)
     return paths
 
 

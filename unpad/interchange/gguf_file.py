@@ -414,8 +414,7 @@ def _pattern(given: Mapping[str, Any] | None) -> str | None:
     if given is None:
         return None
     if given["type"] == "ByteLevel":
-        plain = given.get("use_regex", True) and not given.get("add_prefix_space")
-        return "" if plain else None
+        return "" if given.get("use_regex", True) and not given.get("add_prefix_space") else None
     if given["type"] != "Sequence" or len(given["pretokenizers"]) != 2:
         return None
     split, bytes_ = given["pretokenizers"]

@@ -18,26 +18,12 @@ from unpad.storage.paths import user_path
 _NAME = re.compile(r"([A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@([\w./-]+))?")
 CONFIG = "config.json"
 AGAIN = "run the same command again: files that are whole are kept"
-MAIN = "main"
 
 
 def is_hub_name(name: str) -> bool:
     """True for OWNER/MODEL or OWNER/MODEL@REVISION where no file or folder has this name; a name under runs/ is that of
     a run."""
-    is_name = _NAME.fullmatch(name) is not None and not name.startswith(f"{RUNS}/")
-    return is_name and not user_path(name).exists()
-
-
-def download_config(name: str, kind: type[UnpadError] = CheckpointError) -> "Snapshot":
-    """Download the config.json of a repository, a few kB.
-
-    Raises:
-        RecipeError: huggingface_hub is not installed.
-        kind: there is no such repository or revision, access is denied, or the hub cannot be reached.
-        DiskError: the cache cannot be written.
-        Interrupted: by Ctrl-C.
-    """
-    return Snapshot(name, kind)
+    return _NAME.fullmatch(name) is not None and not name.startswith(f"{RUNS}/") and not user_path(name).exists()
 
 
 def download_model(name: str) -> "Snapshot":
@@ -45,7 +31,7 @@ def download_model(name: str) -> "Snapshot":
     refused before its weights are downloaded.
 
     Raises:
-        CheckpointError: as `download_config`, or the repository holds no safetensors, or a model that is not covered.
+        CheckpointError: as `Snapshot`, or the repository holds no safetensors, or a model that is not covered.
     """
     from unpad.interchange.families import family_of
     from unpad.interchange.folder import INDEX, JSON_FILES, OTHERS, WEIGHTS, read_config, read_json_files, weight_files
@@ -93,12 +79,18 @@ class Snapshot:
         commit: its hash.
         folder: of the cache, with the files that were brought; config.json first.
         files: names of all files of the repository.
+
+    Raises:
+        RecipeError: huggingface_hub is not installed.
+        kind: there is no such repository or revision, access is denied, or the hub cannot be reached.
+        DiskError: the cache cannot be written.
+        Interrupted: by Ctrl-C.
     """
 
     def __init__(self, where: str, kind: type[UnpadError]) -> None:
         parsed = _NAME.fullmatch(where)
         assert parsed is not None, "asked before"
-        self.where, self.kind, self.name, self.revision = where, kind, parsed[1], parsed[2] or MAIN
+        self.where, self.kind, self.name, self.revision = where, kind, parsed[1], parsed[2] or "main"
         try:
             from huggingface_hub import HfApi, constants, errors
             from huggingface_hub.utils.tqdm import disable_progress_bars

@@ -261,11 +261,8 @@ def _check_expressible(config: Config) -> None:
     ]
     for field, value, allowed in rules:
         if value not in allowed:
-            raise CheckpointError(
-                f"{field} is {value!r}; a LLaVA checkpoint knows {' or '.join(map(repr, allowed))} alone",
-                where=f"model.{field}",
-                fix=LIKE_LLAVA,
-            )
+            what = f"{field} is {value!r}; a LLaVA checkpoint knows {' or '.join(map(repr, allowed))} alone"
+            raise CheckpointError(what, where=f"model.{field}", fix=LIKE_LLAVA)
     if config.image_id is None:
         raise CheckpointError(
             "image_id is not set, and a LLaVA checkpoint needs it", where="model.image_id", fix="set it"

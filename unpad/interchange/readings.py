@@ -59,15 +59,14 @@ def _heads_here(fields: Fields) -> Fields:
     }
 
 
-def _heads_there(config: Config) -> Fields:
-    return {
+HEADS = Reading(
+    _heads_here,
+    lambda config: {
         "num_attention_heads": config.heads,
         "num_key_value_heads": config.num_kv_heads,
         "head_dim": config.head_dim,
-    }
-
-
-HEADS = Reading(_heads_here, _heads_there)
+    },
+)
 
 
 def _angles(given: Fields, name: str) -> Fields:

@@ -319,8 +319,7 @@ def _open_run(name: str) -> _Run:
     checkpoint.put_weights(model, run_weights(folder)[0], str(folder))
     kept = origin_files(name)
     given: Fields = shaped(kept[CONFIG], Fields, folder / run_folder.KEPT / CONFIG) if CONFIG in kept else {}
-    tokenizer = kept_tokenizer(files) if TOKENIZER in files else None
-    return _Run(recipe, model, tokenizer, kept, given)
+    return _Run(recipe, model, kept_tokenizer(files) if TOKENIZER in files else None, kept, given)
 
 
 def _family(model: Model, given: dict[str, Any], kind: str | None, name: str) -> Architecture:
@@ -360,8 +359,7 @@ def _tokenizer_files(tokenizer: Tokenizer, recipe: Recipe) -> tuple[dict[str, An
             "no tokenizer: its words are cut as earlier versions did, and no tokenizer.json says that; "
             "train again for one that does"
         )
-    names = tokenizer.special_names()
-    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **tokenizer.special_names()}
     if recipe.data.converses:
         config["chat_template"] = prefix_template(recipe.data.template)
     ids = {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_id, "pad_token_id": tokenizer.pad_id}

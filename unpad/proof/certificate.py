@@ -20,7 +20,7 @@ from unpad.errors import ProofError
 from unpad.models.contract import ORIGIN, WEIGHTS, LearnsPreferences, Model, ReadsTokens
 from unpad.models.objective import Objective
 from unpad.nn.attention import MATMUL
-from unpad.nn.kernel import as_weighted, by_definition, noted
+from unpad.nn.kernel import Kernel, as_weighted, by_definition, noted
 from unpad.nn.losses import Terms
 from unpad.nn.native import library
 from unpad.nn.precision import Precision
@@ -78,11 +78,6 @@ class PlainModel(ReadsTokens):
         return self.module.embed(ids)  # type: ignore[attr-defined]  # a module of tokens has it
 
 
-def as_model(model: Model | Provable) -> Model:
-    """Return the model itself, or a user's module as one."""
-    return model if isinstance(model, Model) else PlainModel(model)
-
-
 def prove(
     model: Model | Provable, batch: RaggedBatch, *, precision: Precision = "fp32", device: torch.device | None = None
 ) -> Certificate:
@@ -101,7 +96,7 @@ def prove(
     """
     if not isinstance(batch.layout, Layout) or batch.num_targets == 0:
         raise ProofError("prove needs a flat run of sequences with targets", fix="use a RaggedBatch that is not padded")
-    model = as_model(model)
+    model = model if isinstance(model, Model) else PlainModel(model)
     batch = batch.select([i for i, length in enumerate(batch.attended.lengths().tolist()) if length])
     alone = measure.claims_of(model).alone(batch)
     whole = list(range(len(alone)))
@@ -294,8 +289,7 @@ def _wrong_labels(alone: RaggedBatch | None, labels: Tensor, mask: Tensor, posit
     if labels.numel() != alone.total_tokens:
         return 1
     wanted, counts, places = (x.to(labels.device) for x in (alone.labels, alone.loss_mask, alone.position_ids))
-    misplaced = int((positions != places).sum())
-    return int(((labels != wanted) & mask).sum()) + int((mask != counts).sum()) + misplaced
+    return int(((labels != wanted) & mask).sum()) + int((mask != counts).sum()) + int((positions != places).sum())
 
 
 def _images_line(batches: Sequence[RaggedBatch]) -> Line:
@@ -366,6 +360,11 @@ def _many_lines(subject: measure.ProofSubject, alone: Sequence[RaggedBatch]) -> 
     model, base, note = subject.model, concatenate(alone), ""
     if len(alone) < measure.MOST_MANY:
         note = f"{number_of(len(alone), 'sequences')}: no more short ones of unlike content were found"
+
+    def equal(name: str, kernels: set[Kernel], worst: float, note: str = "") -> Line:
+        ran = measure.kernel_names(kernels)
+        return Line(subject.claim(name), ran, worst, measure.EXACT, worst <= measure.EXACT, note)
+
     with library.switched_off(), by_definition():
         wanted = [hidden for one in alone for hidden in subject.outputs(model, one) or []]
     with noted() as ran:
@@ -378,21 +377,13 @@ def _many_lines(subject: measure.ProofSubject, alone: Sequence[RaggedBatch]) -> 
             after = subject.outputs(model, changed) or []
             num_wrong += sum(not torch.equal(before[seq], after[seq]) for seq in range(1 - turn, base.num_seqs, 2))
     lines = [
-        Line(subject.claim(MANY), measure.kernel_names(ran), worst, measure.EXACT, worst <= measure.EXACT, note),
+        equal(MANY, ran, worst, note),
         Line(MANY_ISOLATED, measure.kernel_names(ran), float(num_wrong), 0.0, num_wrong == 0),
     ]
     if library.enabled():
         with library.switched_off(), noted() as ran:
             worst = measure.largest_error(subject.outputs(model, base) or [], wanted)
-        lines.append(
-            Line(
-                subject.claim(f"{MANY}, torch alone"),
-                measure.kernel_names(ran),
-                worst,
-                measure.EXACT,
-                worst <= measure.EXACT,
-            )
-        )
+        lines.append(equal(f"{MANY}, torch alone", ran, worst))
     gap = "all outputs are 0 with these weights" if is_zero(wanted) else ""
     return [line.unless(gap) for line in lines]
 

@@ -72,8 +72,7 @@ def _beside_others(subject: HeldOutInputs, here: str, truth: Sequence[Numbers]) 
     for start in range(0, len(order), GROUP):
         group = order[start : start + GROUP]
         found |= zip(group, subject.compute([subject.inputs[place] for place in group]), strict=True)
-    made = [found[place] for place in range(len(order))]
-    return line_of_numbers(OTHERS, here, made, truth)
+    return line_of_numbers(OTHERS, here, [found[place] for place in range(len(order))], truth)
 
 
 def _without_kernels(subject: HeldOutInputs) -> Line:
@@ -95,5 +94,4 @@ def line_of_numbers(name: str, here: str, found: Sequence[Numbers], truth: Seque
             apart = np.abs(one[key] - expected[key]).max(initial=0.0) if is_alike else np.inf
             largest = max(largest, float(apart) if np.isfinite(apart) else float("inf"))
     measured = largest if largest or not differ else float("inf")
-    note = f"{differ} of {len(truth)} differ" if differ else ""
-    return Line(name, here, measured, 0.0, not differ, note)
+    return Line(name, here, measured, 0.0, not differ, f"{differ} of {len(truth)} differ" if differ else "")

@@ -24,8 +24,7 @@ def outputs(model: Model, batch: RaggedBatch) -> list[Tensor]:
     """Hidden state of every patient and the scores of both classes, (1, width + 2)."""
     assert isinstance(model, PredictsSets), "a model of patients"
     hidden: Tensor = model(batch)
-    told = torch.cat([hidden, model.classify(batch).to(hidden)], 1)
-    return list(told[:, None].unbind())
+    return list(torch.cat([hidden, model.classify(batch).to(hidden)], 1)[:, None].unbind())
 
 
 def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Tensor, Tensor]]]:

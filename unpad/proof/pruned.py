@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.batching.batch import RaggedBatch, from_padded
+from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.contract import ORIGIN, Model, PrunesTokens
 from unpad.models.objective import LAST
@@ -145,8 +145,7 @@ def _judged(model: VisionLanguage, index: int, x: Tensor, weights: Tensor, visua
     if _pruning(model).attention_weight != "none":
         seen = weights[:, asks][:, :, visual].detach()
         received = seen.sum((0, 1)) / max(seen.shape[0] * seen.shape[1], 1) * len(row.source)
-    head = model.pruners[str(index)]
-    return head(VisionTokens(x[visual], layouts[0], x[asks], layouts[1], received))
+    return model.pruners[str(index)](VisionTokens(x[visual], layouts[0], x[asks], layouts[1], received))
 
 
 def _noise(index: int, visual: Tensor, row: ReferenceRow, dtype: torch.dtype) -> Tensor:
@@ -248,8 +247,7 @@ def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceR
         for image, patches in enumerate(places):
             owner[patches] = image
         for image, patches in enumerate(places):
-            one = sample.media.select([image])
-            features, seen = model.tower.look(one, model.config.ranks_in_tower)
+            features, seen = model.tower.look(sample.media.select([image]), model.config.ranks_in_tower)
             received += [] if seen is None else [seen]
             stands = torch.arange(len(features))
             if merges:
@@ -261,8 +259,7 @@ def _row(model: VisionLanguage, sample: RaggedBatch, merges: bool) -> ReferenceR
 
 def _asks(loss_mask: Tensor) -> Tensor:
     """The tokens up to the one that predicts the first target."""
-    before = loss_mask.cumsum(0) - loss_mask.long()
-    return before == 0
+    return loss_mask.cumsum(0) == loss_mask.long()
 
 
 def _merged(
@@ -410,10 +407,7 @@ def left_rows(model: Model, batch: RaggedBatch) -> list[Tensor] | None:
         patches = torch.zeros_like(lengths).index_add(0, batch.media_seqs, batch.media.layout.lengths())
         left = lengths - patches + model.kept[-1]
     if isinstance(batch.layout, PaddedLayout) and len(hidden) == batch.total_tokens:
-        if not torch.equal(left, lengths):
-            return None
-        mask = batch.layout.attention_mask
-        hidden = from_padded(hidden.unflatten(0, mask.shape), mask)
+        return measure.per_sequence(hidden, batch) if torch.equal(left, lengths) else None
     return list(hidden.split(left.tolist()))
 
 

@@ -303,9 +303,8 @@ def small_settings(setup: Setup) -> PlanSettings:
     """Sizes of the run's strategy with many small micro-batches."""
     run, longest = plan_of_run(setup), longest_of(setup)
     together = longest * (2 if setup.stages[-1].of_pairs else 1)  # of a bundle
-    size = max(together, 64)
     sizes = {
-        "tokens_per_micro": min(run.tokens_per_micro, size),
+        "tokens_per_micro": min(run.tokens_per_micro, max(together, 64)),
         "batch_size": min(run.batch_size, 4),
         "row_tokens": together,
     }
@@ -348,8 +347,7 @@ def _sizes(setup: Setup, strategy: str, sample: ProofSample) -> Iterator[PlanSet
     limit = min(setup.model.config.longest, settings.max_tokens or 1 << 30)
     if longest + MARGIN < limit:  # no piece is cut otherwise, and a strategy that pads to the limit pads less
         settings = settings.model_copy(update={"max_tokens": longest + MARGIN, "stride": None})
-    num = len(lengths)
-    for per_micro in [*range(FULL, max(-(-num // 2), FULL) + 1), 3, 2]:
+    for per_micro in [*range(FULL, max(-(-len(lengths) // 2), FULL) + 1), 3, 2]:
         first, two = int(lengths[:per_micro].sum()), int(lengths[:2].sum())
         rectangle = per_micro * int(lengths.max())
         tokens = [first, rectangle, rectangle - 1, first + int(lengths.min()), per_micro * int(np.median(lengths))]

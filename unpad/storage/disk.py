@@ -74,11 +74,9 @@ def check_held(path: Path) -> None:
 
 def _lost(folder: str, seen: str) -> None:
     name = os.path.basename(folder)
-    raise DiskError(
-        f"the folder was renamed, replaced or deleted while it was written: its lock file is held here, and {seen}",
-        where=folder,
-        fix=f"rename it back to {name}, or name its new place with --out, and continue with --resume",
-    ) from None
+    what = f"the folder was renamed, replaced or deleted while it was written: its lock file is held here, and {seen}"
+    fix = f"rename it back to {name}, or name its new place with --out, and continue with --resume"
+    raise DiskError(what, where=folder, fix=fix) from None
 
 
 def _change(name: str, path: Path) -> None:
@@ -106,11 +104,8 @@ def check_space(path: Path, needed_bytes: int) -> None:
     """
     free = free_bytes(path)
     if free < needed_bytes:
-        raise DiskError(
-            f"the disk has too little space: needs {needed_bytes:,} bytes, {free:,} are free",
-            where=str(path),
-            fix="free some space, lower checkpoint.keep, or choose another --out",
-        )
+        what = f"the disk has too little space: needs {needed_bytes:,} bytes, {free:,} are free"
+        raise DiskError(what, where=str(path), fix="free some space, lower checkpoint.keep, or choose another --out")
 
 
 @contextmanager

@@ -249,11 +249,8 @@ def _read_manifest(path: Path, folder: int) -> dict[str, dict[str, Any]]:
     if not isinstance(manifest, dict) or "format" not in manifest:
         raise _damaged(path, f"{MANIFEST} does not list files")
     if manifest["format"] != MANIFEST_FORMAT:
-        raise CheckpointError(
-            f"{MANIFEST} has format {str(manifest['format'])[:20]}, this version reads {MANIFEST_FORMAT}",
-            where=str(path),
-            fix="install the version of unpad that wrote it, or a newer one",
-        )
+        what = f"{MANIFEST} has format {str(manifest['format'])[:20]}, this version reads {MANIFEST_FORMAT}"
+        raise CheckpointError(what, where=str(path), fix="install the version of unpad that wrote it, or a newer one")
     if manifest.keys() != {"files", "format"} or not isinstance(manifest["files"], dict):
         raise _damaged(path, f"{MANIFEST} does not list files")
     for name, entry in manifest["files"].items():

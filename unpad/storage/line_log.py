@@ -38,13 +38,12 @@ class LineLog:
             what = f"{self.path.name} was deleted while it was being written"
             fix = f"put {self.path.parent} back from a copy and continue there, or begin again"
             raise DiskError(what, where=str(self.path), fix=fix)
-        size = status.st_size
         with disk_errors(self.path, len(line)):
             try:
                 write_all(self._descriptor, self.path, line)
             except BaseException:
                 with suppress(OSError):
-                    os.ftruncate(self._descriptor, size)
+                    os.ftruncate(self._descriptor, status.st_size)
                 raise
 
     def sync(self) -> None:
@@ -78,11 +77,8 @@ class LineLog:
             elif kept_here:
                 dropped = len(damaged)
                 if damaged and not mend:
-                    raise CheckpointError(
-                        "the line is not a JSON object, or lacks fields of this file",
-                        where=f"{self.path}:{damaged[0]}",
-                        fix="remove or correct the line",
-                    )
+                    what = "the line is not a JSON object, or lacks fields of this file"
+                    raise CheckpointError(what, where=f"{self.path}:{damaged[0]}", fix="remove or correct the line")
                 kept.append(line + b"\n")
         if b"".join(kept) != data:
             write_atomic(self.path, b"".join(kept))

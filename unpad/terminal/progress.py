@@ -62,8 +62,7 @@ class ProgressBar:
         busy, made = perf_counter() - self._began, self.done - self._before
         if not self.total or not made or busy < LEFT_AFTER_SECONDS:
             return ""
-        seconds = round(busy / made * max(self.total - self.done, 0))
-        return f", left {_span(seconds)}"
+        return f", left {_span(round(busy / made * max(self.total - self.done, 0)))}"
 
 
 def _span(seconds: int) -> str:

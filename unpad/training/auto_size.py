@@ -213,6 +213,5 @@ def _probes(stage: StageSetup, device: torch.device) -> list[RaggedBatch]:
 def _cut(stage: StageSetup, tokens: int) -> Plan:
     """The plan of a stage's first epoch with micro-batches of `tokens` tokens; strategies that count sequences are
     replaced by pack, as in evaluations."""
-    by_count = stage.recipe.plan.strategy not in SIZED
-    packed = {"strategy": "pack", "batches_per_step": None} if by_count else {}
+    packed = {"strategy": "pack", "batches_per_step": None} if stage.recipe.plan.strategy not in SIZED else {}
     return replanned(stage, tokens_per_micro=tokens, **packed)

@@ -40,8 +40,7 @@ def advice(stages: Sequence[StageSetup], processes: int, cells_per_token: float)
     for stage in stages:
         if stage.train_ids.size == 0 or stage.recipe.train.max_epochs == 0:
             continue
-        attended = stage.data.table.attended
-        balance = Costs(replanned(stage), cells_per_token, attended).balance(processes)
+        balance = Costs(replanned(stage), cells_per_token, stage.data.table.attended).balance(processes)
         if balance.idle:
             cut = best_cut(stage, processes, cells_per_token)
             idle_stages.append(IdleStage(stage.name, balance, cut, fill_tokens(stage, [processes], cells_per_token)[0]))

@@ -194,17 +194,11 @@ class Schedule:
         if self.settings.schedule != "restarts" or total == 0:
             return
         if first is not None and first >= total:
-            raise RecipeError(
-                f"a first cycle of {first} {unit} leaves no restart in {total}",
-                where="optim.first_cycle",
-                fix=f"use at most {total - 1}, or optim.schedule=cosine",
-            )
+            what = f"a first cycle of {first} {unit} leaves no restart in {total}"
+            raise RecipeError(what, where="optim.first_cycle", fix=f"use at most {total - 1}, or optim.schedule=cosine")
         if first is None and restarts >= total:
-            raise RecipeError(
-                f"{restarts} restarts do not fit into {total} {unit}",
-                where="optim.restarts",
-                fix=f"use at most {total - 1}",
-            )
+            what = f"{restarts} restarts do not fit into {total} {unit}"
+            raise RecipeError(what, where="optim.restarts", fix=f"use at most {total - 1}")
 
     def rate(self, step: int, epoch: int) -> float:
         """Learning rate of a step; with `per: epoch` it changes only between epochs.

@@ -262,11 +262,8 @@ def refuse_changes(setup: Setup, state: checkpoint.State) -> None:
     """
     refuse_changed_data(setup.data, state, setup.folder)
     if setup.base is not None and state.values[KEY]["sha256"] != setup.base.sha256:
-        raise ResumeError(
-            f"the weights of {setup.recipe.train.init_from} are not those that the adapters were trained on",
-            where=str(setup.folder),
-            fix="put that run's weights back, or start a new run",
-        )
+        what = f"the weights of {setup.recipe.train.init_from} are not those that the adapters were trained on"
+        raise ResumeError(what, where=str(setup.folder), fix="put that run's weights back, or start a new run")
 
 
 def refuse_changed_data(data: Data, state: checkpoint.State, folder: Path) -> None:
@@ -277,11 +274,8 @@ def refuse_changed_data(data: Data, state: checkpoint.State, folder: Path) -> No
     """
     if state.values["data"] != data.fingerprint():
         changed = _changed_files(state.values["files"], dict(data.table.file_hashes))
-        raise ResumeError(
-            f"the data changed since the run began: {changed}",
-            where=str(folder),
-            fix="put the files back, or start a new run with train.init_from",
-        )
+        what = f"the data changed since the run began: {changed}"
+        raise ResumeError(what, where=str(folder), fix="put the files back, or start a new run with train.init_from")
 
 
 def _mend_best(setup: Setup, progress: Progress) -> None:

@@ -401,8 +401,7 @@ def _save(stage: StageRun) -> None:
     with run.timers("save"):
         check_weights(run.setup, run.progress.step)
         run.monitor.sync()
-        additional = _watch_tensors(stage)
-        path = save_checkpoint(run.setup, run.progress, stage.optimizer, additional)
+        path = save_checkpoint(run.setup, run.progress, stage.optimizer, _watch_tensors(stage))
     stage.clock.saved()
     run.monitor.log("checkpoint", step=run.progress.step, path=path.name)
 

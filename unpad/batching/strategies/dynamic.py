@@ -13,5 +13,4 @@ def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator)
         lengths: tokens per piece, (num_pieces,) int64.
     """
     order = rng.permutation(len(lengths))
-    offsets = np.append(np.arange(0, len(order), settings.batch_size), len(order))
-    return padded(lengths, order, offsets, settings)
+    return padded(lengths, order, np.append(np.arange(0, len(order), settings.batch_size), len(order)), settings)

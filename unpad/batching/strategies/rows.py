@@ -23,11 +23,9 @@ def group(lengths: np.ndarray, settings: PlanSettings, rng: np.random.Generator)
     """
     size = settings.row_tokens
     if lengths.max(initial=0) > size:
-        raise PlanError(
-            f"a sequence of {lengths.max()} tokens does not fit a row of {size}",
-            where="plan.row_tokens",
-            fix=f"raise plan.row_tokens to {lengths.max()}, or set plan.max_tokens={size}",
-        )
+        what = f"a sequence of {lengths.max()} tokens does not fit a row of {size}"
+        fix = f"raise plan.row_tokens to {lengths.max()}, or set plan.max_tokens={size}"
+        raise PlanError(what, where="plan.row_tokens", fix=fix)
     row_of = best_fit_decreasing(np.maximum(lengths, 1), size)  # a piece without tokens takes the room of one token
     num_rows = int(row_of.max(initial=-1)) + 1
     row_of = rng.permutation(num_rows)[row_of]

@@ -76,11 +76,9 @@ class EventEmbedding(nn.Module):
         """
         expected = None if self.code_vectors is None else self.code_vectors.shape[1]
         if self.code_vectors is None or vectors.shape[1] != expected:
-            raise RecipeError(
-                f"codes come with vectors of {vectors.shape[1]} numbers, and the model expects {expected or 'none'}",
-                where="model.code_vectors",
-                fix=f"set model.code_vectors={vectors.shape[1]}, or leave out events.code_embeddings",
-            )
+            what = f"codes come with vectors of {vectors.shape[1]} numbers, and the model expects {expected or 'none'}"
+            fix = f"set model.code_vectors={vectors.shape[1]}, or leave out events.code_embeddings"
+            raise RecipeError(what, where="model.code_vectors", fix=fix)
         self.code_vectors.copy_(F.normalize(vectors.to(self.code_vectors), dim=1))
 
     def reset(self) -> None:

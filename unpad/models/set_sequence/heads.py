@@ -44,11 +44,9 @@ def bin_edges(days: Sequence[float], where: str) -> Tensor:
     """
     edges = torch.tensor(list(days), dtype=torch.float32)
     if len(edges) < 2 or not bool(edges.isfinite().all()) or edges[0] < 0 or not bool((edges.diff() > 0).all()):
-        raise RecipeError(
-            f"hazards need at least two rising edges in days from the landmark, and these are {list(days)}",
-            where=where,
-            fix="give the edges of the bins, for five years by year [0, 365, 730, 1095, 1460, 1825]",
-        )
+        what = f"hazards need at least two rising edges in days from the landmark, and these are {list(days)}"
+        fix = "give the edges of the bins, for five years by year [0, 365, 730, 1095, 1460, 1825]"
+        raise RecipeError(what, where=where, fix=fix)
     return edges
 
 
@@ -140,11 +138,9 @@ def bins_until(horizon: float, edges: Tensor) -> Tensor:
         RecipeError: the horizon is beyond the last edge, or not after the first.
     """
     if not float(edges[0]) < horizon <= float(edges[-1]):
-        raise RecipeError(
-            f"the hazards are of days {edges[0]:g} to {edges[-1]:g}, and the horizon is day {horizon:g}",
-            where="model.bins",
-            fix=f"let the edges begin before {horizon:g} and go on to it or beyond",
-        )
+        what = f"the hazards are of days {edges[0]:g} to {edges[-1]:g}, and the horizon is day {horizon:g}"
+        fix = f"let the edges begin before {horizon:g} and go on to it or beyond"
+        raise RecipeError(what, where="model.bins", fix=fix)
     return ((horizon - edges[:-1]) / edges.diff()).clamp(0, 1)
 
 

@@ -138,8 +138,7 @@ class HistoryEncoder(nn.Module):
         Args:
             latents: (num_sets, latent).
         """
-        rotary = self._rotary(course)
-        stream = Stream(self._embed(latents, course), None, course.layout, rotary)
+        stream = Stream(self._embed(latents, course), None, course.layout, self._rotary(course))
         for block in self.blocks:
             stream = block(stream, course.cache)
         return self.norm(stream.x, stream.delta, stream.layout)[1]

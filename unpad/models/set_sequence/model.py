@@ -344,8 +344,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
             "kl": (self._over_levels(free).sum(), num_sets),
             "raw_kl": (reading.divergences[-1].detach().sum(), num_sets),
         }
-        outcome = self._outcome(reading, states)
-        terms |= self.patient.terms(*outcome, batch.seq_labels, events, self.label_smoothing)
+        terms |= self.patient.terms(*self._outcome(reading, states), batch.seq_labels, events, self.label_smoothing)
         if weighted & {"next_code", "next_time", "next_value"}:
             hidden = states.index_select(0, reading.course.sets)
             following = sets_that_follow(events, reading.course.is_first)

@@ -253,8 +253,7 @@ class VisionLanguage(Generates, PrunesTokens):
         if cache is not None and batch.media is None and alone:
             return self.decoder(batch, cache)
         reading = self._read(batch)
-        hidden = self.decoder(reading.batch, cache, self._pruning(reading))
-        return hidden
+        return self.decoder(reading.batch, cache, self._pruning(reading))
 
     def last_hidden(self, batch: RaggedBatch, cache: Cache | None = None) -> Tensor:
         """Hidden state of the last token of every sequence of a flat run, (num_seqs, width); arguments and errors as in

@@ -342,8 +342,7 @@ def text_to_vision_attention(
     """
     text = is_text.nonzero().flatten()
     pairs = pair_sequences(layout.keep(is_text), layout)
-    tokens = torch.arange(len(k), device=k.device)
-    places = (text, tokens) if causal else None
+    places = (text, torch.arange(len(k), device=k.device)) if causal else None
     return received_attention(q.index_select(0, text), k, pairs, key_bias=key_bias, places=places)[is_vision]
 
 

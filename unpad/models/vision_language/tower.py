@@ -166,10 +166,8 @@ class Tower(nn.Module):
     def _check(self, patches: Tensor, grid: Tensor) -> None:
         config = self.config
         if patches.shape[1] != 3 * config.patch**2:
-            raise SourceError(
-                f"a patch has {patches.shape[1]} values, expected 3 x {config.patch} x {config.patch}",
-                fix="cut images into patches of vision.patch pixels a side, in three channels",
-            )
+            what = f"a patch has {patches.shape[1]} values, expected 3 x {config.patch} x {config.patch}"
+            raise SourceError(what, fix="cut images into patches of vision.patch pixels a side, in three channels")
         # Reading the sizes would make an accelerator wait; there the preparation of images ensures them.
         if config.positions == "grid" or grid.device.type != "cpu":
             return

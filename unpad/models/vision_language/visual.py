@@ -144,11 +144,9 @@ def check_places(batch: RaggedBatch, image_id: int | None) -> None:
         wrong = sequence[index if len(expected) != len(index) else expected[expected != index]][:1].tolist()
         counts = "visual tokens at other places than its placeholders"
     name = wrong[0] if batch.seq_ids is None else int(batch.seq_ids[wrong[0]])
-    raise SourceError(
-        f"a sequence has {counts}",
-        where=f"sequence {name}" + (" of the batch" if batch.seq_ids is None else ""),
-        fix="put one placeholder into the text for every patch of its images, in their order",
-    )
+    what = f"a sequence has {counts}"
+    fix = "put one placeholder into the text for every patch of its images, in their order"
+    raise SourceError(what, where=f"sequence {name}" + (" of the batch" if batch.seq_ids is None else ""), fix=fix)
 
 
 def _placeholders(batch: RaggedBatch, image_id: int | None) -> Tensor | None:

@@ -202,8 +202,7 @@ def findings(measured: Measured) -> tuple[BatchClaim, ...]:
     found: list[BatchClaim] = []
 
     def add(kind: Kind, value: float, bound: float, advice: str, gap: str = "") -> None:
-        good = value <= bound
-        found.append(BatchClaim(kind, value, bound, "" if good else advice, gap, applies=gap != ALONE))
+        found.append(BatchClaim(kind, value, bound, "" if value <= bound else advice, gap, applies=gap != ALONE))
 
     add("cut", cut, 0, f"{cut} tokens of {num_cut} sequences are missing or apart; {LONGER}")
     add("unknown", labels.unknown_tokens, 0, "the collator adds tokens; prove with the sequences as it writes them")
@@ -211,8 +210,7 @@ def findings(measured: Measured) -> tuple[BatchClaim, ...]:
     num, num_predicted = labels.padding_predicts, labels.padding_predicted
     padding = f"targets predicted from padding: {num}, and that are padding: {num_predicted}; {PADDING}"
     add("padding", num + num_predicted, 0, padding)
-    num_wrong = labels.missing + labels.added + labels.wrong
-    add("targets", num_wrong, 0, _targets(whole, labels), measured.doubt)
+    add("targets", labels.missing + labels.added + labels.wrong, 0, _targets(whole, labels), measured.doubt)
     moved = measured.moves
     add("isolation", moved.others, bounds.logits, _isolation(update), ALONE if moved.itself is None else "")
     if moved.filler is not None:

@@ -2,7 +2,7 @@
 
 import copy
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from unpad.errors import ProofError, SourceError, UnpadError, is_memory_error
-from unpad.interchange.hub import download_config, is_hub_name
+from unpad.interchange.hub import Snapshot, is_hub_name
 from unpad.proof.foreign import shrink, small_model
 from unpad.proof.foreign.certificate import ForeignCertificate, Kind
 from unpad.proof.foreign.collators import Batching, collators
@@ -80,7 +80,6 @@ class Way:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        certificate = None if self.certificate is None else self.certificate.to_dict()
         return {
             "batches": self.collator.name,
             "promises": self.collator.promises,
@@ -90,7 +89,7 @@ class Way:
             "others_move": self.failed("isolation"),
             "tokens_cut": self.measured("cut"),
             "reason": self.reason,
-            "certificate": certificate,
+            "certificate": None if self.certificate is None else self.certificate.to_dict(),
         }
 
 
@@ -115,7 +114,11 @@ class FolderProof:
         """The table as lines for a terminal of 80 columns, with advice below it."""
         lines = [part for line in self._head() for part in wrapped(line, columns())]
         lines += ["", *text_table(HEAD, [way.cells() for way in self.ways], left=(0, 1)), ""]
-        for reason, names in _by_reason(self.ways):
+        reasons: dict[str, list[str]] = {}
+        for way in self.ways:
+            if way.reason:
+                reasons.setdefault(way.reason, []).append(way.collator.name)
+        for reason, names in reasons.items():
             lines += wrapped(f"{', '.join(names)}: {reason}", columns())
         return [*lines, "", *wrapped(self.advice(), columns())]
 
@@ -178,7 +181,7 @@ def prove_folder(name: str, more: Sequence[Batching] = ()) -> FolderProof:
     """
     if is_hub_name(name):
         small_model.causal_types()  # a missing extra is reported before any download
-        snapshot = download_config(name, SourceError)
+        snapshot = Snapshot(name, SourceError)
         config, notes = small_model.read_config(snapshot.folder)
         return prove_small(small_model.build_small(config, notes), f"{snapshot.name}@{snapshot.commit[:12]}", more)
     path = user_path(name)
@@ -260,15 +263,6 @@ def versions() -> dict[str, str]:
         with suppress(PackageNotFoundError):
             found[name] = version(name)
     return found
-
-
-def _by_reason(ways: Iterable[Way]) -> list[tuple[str, list[str]]]:
-    """Reasons of what is not sound, each with the names of the ways that have it."""
-    names: dict[str, list[str]] = {}
-    for way in ways:
-        if way.reason:
-            names.setdefault(way.reason, []).append(way.collator.name)
-    return list(names.items())
 
 
 def _error(measured: float | None) -> str:

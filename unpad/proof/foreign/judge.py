@@ -106,7 +106,8 @@ def judge(
             comparison = None
         if comparison and measured:
             certificate = _certificate(measured, "fp64", notes)
-            if not _has_small_errors(certificate):
+            # An error this small may be of a part that computes in fp32.
+            if all(one.kind in COUNTED or one.measured >= FP32_LIKE for one in certificate.failed):
                 return _not_random(certificate, comparison.together)
     if precision == "fp64":
         raise ProofError("the model does not compute in fp64, or a part of it in less", fix='use precision="auto"')
@@ -146,8 +147,7 @@ def _certificate(measured: Measured, name: str, notes: Sequence[str]) -> Foreign
     sequences = {piece.sequence for piece in update.pieces}
     size = (len(sequences), sum(piece.length for piece in update.pieces), update.num_wanted)
     part = [PART.format(len(sequences), len(update.whole.sequences))] if update.whole else []
-    remarks = (*notes, *_remarks(update), *part)
-    return ForeignCertificate(findings(measured), name, None, remarks, *size)
+    return ForeignCertificate(findings(measured), name, None, (*notes, *_remarks(update), *part), *size)
 
 
 def _remarks(update: Update) -> list[str]:
@@ -176,11 +176,6 @@ def _not_random(certificate: ForeignCertificate, together: Callable[[], measure.
             fix="set its noise to 0, and leave running means, counters and schedules out for the proof",
         )
     return certificate
-
-
-def _has_small_errors(certificate: ForeignCertificate) -> bool:
-    """True if an error failed that is so small that a part in fp32 may have made it."""
-    return any(one.kind not in COUNTED and one.measured < FP32_LIKE for one in certificate.failed)
 
 
 def describe(error: Exception) -> str:

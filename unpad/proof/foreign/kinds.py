@@ -47,8 +47,7 @@ def no_causal_model(model: nn.Module) -> Reason | None:
     Adapters and compilation are looked through.
     """
     inner = _uncompiled(base_of(_uncompiled(model)))
-    config = config_of(inner)
-    in_two_parts = getattr(config, "is_encoder_decoder", None) is True
+    in_two_parts = getattr(config_of(inner), "is_encoder_decoder", None) is True
     for kind in type(inner).__mro__:  # a class of a user's own has the name of its base
         reason = no_causal_name(kind.__name__, in_two_parts=False)
         if reason is not None:

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -108,11 +108,9 @@ def in_fp64(model: nn.Module) -> Iterator[None]:
         yield
 
 
-@contextmanager
-def not_below_fp32(model: nn.Module) -> Iterator[None]:
+def not_below_fp32(model: nn.Module) -> AbstractContextManager[None]:
     """Weights and buffers of less than fp32 in fp32; the model has its own again afterwards."""
-    with _cast(model, (torch.bfloat16, torch.float16), torch.float32):
-        yield
+    return _cast(model, (torch.bfloat16, torch.float16), torch.float32)
 
 
 @contextmanager
@@ -265,8 +263,7 @@ def logits_in_batches(forward: Forward, update: Update) -> list[Tensor]:
 
 def _take(pieces: dict[int, Tensor], update: Update, index: int, output: object) -> Tensor:
     """The logits of a batch, (rows, width, vocabulary); those of its pieces, (length, columns) each, go into a dict."""
-    batch = update.batches[index]
-    logits = logits_of(output, batch)
+    logits = logits_of(output, update.batches[index])
     for piece, row, cells in update.places(index):
         pieces[piece] = _columns(logits[row, cells])
     return logits
@@ -331,7 +328,8 @@ def moves(forward: Forward, update: Update, kept: Collection[int] = ()) -> Moves
             others = max([others, *_moved(before, after, rest)])
             itself += _moved(before, after, changed)
         if bool(filler.any()):
-            ids = torch.where(filler, _any_other(batch.ids, pool), batch.ids)
+            other = torch.where(batch.ids == pool[0], pool[-1], pool[0])  # a token of the pool that differs from each
+            ids = torch.where(filler, other, batch.ids)
             fillers += _moved(before, logits_of(forward(batch.with_ids(ids)), batch), places)
     return Moves(others, max(fillers, default=None), max(itself, default=None))
 
@@ -355,8 +353,3 @@ def _other(ids: Tensor, pool: Tensor) -> Tensor:
     """Another token of the pool for each that is in it."""
     place = torch.searchsorted(pool, ids).clamp(max=len(pool) - 1)
     return torch.where(pool[place] == ids, pool[(place + 1 + (len(pool) - 1) // 2) % len(pool)], ids)
-
-
-def _any_other(ids: Tensor, pool: Tensor) -> Tensor:
-    """A token of the pool that differs from each token."""
-    return torch.where(ids == pool[0], pool[-1], pool[0])

@@ -64,10 +64,8 @@ def logits_of(output: object, batch: ForeignBatch | None = None) -> Tensor:
     if batch is None:
         return output
     if output.shape[:-1].numel() != batch.ids.numel():
-        raise ProofError(
-            f"logits of shape {tuple(output.shape)} for input_ids of shape {tuple(batch.ids.shape)}",
-            fix="return logits of every token",
-        )
+        what = f"logits of shape {tuple(output.shape)} for input_ids of shape {tuple(batch.ids.shape)}"
+        raise ProofError(what, fix="return logits of every token")
     return output.reshape(*batch.ids.shape, output.shape[-1])
 
 
@@ -108,20 +106,17 @@ def taken_labels(model: nn.Module, batch: ForeignBatch) -> dict[str, Tensor]:
 @contextmanager
 def untouched_generators(seed: int | None = None) -> Iterator[None]:
     """Restore the generators of Python, numpy and torch afterwards; inside they start from `seed` if it is given."""
-    python, numpy, processor = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    devices = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    python, numpy = random.getstate(), np.random.get_state()
     try:
-        if seed is not None:
-            random.seed(seed)
-            np.random.seed(seed)
-            torch.manual_seed(seed)
-        yield
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
+            if seed is not None:
+                random.seed(seed)
+                np.random.seed(seed)
+                torch.manual_seed(seed)
+            yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
-        torch.set_rng_state(processor)
-        if devices:
-            torch.cuda.set_rng_state_all(devices)
 
 
 @contextmanager
@@ -153,11 +148,8 @@ def untouched(model: nn.Module) -> Iterator[None]:
 def no_router_loss(model: nn.Module) -> Iterator[bool]:
     """Leave out the auxiliary loss of a router, a mean over a micro-batch; yields True if there was one."""
     config = config_of(model)
-    before = [
-        (one, one.output_router_logits)
-        for one in (config, _text_config(config))
-        if hasattr(one, "output_router_logits")
-    ]
+    configs: list[Any] = [config, config.get_text_config()] if hasattr(config, "get_text_config") else [config]
+    before = [(one, one.output_router_logits) for one in configs if hasattr(one, "output_router_logits")]
     for one, _ in before:
         one.output_router_logits = False
     try:
@@ -165,7 +157,3 @@ def no_router_loss(model: nn.Module) -> Iterator[bool]:
     finally:
         for one, value in before:
             one.output_router_logits = value
-
-
-def _text_config(config: Any) -> Any:
-    return config.get_text_config() if hasattr(config, "get_text_config") else None

@@ -104,10 +104,8 @@ def _with_beside(collate: Collate, one: LabelledSequence, mask: Sequence[bool] |
     """
     made = _made_alone(collate, one, mask)
     if len(made) != 1 or len(made[0][1].real) != 1 or int(made[0][1].real.sum()) != len(one.ids):
-        raise ProofError(
-            "the collator gives no batch of one sequence alone with its pixels or other features",
-            fix="let it take a list of one sequence",
-        )
+        what = "the collator gives no batch of one sequence alone with its pixels or other features"
+        raise ProofError(what, fix="let it take a list of one sequence")
     return replace(one, beside=beside_tokens(made[0][0], made[0][1].real[0]))
 
 

@@ -154,16 +154,13 @@ class _Whole:
     head_size: float
 
 
-def shrink(full: Fields) -> Fields:
+def shrink(full: Fields, outer: _Whole | None = None) -> Fields:
     """The fields of a small configuration.
 
     Args:
         full: fields of a configuration as its `to_dict` gives them, of the model and of its parts.
+        outer: sizes of the model that it is a part of; None for the model itself.
     """
-    return _shrink(full, None)
-
-
-def _shrink(full: Fields, outer: _Whole | None) -> Fields:
     whole = _measure(full, outer)
     small = {name: _field(name, value, whole) for name, value in full.items() if name not in LEFT_OUT}
     _derive(full, small)
@@ -231,7 +228,7 @@ def _field(name: str, value: object, whole: _Whole) -> object:
     if isinstance(value, list):
         return _list(name, value, whole)
     if isinstance(value, dict):
-        return value if name in ("rope_parameters", "rope_scaling") else _shrink(value, whole)
+        return value if name in ("rope_parameters", "rope_scaling") else shrink(value, whole)
     if isinstance(value, bool) or not isinstance(value, int | float):
         return value
     if any(part in name for part in SILENCED):
@@ -294,8 +291,7 @@ _RULES: tuple[tuple[Collection[str], Callable[[int, _Whole], int]], ...] = (
 
 def _derive(full: Fields, small: Fields) -> None:
     """Keep the relations between fields that hold in the whole configuration."""
-    relations = [(*one, sum) for one in SUMS] + [(*one, math.prod) for one in PRODUCTS]
-    for name, parts, combine in relations:
+    for name, parts, combine in [(*one, sum) for one in SUMS] + [(*one, math.prod) for one in PRODUCTS]:
         wholes = [_count(full, part) for part in parts]
         smalls = [_count(small, part) for part in parts]
         if name not in small or None in (*wholes, *smalls):

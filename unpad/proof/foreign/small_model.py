@@ -236,8 +236,7 @@ def message_of(error: Exception) -> str:
     """The part of an exception's message that names the cause, on one line."""
     text = re.sub(r"^Class validation error for validator '\w+':\s*", "", str(error))
     text = " ".join(text.split())
-    kind = type(error).__name__
-    return (text if re.match(r"\w*(Error|Exception)\b", text) else f"{kind}: {text}")[:300]
+    return (text if re.match(r"\w*(Error|Exception)\b", text) else f"{type(error).__name__}: {text}")[:300]
 
 
 @contextmanager

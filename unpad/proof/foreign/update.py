@@ -159,10 +159,8 @@ def read_batch(batch: Batch) -> ForeignBatch:
     ids = given.reshape(1, -1) if given.dim() == 1 else given
     labels = {name: value for name in LABELS if isinstance(value := batch.get(name), Tensor)}
     if not labels or any(value.numel() != ids.numel() for value in labels.values()):
-        raise ProofError(
-            "the batch has no labels or shift_labels in the shape of input_ids",
-            fix="let the collator write labels: the token itself at each target, -100 elsewhere",
-        )
+        what = "the batch has no labels or shift_labels in the shape of input_ids"
+        raise ProofError(what, fix="let the collator write labels: the token itself at each target, -100 elsewhere")
     if "shift_labels" in labels:
         targets = labels["shift_labels"].reshape(ids.shape)
     else:
@@ -378,8 +376,7 @@ def _filler(batch: ForeignBatch, owners: Tensor) -> Tensor:
             if not owned[start]:
                 while end < width and not owned[end] and ids[end] == ids[start]:
                     end += 1
-                at_end = start == 0 or end == width
-                if at_end or not any(targets[max(start - 1, 0) : end]):
+                if start == 0 or end == width or not any(targets[max(start - 1, 0) : end]):
                     filler[row, start:end] = True
             start = end
     return filler
@@ -406,10 +403,8 @@ def refuse_missing(update: Update) -> None:
         ProofError: none of the sequences is in the batches, or none of their tokens is a target.
     """
     if not update.pieces:
-        raise ProofError(
-            "none of the sequences is in the batches: the collator writes other tokens, or in another order",
-            fix="prove with the sequences as the collator writes them",
-        )
+        what = "none of the sequences is in the batches: the collator writes other tokens, or in another order"
+        raise ProofError(what, fix="prove with the sequences as the collator writes them")
     if update.num_wanted == 0:
         raise ProofError("no sequence of the batches has a target", fix="look at the labels, and at their first tokens")
 
