@@ -15,8 +15,6 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.layout import Layout
 from unpad.batching.plan import Micro
 from unpad.models.cost import cells_per_token
-from unpad.nn.native import library
-from unpad.nn.precision import DTYPES
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.file import load_recipe
 from unpad.training.optim import make_optimizer
@@ -25,6 +23,7 @@ from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, 
 from unpad.training.setup import Setup, prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.training.step import train_step
+from unpad.training.updates import takes_groups
 
 Sums = Literal["exact", "fast"]
 STAGE = 1  # conversations: the stage with most tokens
@@ -62,7 +61,7 @@ def load(
     sizes = recipe.plan.model_copy(update={"tokens_per_step": update, "tokens_per_micro": micro})
     stage = replace(setup.stages[STAGE], recipe=recipe.model_copy(update={"plan": sizes}))
     plan, ratio, found = epoch_plan(stage, 0), cells_per_token(setup.model), list[Loaded]()
-    grouped = not library.computes(DTYPES[setup.precision])
+    grouped = takes_groups(setup)
     for step in range(min(num_updates, plan.num_steps - 1)):  # the last may be smaller
         planned = plan.step(step)[:num_micros]
         numbers = own_numbers(planned, group, ratio)

@@ -1,16 +1,22 @@
 """Calls of attention in one batch, and what they should return, in plain operations."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from unpad.batching.layout import Layout, build_layout
+from unpad.nn import kernel, linear
 from unpad.nn.attend import Attend
-from unpad.nn.attention import self_attention
+from unpad.nn.attention import reference_attention, self_attention
+from unpad.nn.native import library
 from unpad.nn.rope import rotary_frequencies, rotary_table, rotate
 
 
@@ -123,3 +129,41 @@ def error(got: Tensor, wanted: Tensor) -> float:
 
 def parts(qkv_like: Tensor, case: Case) -> tuple[Tensor, ...]:
     return qkv_like.split([case.heads, case.kv_heads, case.kv_heads], 1)
+
+
+# --------------------------------------------------------------------------- a card's kernel
+
+
+@contextmanager
+def as_on_a_card() -> Iterator[None]:
+    """Choose kernels and rows inside as on a card, and compute what its flash kernel does, where it would."""
+    _register_flash()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "_load", lambda: (None, "of a card"))
+        patch.setattr(kernel, "card_version", lambda device: 9)
+        patch.setattr(linear, "round_rows", lambda x: x)
+        yield
+
+
+@cache
+def _register_flash() -> None:
+    import torch.nn.attention.varlen  # defines the operators
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, scale: float | None, window: Any) -> Tensor:
+        how = Attend(window[1] == 0, window[0] + 1 if window[0] >= 0 else None, scale=scale)
+        return reference_attention(q.float(), k.float(), v.float(), Layout(bounds, 0), how).to(q.dtype)
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, bounds: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+        assert len(bounds) > 1, "batch size must be positive"
+        assert q.shape[2] % 8 == 0, "head_size must be a multiple of 8"
+        assert q.shape[2] <= 256, "only supports head dimension at most 256"
+        assert not (torch.version.hip and rest[9:]), "num_splits is not supported on ROCm"
+        out = attend(q, k, v, bounds, *rest[4:6])
+        return out, q.new_zeros(q.shape[1], len(q), dtype=torch.float32), torch.zeros(2, dtype=torch.uint64)
+
+    def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
+        scores = partial(attend, bounds=rest[2], scale=rest[8], window=rest[9])
+        return torch.func.vjp(scores, q, k, v)[1](grad)
+
+    torch.library.register_kernel("torch_attn::_varlen_attn", "cpu", forward)
+    torch.library.register_kernel("torch_attn::_varlen_attn_backward", "cpu", backward)

@@ -1,10 +1,11 @@
 """The two paths of the layers: torch's own operations, and native kernels where this machine runs them."""
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from unpad.nn.native import library
 
@@ -24,6 +25,19 @@ def taken(path: Path, dtype: torch.dtype) -> Path:
 def on(path: Path) -> AbstractContextManager[None]:
     """Compute by a path of PATHS inside."""
     return library.switched_off() if path == "torch" else nullcontext()
+
+
+class Waits(TorchDispatchMode):
+    """Notes the operators inside that wait for an accelerator: a number is read, or decides about a shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if (name := func.overloadpacket.__name__) in ("_local_scalar_dense", "is_nonzero", "nonzero"):
+            self.found.append(name)
+        return func(*args, **(kwargs or {}))
 
 
 def check_operator(name: str, *arguments: object) -> None:

@@ -14,12 +14,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tests.helpers.attention_cases import as_on_a_card, definition, error, in_double, make_case
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.nn import attention, kernel
 from unpad.nn.attend import Attend
 from unpad.nn.attention import self_attention
 from unpad.nn.block import Block, BlockConfig, Stream
-from unpad.nn.kernel import Kernel, by_definition, choose_kernels
+from unpad.nn.kernel import Kernel, by_definition, choose_kernels, takes_flash
 from unpad.nn.losses import cross_entropy
 from unpad.nn.native import library
 from unpad.training.memory import peak_of
@@ -131,6 +132,7 @@ def test_on_an_accelerator_the_flash_kernel_runs_where_it_is_chosen(ran, monkeyp
     def choose(dtype: torch.dtype, _: torch.device, *rest: Any, **options: Any) -> tuple[Kernel, ...]:
         return choose_kernels(dtype, torch.device("cuda"), *rest, **options)
 
+    monkeypatch.setattr(kernel, "card_version", lambda device: 8 if device.type == "cuda" else 0)
     monkeypatch.setattr(attention, "_varlen", flash)
     monkeypatch.setattr(attention, "choose_kernels", choose)  # what it chooses there, run with the tensors of a CPU
     met: set[Kernel] = set()
@@ -141,6 +143,42 @@ def test_on_an_accelerator_the_flash_kernel_runs_where_it_is_chosen(ran, monkeyp
         assert tuple(ran) == chosen, case
         met.update(chosen)
     assert met == {*Kernel} - {Kernel.NATIVE}
+
+
+def test_the_flash_kernel_is_chosen_for_what_it_takes():
+    half, other, card = torch.bfloat16, torch.float32, torch.device("meta")  # neither processor nor card
+    cases = [(half, 64, 8), (torch.float16, 12, 12), (half, 256, 9), (other, 64, 9), (half, 264, 9), (half, 64, 7)]
+    assert [takes_flash(*case) for case in cases] == [True] * 3 + [False] * 3
+    assert choose_kernels(half, card, LAYOUTS["one sequence"], 512, Attend()) == (Kernel.GROUP_SDPA,)
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "kv_heads", "causal", "window"),
+    [(4, 4, True, None), (12, 2, True, 3), (64, 2, False, None), (250, 1, True, None)],
+)
+@pytest.mark.parametrize("version", ["2.13", "2.11", "ROCm"])
+def test_heads_of_any_size_attend_by_the_flash_kernel_of_any_version(
+    head_dim, kv_heads, causal, window, version, monkeypatch
+):
+    from torch.nn.attention import varlen
+
+    def older(*args: Any, return_aux: Any = None, scale: float | None = None, window_size: Any = (-1, -1)) -> Any:
+        assert len({x.shape[1] for x in args[:3]}) == 1, "heads are not shared"
+        return varlen._varlen_attn(*args, False, scale, list(window_size), num_splits=None)[0]
+
+    if version == "2.11":
+        monkeypatch.setattr(varlen, "varlen_attn", older)
+    monkeypatch.setattr(torch.version, "hip", "7.1" if version == "ROCm" else None)
+    case = make_case([5, 1, 9], torch.bfloat16, 4, kv_heads, head_dim, causal)._replace(window=window)
+    wide = in_double(case)
+    with as_on_a_card(), kernel.noted() as kernels:
+        out = case.run()
+        none = make_case([], torch.bfloat16, head_dim=head_dim).run()
+    assert kernels == {Kernel.VARLEN_FLASH}
+    assert none.shape == (0, 4, head_dim)
+    truth = definition(wide)
+    assert error(out, truth) < 0.005
+    assert error(case.gradients(out)[0], wide.gradients(truth)[0]) < 0.008
 
 
 @pytest.mark.promise("batch.attention")

@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.helpers.paths import PATHS, on
+from tests.helpers.paths import PATHS, Waits, on
 from unpad.nn import losses
-from unpad.nn.losses import cross_entropy, token_nll
+from unpad.nn.losses import chunk_rows, cross_entropy, target_nll, token_nll
+from unpad.nn.native import library
 
 
 def problem(num: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,10 +26,13 @@ def problem(num: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> tupl
     return hidden, weight, torch.randint(0, 11, (num,), generator=generator)
 
 
-@pytest.fixture(params=PATHS, autouse=True)
-def _path(request: pytest.FixtureRequest) -> Iterator[None]:
-    with on(request.param):
-        yield
+@pytest.fixture(params=[*PATHS, "card"], autouse=True)
+def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    if request.param == "card":
+        monkeypatch.setattr(losses, "_waits", lambda x: True)
+        monkeypatch.setattr(losses, "memory_of", lambda device: 0)  # 64 rows
+    with on("native" if request.param == "native" else "torch"):
+        yield request.param
 
 
 @pytest.fixture(autouse=True)
@@ -131,6 +135,21 @@ def test_the_weights_gradient_of_many_chunks_is_summed_in_fp32():
     assert float((weight.grad.double() - exact[1].grad).norm() / exact[1].grad.norm()) < 2.5e-3  # rounded once
 
 
+def test_a_card_computes_many_targets_in_few_chunks_for_its_size():
+    most = {ids: -(-16_384 // chunk_rows(80 << 30, 2, ids)) for ids in (32_000, 50_304, 128_256, 151_936)}
+    assert most == {32_000: 1, 50_304: 2, 128_256: 4, 151_936: 4}
+    assert chunk_rows(8 << 30, 2, 32_000) * 2 * 32_000 <= 256 << 20
+
+
+def test_no_chunk_waits_for_a_card(path):
+    for dtype, smoothing in ((torch.bfloat16, 0.0), (torch.float32, 0.0), (torch.bfloat16, 0.1)):
+        inputs = problem(300, dtype)
+        with library.switched_off(), Waits() as waits:
+            cross_entropy(*inputs, smoothing)[0].backward()
+            target_nll(*inputs).sum().backward()
+        assert bool(waits.found) == (path != "card")
+
+
 def sure(dtype: torch.dtype, num: int = 300, share: float = 0.8) -> tuple[Tensor, Tensor, Tensor]:
     """A problem whose first targets, this share, are all but certain; the others are drawn."""
     generator = torch.Generator().manual_seed(0)
@@ -143,6 +162,8 @@ def sure(dtype: torch.dtype, num: int = 300, share: float = 0.8) -> tuple[Tensor
 
 
 def leave_out_of_small_problems(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "_waits", lambda x: False)  # a card leaves out no target
+    monkeypatch.setattr(losses, "memory_of", lambda device: None)
     monkeypatch.setattr(losses, "LEAST_VOCAB", 40)
     monkeypatch.setattr(losses, "CHUNK_BYTES", 1 << 20)  # one chunk
 
@@ -179,7 +200,8 @@ def test_wider_and_smoothed_losses_leave_out_no_target(monkeypatch, dtype, smoot
 
 
 def test_targets_left_out_of_each_chunk_add_up(monkeypatch):
-    monkeypatch.setattr(losses, "LEAST_VOCAB", 40)
+    leave_out_of_small_problems(monkeypatch)
+    monkeypatch.setattr(losses, "CHUNK_BYTES", 1)
     monkeypatch.setattr(losses, "ROUND_ROWS", 8)
     hidden, weight, labels = sure(torch.bfloat16, num=1000)
     order = torch.randperm(1000, generator=torch.Generator().manual_seed(1))

@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,9 @@ from tests.helpers.toy import LOOP, SMALL_MODEL, events, rows, run, same_tensors
 from unpad.batching.batch import RaggedBatch
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError
 from unpad.models.decoder import Decoder
+from unpad.nn.block import Block, BlockConfig
+from unpad.nn.native import library
+from unpad.nn.precision import DTYPES
 from unpad.run import checkpoint
 from unpad.run.monitor import Monitor
 from unpad.training import updates
@@ -319,3 +323,16 @@ def test_the_timed_parts_add_up_to_the_whole_run(tmp_path, monkeypatch):
     timing = [json.loads(line) for line in (tmp_path / "run" / "timing.jsonl").read_text().splitlines()]
     assert {(row["waited"], row["seconds"]) for row in timing} == {(2.0, 6.0)}
     assert result.waited_share == pytest.approx(1 / 3)
+
+
+def test_batches_bring_length_groups_to_attention_that_takes_them(monkeypatch):
+    def takes(device: str, precision: str, dropout: float = 0.0, heads: int = 2) -> bool:
+        model = Block(BlockConfig(width=512, heads=heads, hidden=8, attention_dropout=dropout))
+        setup = SimpleNamespace(device=torch.device(device), precision=precision, model=model)
+        return updates.takes_groups(setup)
+
+    monkeypatch.setattr(updates, "card_version", lambda device: 9)
+    assert [takes("cpu", name) for name in DTYPES] == [not library.computes(dtype) for dtype in DTYPES.values()]
+    assert [takes("cuda", name) for name in DTYPES] == [True, False, False]
+    assert takes("cuda", "bf16", dropout=0.1)
+    assert takes("cuda", "bf16", heads=1), "heads of 512"

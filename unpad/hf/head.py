@@ -19,12 +19,11 @@ from transformers import PreTrainedModel
 from unpad.hf.loader import IGNORED
 from unpad.nn.autograd import apply
 from unpad.nn.linear import computing_copy
-from unpad.nn.losses import cross_entropy
+from unpad.nn.losses import chunk_bytes, cross_entropy, memory_of
 from unpad.nn.precision import wide_dtype
 from unpad.proof.foreign.judge import raise_memory
 from unpad.proof.foreign.model import no_router_loss, untouched
 
-CHUNK_BYTES = 32 << 20  # of the logits of one chunk; (targets, vocabulary) never exists as a whole
 BLOCK_CELLS = 1 << 18  # logits that are scored at a time, few enough for a core's cache
 
 
@@ -62,7 +61,7 @@ class _Scored(torch.autograd.Function):
         low = computing_copy(weight, hidden.dtype)
         grad_hidden = torch.empty_like(hidden) if need_hidden else None
         grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device) if need_weight else None
-        rows = max(64, CHUNK_BYTES // (hidden.itemsize * len(weight)))
+        rows = max(64, chunk_bytes(memory_of(hidden.device)) // (hidden.itemsize * len(weight)))
         parts = []
         for start in range(0, len(hidden), rows):
             span = slice(start, start + rows)

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import checkpoint
 from unpad.batching.layout import Layout, LengthGroup, PaddedLayout, build_layout
 from unpad.nn.attend import Attend
 from unpad.nn.draws import draw, kept, rows_of
-from unpad.nn.kernel import Kernel, choose_kernels, note, runs_native
+from unpad.nn.kernel import FLASH_MULTIPLE, Kernel, choose_kernels, note, runs_native
 from unpad.nn.linear import rows_are_independent
 from unpad.nn.native.attention import native_attention
 from unpad.nn.precision import wide_dtype
@@ -246,15 +246,24 @@ def attend_rows(
 def _varlen(q: Tensor, k: Tensor, v: Tensor, layout: Layout, how: Attend) -> Tensor:
     from torch.nn.attention.varlen import varlen_attn  # asks for a GPU build of torch when imported
 
-    bounds, size = layout.cu_seqlens, layout.max_seqlen
+    if not layout.max_seqlen:
+        return q  # the kernel refuses a run without sequences
+    bounds, longest, size, scale = layout.cu_seqlens, layout.max_seqlen, q.shape[2], how.scale
     reach = (-1 if how.window is None else how.window - 1, 0) if how.causal else (-1, -1)
-    gqa = q.shape[1] != k.shape[1]
-    # num_splits=1: a sequence's output must not depend on what else is in the batch.
-    out = varlen_attn(
-        q, k, v, bounds, bounds, size, size, scale=how.scale, window_size=reach, enable_gqa=gqa, num_splits=1
-    )
+    if missing := -size % FLASH_MULTIPLE:  # zeros change no score and no output
+        q, k, v = (F.pad(x, (0, missing)) for x in (q, k, v))
+        scale = 1 / math.sqrt(size) if scale is None else scale
+    known = varlen_attn.__kwdefaults__ or {}  # torch 2.11 has neither option
+    options: dict[str, Any] = {}
+    if q.shape[1] != k.shape[1] and "enable_gqa" in known:
+        options["enable_gqa"] = True
+    else:
+        k, v = _share_heads(q, k, v)
+    if "num_splits" in known and torch.version.hip is None:  # AMD's kernel does not split, and refuses the option
+        options["num_splits"] = 1  # a sequence's output must not depend on what else is in the batch
+    out = varlen_attn(q, k, v, bounds, bounds, longest, longest, scale=scale, window_size=reach, **options)
     assert isinstance(out, Tensor)
-    return out
+    return out[..., :size] if missing else out
 
 
 def _padded(q: Tensor, k: Tensor, v: Tensor, attention_mask: Tensor, kernel: Kernel, how: Attend) -> Tensor:

@@ -15,6 +15,7 @@ from unpad.nn.scope import Scope
 # to six times slower; docs/internals/log.md has the figures.
 MATMUL_MAX_LENGTH = 512
 HALF = (torch.bfloat16, torch.float16)
+FLASH_MOST, FLASH_MULTIPLE = 256, 8  # sizes of heads of the flash kernel; `attention` fills others up with zeros
 _by_definition: Scope[bool] = Scope(False)
 _as_weighted: Scope[bool] = Scope(False)
 _noted: "Scope[set[Kernel] | None]" = Scope(None)
@@ -59,15 +60,30 @@ def choose_kernels(
         return (Kernel.DEFINITION,)
     if fused and runs_native(dtype, device, head_dim):
         return (Kernel.NATIVE,)
-    if fused and device.type == "cuda" and dtype in HALF and not weighted:
-        return (Kernel.VARLEN_FLASH,)  # which supports half precision only
+    if fused and not weighted and takes_flash(dtype, head_dim, card_version(device)):
+        return (Kernel.VARLEN_FLASH,)
+    slow_if_short = dtype in HALF and device.type == "cpu"
 
     def of_group(longest: int) -> Kernel:
         is_short = longest <= MATMUL_MAX_LENGTH
         is_masked = how.within(longest).window is not None
-        return Kernel.GROUP_MATMUL if weighted or (dtype in HALF if is_short else is_masked) else Kernel.GROUP_SDPA
+        return Kernel.GROUP_MATMUL if weighted or (slow_if_short if is_short else is_masked) else Kernel.GROUP_SDPA
 
     return tuple(of_group(group.longest) for group in layout.grouped.groups)
+
+
+def takes_flash(dtype: torch.dtype, head_dim: int, version: int) -> bool:
+    """True if torch's flash kernel for ragged runs attends in this dtype and with heads of this size.
+
+    Args:
+        version: as of `card_version`.
+    """
+    return dtype in HALF and head_dim <= FLASH_MOST and version >= 8
+
+
+def card_version(device: torch.device) -> int:
+    """Major compute capability of a card, 0 for another device; AMD's cards have numbers from 9 on in its place."""
+    return int(torch.cuda.get_device_properties(device).major) if device.type == "cuda" else 0
 
 
 def runs_native(dtype: torch.dtype, device: torch.device, head_dim: int) -> bool:

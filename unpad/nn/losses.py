@@ -29,8 +29,9 @@ from unpad.nn.scope import Scope
 Terms = dict[str, tuple[Tensor, int]]
 _all_rows: Scope[bool] = Scope(False)
 
-# Bytes of the logits of one chunk; (targets, vocabulary) never exists as a whole.
-CHUNK_BYTES = 32 << 20
+CHUNK_BYTES = 32 << 20  # see `chunk_bytes`
+# Of an accelerator's memory, and at most: losses hold a few times the logits.
+CARD_SHARE, CARD_BYTES = 1 / 32, 5 << 28
 # Rows of zeros complete many targets to a multiple of this: matrix libraries prepare a kernel for every new number of
 # rows, and batches rarely have equal numbers of targets.
 ROUND_ROWS = 64
@@ -85,6 +86,26 @@ def target_nll(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
     return apply(_TargetNll, hidden, weight, labels)
 
 
+def chunk_bytes(memory: int | None) -> int:
+    """Bytes of the logits of one chunk; (targets, vocabulary) never exists as a whole.
+
+    Args:
+        memory: bytes of the accelerator, free or not: what is free differs between a run and its continuation, and the
+            gradient has other bits in other chunks. None on a processor, whose caches are small.
+    """
+    return CHUNK_BYTES if memory is None else min(int(memory * CARD_SHARE), CARD_BYTES)
+
+
+def memory_of(device: torch.device) -> int | None:
+    """Bytes of an accelerator's memory; None for a processor."""
+    return int(torch.cuda.get_device_properties(device).total_memory) if device.type == "cuda" else None
+
+
+def chunk_rows(memory: int | None, itemsize: int, vocab_size: int) -> int:
+    """Targets of one chunk, whose logits have this many bytes each; `memory` as in `chunk_bytes`."""
+    return max(64, chunk_bytes(memory) // (itemsize * vocab_size) // ROUND_ROWS * ROUND_ROWS)
+
+
 @contextmanager
 def all_rows() -> Iterator[None]:
     """Leave no target out of the backward pass inside, in this thread; for comparing."""
@@ -94,7 +115,7 @@ def all_rows() -> Iterator[None]:
 
 def _chunks(hidden: Tensor, labels: Tensor, vocab_size: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Rows of hidden states and their labels; rows of zeros, whose logits and gradients are 0, may follow the last."""
-    rows = max(64, CHUNK_BYTES // (hidden.itemsize * vocab_size) // ROUND_ROWS * ROUND_ROWS)
+    rows = chunk_rows(memory_of(hidden.device), hidden.itemsize, vocab_size)
     chunks = list(hidden.split(rows))
     if len(hidden) >= 16 * ROUND_ROWS and (missing := -len(hidden) % ROUND_ROWS):
         chunks[-1] = F.pad(chunks[-1], (0, 0, 0, missing))
@@ -108,10 +129,27 @@ def _score(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) ->
     """
     if library.runs(logits):
         return native_cross_entropy(logits, labels, smoothing, want_grad)
-    rows = max(1, BLOCK_CELLS // logits.shape[1]) if logits.device.type == "cpu" else max(1, len(logits))
+    if _waits(logits):
+        return _score_at_once(logits, labels, smoothing, want_grad)
+    rows = max(1, BLOCK_CELLS // logits.shape[1])
     blocks = zip(logits.split(rows), labels.split(rows), strict=True)
     parts = [_score_block(block, y, smoothing, want_grad) for block, y in blocks]
     loss, nll = (torch.cat(column) for column in zip(*parts, strict=True))
+    return loss, nll
+
+
+def _waits(x: Tensor) -> bool:
+    """True if reading a number of x waits for all that was launched before, as on an accelerator."""
+    return x.device.type != "cpu"
+
+
+def _score_at_once(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bool) -> tuple[Tensor, Tensor]:
+    """`_score` without a number that is read: no step depends on the losses, and none loses digits."""
+    log_p, at_label = logits.log_softmax(-1, dtype=wide_dtype(logits.dtype)), labels[:, None]
+    nll = -log_p.gather(1, at_label)[:, 0]
+    loss = (1 - smoothing) * nll - smoothing * log_p.mean(-1) if smoothing else nll
+    if want_grad:
+        _put_gradient(logits, log_p.exp_(), at_label, smoothing)
     return loss, nll
 
 
@@ -125,18 +163,23 @@ def _score_block(logits: Tensor, labels: Tensor, smoothing: float, want_grad: bo
     if smoothing:
         log_z = nll + wide.gather(1, at_label)[:, 0]
         loss = (1 - smoothing) * nll + smoothing * (log_z - wide.mean(-1))
-    if want_grad:  # the softmax minus the smoothed target
-        if smoothing:
-            p -= smoothing / p.shape[1]
-        p.scatter_add_(1, at_label, p.new_full(at_label.shape, smoothing - 1))
-        logits.copy_(p)
+    if want_grad:
+        _put_gradient(logits, p, at_label, smoothing)
     return loss, nll
+
+
+def _put_gradient(logits: Tensor, p: Tensor, at_label: Tensor, smoothing: float) -> None:
+    """Overwrite logits with their gradient: the softmax `p`, which is changed, minus the smoothed target."""
+    if smoothing:
+        p -= smoothing / p.shape[1]
+    p.scatter_add_(1, at_label, p.new_full(at_label.shape, smoothing - 1))
+    logits.copy_(p)
 
 
 def _kept_rows(nll: Tensor, dtype: torch.dtype, vocab_size: int, smoothing: float) -> Tensor | None:
     """Rows of a chunk that the products of the backward pass take, int64 in order, or None for all.
 
-    Only on the processor, where reading a number does not synchronize, and without smoothing, because its gradient is
+    Only on the processor, where reading a number does not wait, and without smoothing, because its gradient is
     not small where the target is certain.
 
     Args:
@@ -144,7 +187,7 @@ def _kept_rows(nll: Tensor, dtype: torch.dtype, vocab_size: int, smoothing: floa
         dtype: of the logits.
     """
     wide_enough = dtype == torch.bfloat16 and vocab_size >= LEAST_VOCAB
-    if not wide_enough or smoothing or nll.device.type != "cpu" or _all_rows.get():
+    if not wide_enough or smoothing or _waits(nll) or _all_rows.get():
         return None
     size = -torch.expm1(-nll)  # 1 - probability of the target; the gradient's norm is this to 1.42 times this
     negligible = size < NEGLIGIBLE * size.square().mean().sqrt()

@@ -23,8 +23,6 @@ from unpad.errors import RecipeError
 from unpad.interchange.origin import open_named
 from unpad.models.adapters import draw_adapters
 from unpad.models.cost import cells_per_token
-from unpad.nn.native import library
-from unpad.nn.precision import DTYPES
 from unpad.processes.children import run_all
 from unpad.processes.group import Group, joined
 from unpad.processes.worker import refuse_under_torchrun
@@ -38,6 +36,7 @@ from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, 
 from unpad.training.rehearsal import Rehearsal
 from unpad.training.setup import Setup
 from unpad.training.stage import prepare_model
+from unpad.training.updates import takes_groups
 
 # Relative error that fast sums may add to a gradient: fp32 keeps 24 bits, and they add one number per micro-batch.
 FAST = 1e-6
@@ -172,8 +171,7 @@ class _Case:
         planned = self.plan.step(0)
         ratio, attended = cells_per_token(model), setup.data.table.attended
         own = partial(own_numbers, group=group, cells_per_token=ratio, attended=attended)
-        grouped = not library.computes(DTYPES[setup.precision])
-        steps = load_steps(setup.data.load, self.plan, setup.device, group_lengths=grouped, own=own)
+        steps = load_steps(setup.data.load, self.plan, setup.device, group_lengths=takes_groups(setup), own=own)
         with closing(steps), group.together() as talk:
             micros = next(steps)
             talk.own = counts_to_json(model, micros, own(planned))

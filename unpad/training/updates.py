@@ -12,13 +12,16 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Micro, Plan
 from unpad.errors import CheckpointError, needs_memory
+from unpad.nn.block import Attention
 from unpad.nn.draws import seed_generator
+from unpad.nn.kernel import card_version, takes_flash
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.run.folder import STATE
 from unpad.training.context import StageRun
 from unpad.training.optim import forget, set_rate
 from unpad.training.parallel.share import Share, counts_of_all, counts_to_json, own_numbers, step_seed
+from unpad.training.setup import Setup
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,7 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
         raise CheckpointError(what, where=str(setup.folder), fix=fix)
     ratio, attended = stage.cells_per_token, setup.data.table.attended
     choose = partial(own_numbers, group=setup.group, cells_per_token=ratio, attended=attended)
-    grouped = not library.computes(DTYPES[setup.precision])
-    steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=grouped, own=choose)
+    steps = load_steps(setup.data.load, plan, setup.device, first, group_lengths=takes_groups(setup), own=choose)
     with closing(steps):
         for step in range(first, plan.num_steps):
             weights, rate = _begin_step(stage)  # a model counts the targets of the terms that train
@@ -89,6 +91,16 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
             share = _share(stage, len(planned), numbers, of_processes)
             waited = time.perf_counter() - began
             yield LoadedUpdate(planned, micros, share, waited, of_processes[0].is_due, weights, rate)
+
+
+def takes_groups(setup: Setup) -> bool:
+    """True if attention takes the length groups of layouts, which then come with the batches: later, they would have to
+    be read back from the device."""
+    dtype = DTYPES[setup.precision]
+    if setup.device.type == "cpu":
+        return not library.computes(dtype)
+    parts = [part for part in setup.model.modules() if isinstance(part, Attention)]
+    return any(part.dropout or not takes_flash(dtype, part.head_dim, card_version(setup.device)) for part in parts)
 
 
 def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[int]) -> Loaded:

@@ -17,14 +17,12 @@ from unpad import storage
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.ledger import Ledger
 from unpad.batching.loader import load_steps
-from unpad.batching.plan import plan
+from unpad.batching.plan import Plan, plan
 from unpad.data.family import family_of
 from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.interchange.origin import open_recipe
 from unpad.machine import Load, LoadMeter, cores
 from unpad.models.cost import cells_per_token
-from unpad.nn.native import library
-from unpad.nn.precision import DTYPES
 from unpad.recipes.training import PlanSettings
 from unpad.terminal.printing import print_styled
 from unpad.terminal.progress import counted, progress
@@ -33,6 +31,7 @@ from unpad.training.auto_size import SHARE, StageMemory, free_memory, largest_up
 from unpad.training.rehearsal import Rehearsal, StepCost
 from unpad.training.setup import Setup, check_patience, describe, prepare_setup
 from unpad.training.stage import StageSetup, epoch_plan, num_epochs, plan_inputs, stage_epochs
+from unpad.training.updates import takes_groups
 from unpad.trials.strategy_table import (
     ProcessTable,
     StrategyRow,
@@ -145,7 +144,7 @@ def _with(stage: StageSetup, **fields: Any) -> StageSetup:
 
 def _updates(setup: Setup, stage: StageSetup) -> Iterator[list[RaggedBatch]]:
     """Micro-batches of one update after the other, epoch after epoch."""
-    grouped = not library.computes(DTYPES[setup.precision])
+    grouped = takes_groups(setup)
     for epoch in count():
         yield from load_steps(setup.data.load, epoch_plan(stage, epoch), setup.device, group_lengths=grouped)
 
@@ -370,7 +369,7 @@ def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequenc
         chosen = settings.model_copy(update={"strategy": row.name})
         # Another strategy than the recipe's need not fit into memory.
         with progress(f"trying a step of {row.name}"), suppress(*[OutOfMemoryError][row.name == settings.strategy :]):
-            seen.trials[row.name] = Rehearsal(setup, stage).cost(plan(lengths, chosen, epoch=0, **known))
+            seen.trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
         if row.name not in seen.trials:
             gc.collect()
         _show(console, [trial_line(seen, row)])
@@ -389,6 +388,11 @@ def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequenc
     _show(console, [] if seen.shared is None else ["", *seen.shared.lines(seen.units)])
     _show(console, [] if seen.measured is None else ["", *seen.measured.lines()])
     return seen
+
+
+def _try(setup: Setup, stage: StageSetup, strategy_plan: Plan) -> StepCost:
+    """Measure the peak memory of the plan's largest micro-batch and the time of its first step, on a copied model."""
+    return Rehearsal(setup, stage).cost(strategy_plan)
 
 
 def measured_lines(load: Load | None) -> list[str]:
