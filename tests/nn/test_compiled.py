@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from tests.helpers.card import standing_in
+from tests.helpers.attention_cases import as_on_a_card
 from tests.helpers.toy import events, run, same_tensors, weights, write_toy
 from unpad.api import batches
 from unpad.models.decoder import Config, Decoder
@@ -49,7 +49,7 @@ def test_a_run_compiles_on_a_card_alone_says_so_and_ends_with_the_same_weights(t
     assert not any(
         [compiles(recipe, torch.device("cpu"), "bf16"), compiles(recipe, card, "fp32"), compiles(off, card, "bf16")]
     )
-    with standing_in():
+    with as_on_a_card():
         run(toy, tmp_path / "plain", *half)
         monkeypatch.setattr(setup, "compiles", lambda *_: True)
         monkeypatch.setattr(setup, "compile_blocks", partial(compile_blocks, backend="eager"))
@@ -62,7 +62,7 @@ def test_a_run_compiles_on_a_card_alone_says_so_and_ends_with_the_same_weights(t
 
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_blocks_are_three_graphs_for_any_batches_and_draw_what_they_draw_uncompiled(dropout):
-    with standing_in():
+    with as_on_a_card():
         expected = trained(False, dropout, 6)
         torch._dynamo.reset()
         counters.clear()
