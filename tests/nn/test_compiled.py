@@ -1,12 +1,15 @@
-"""The graphs of compiled blocks, traced on the processor as a card computes them."""
+"""Compiled blocks, and what an update waits for, on the processor as a card computes."""
 
 import re
+import traceback
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch._dynamo.utils import counters
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.helpers.attention_cases import as_on_a_card
 from tests.helpers.toy import events, run, same_tensors, weights, write_toy
@@ -16,7 +19,7 @@ from unpad.nn.block import compile_blocks
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings
 from unpad.training import setup
-from unpad.training.optim import make_optimizer
+from unpad.training.optim import make_optimizer, update
 from unpad.training.setup import compiles
 from unpad.training.step import train_step
 
@@ -71,3 +74,44 @@ def test_blocks_are_three_graphs_for_any_batches_and_draw_what_they_draw_uncompi
     assert not counters["graph_break"]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=2e-3, atol=0)
     torch.testing.assert_close(weights, expected[1], rtol=0, atol=2e-3)
+
+
+# Lines that only the processor runs, or that read a number of its own; a card would wait for no other.
+NO_CARD_WAITS = {"draw", "_embed", "_score_block", "_within", "train_step"}
+
+
+class Waits(TorchDispatchMode):
+    """Collects the functions of the package that read a number of a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found = set[str]()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.overloadpacket.__name__
+        is_open = name == "repeat_interleave" and (kwargs or {}).get("output_size") is None
+        if is_open or name in ("_local_scalar_dense", "nonzero", "masked_select", "equal"):
+            self.found |= {[one.name for one in traceback.extract_stack() if "/unpad/" in one.filename][-1]}
+        return func(*args, **(kwargs or {}))
+
+
+def test_an_update_waits_for_a_card_once():
+    with as_on_a_card(), Waits() as waits:
+        trained(False, 0.2, 1)
+    assert waits.found <= NO_CARD_WAITS
+
+
+def test_a_step_that_is_not_finite_is_left_out_without_asking():
+    weights = []
+    for finite in (None, True, False):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(3, 2)
+        optimizer = make_optimizer(model, OptimSettings())
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        update(optimizer, torch.tensor(1.0), None, None if finite is None else torch.tensor(finite))
+        weights.append((model.weight.detach().clone(), float(optimizer.state[model.weight]["step"])))
+    torch.manual_seed(0)
+    assert torch.equal(weights[0][0], weights[1][0])
+    assert torch.equal(weights[2][0], torch.nn.Linear(3, 2).weight)
+    assert [step for _, step in weights] == [1, 1, 0]

@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
-import torch
 
 from unpad.batching.balance import assign, micro_cost
 from unpad.batching.batch import RaggedBatch
@@ -42,10 +41,7 @@ class MicroCounts:
 
 def count_micro(model: Trainable, batch: RaggedBatch) -> MicroCounts:
     """Count one micro-batch."""
-    lengths = batch.layout.lengths()
-    real = torch.ones_like(lengths, dtype=torch.bool) if batch.seq_ids is None else batch.seq_ids >= 0
-    sequences, tokens = int(real.sum()), int(lengths[real].sum())
-    return MicroCounts(sequences, tokens, batch.total_tokens, batch.num_targets, model.count_targets(batch))
+    return MicroCounts(*batch.num_real, batch.total_tokens, batch.num_targets, model.count_targets(batch))
 
 
 def counts_to_json(
