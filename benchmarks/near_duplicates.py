@@ -22,8 +22,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unpad.data.sources.alike import TextSearch, near_sets, plain
-from unpad.data.sources.leaks import report
+from unpad.data.sources.leaks import TextSearch, near_sets, plain, report
 
 FORTUNES = Path("/usr/share/games/fortunes")
 SHARED = Path(__file__).parents[2] / "shared/data/zh"

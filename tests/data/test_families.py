@@ -8,7 +8,8 @@ from unpad import models
 from unpad.data.family import Family, check_near_duplicates, family_of
 from unpad.data.images import ImageData
 from unpad.data.patients import EventData
-from unpad.data.text import TOKENIZER, TextData
+from unpad.data.text import TextData
+from unpad.data.tokens.tokenizer import TOKENIZER
 from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
 from unpad.recipes.data import KINDS, DataSettings

@@ -33,7 +33,7 @@ def test_utf8_that_was_read_in_another_encoding_is_named_and_sound_text_is_not(w
 @pytest.mark.parametrize(
     ("form", "words"),
     [
-        ("caf?s d?une for?t, {0}", "question marks"), ("\\u4f60\\u597d{0}", "backslash"), ("{0}\ufffd", "U+FFFD"),
+        ("\\u4f60\\u597d{0}", "backslash"), ("{0}\ufffd", "U+FFFD"),
         ("<p class='a'>{0}<br>&nbsp;", "strip the tags"),
     ],
 )  # fmt: skip

@@ -18,17 +18,18 @@ from unpad.data.sources.split import Split, Wanted
 from unpad.data.sources.vqa import DESCRIBE
 from unpad.data.tokens.lost import LostCharacters
 from unpad.data.vqa import VqaData
-from unpad.evaluation.captions import (
+from unpad.evaluation.rows import Ratio
+from unpad.evaluation.run import recipe_for
+from unpad.evaluation.vqa import (
     NUM_CHOICES,
     Candidates,
     CaptionScores,
     candidate_losses,
     choice_scores,
     draw_candidates,
+    evaluate,
+    held_out,
 )
-from unpad.evaluation.rows import Ratio
-from unpad.evaluation.run import recipe_for
-from unpad.evaluation.vqa import evaluate, held_out
 from unpad.inference.loaded import LoadedRun, load
 
 NUM_PICTURES = 23

@@ -19,8 +19,7 @@ from unpad.data.sources.example import place_of
 from unpad.errors import REPLAY_DIFFERS, CheckpointError, RecipeError, ResumeError, SourceError
 from unpad.models.decoder import Decoder
 from unpad.receipts import replay as replaying
-from unpad.receipts.receipt import of_memory
-from unpad.receipts.replay import replay
+from unpad.receipts.replay import of_memory, replay
 from unpad.receipts.starts import Cut, Session
 from unpad.receipts.trace import trace
 from unpad.run import checkpoint

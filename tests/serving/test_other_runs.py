@@ -366,13 +366,15 @@ def test_patients_with_more_sets_or_events_than_a_pass_may_take_are_refused(pati
     assert json.loads(patients.get("/health").text) == {"status": "ready"}
 
 
-def test_an_explanation_is_computed_in_parts_with_the_bits_of_the_whole(patients, finished, monkeypatch):
+@pytest.mark.parametrize(("verb", "work", "least"), [("explain", "explained", 7), ("predict", "computed", 3)])
+def test_patients_are_computed_in_parts_with_the_bits_of_the_whole(patients, finished, verb, work, least, monkeypatch):
     asked, parts = {"instances": instances(finished("patients").recipe.parent / "tables", 3)}, []
-    whole, own = patients.post("/v1/models/events:explain", asked).json(), routes.explained
-    monkeypatch.setattr(routes, "explained", lambda run, given: (parts.append(len(given)), own(run, given))[1])
+    whole, own = patients.post(f"/v1/models/events:{verb}", asked).json(), getattr(routes, work)
+    monkeypatch.setattr(routes, work, lambda *of: (parts.append(len(of[-1])), own(*of))[1])
     monkeypatch.setattr("unpad.inference.patients.PART_PLACES", 3)
-    assert patients.post("/v1/models/events:explain", asked).json() == whole
-    assert len(parts) > 6
+    monkeypatch.setattr(routes, "PLACES_TOGETHER", 1)
+    assert patients.post(f"/v1/models/events:{verb}", asked).json() == whole
+    assert len(parts) >= least
     assert set(parts) == {1}  # others are answered between them
 
 

@@ -288,7 +288,7 @@ def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Adv
 def _picture_remarks(
     pictures: Sequence[images.ImageExample], settings: ImageSettings, labelled: bool = True
 ) -> list[str]:
-    from unpad.data.pictures.remarks import label_remarks, pixel_remarks  # imports torch
+    from unpad.data.pictures.alike import label_remarks, pixel_remarks  # imports torch
 
     return [*(label_remarks(pictures) if labelled else []), *pixel_remarks(pictures, settings)]
 

@@ -15,8 +15,7 @@ from unpad.batching.plan import Micro
 from unpad.data import rows
 from unpad.data.family import Data, NearDuplicates, check_near_duplicates, digest_of, refuse_cuts
 from unpad.data.pictures.album import Album, image_batch, open_album
-from unpad.data.pictures.alike import Pictures, tie_alike
-from unpad.data.pictures.remarks import label_remarks, pixel_remarks
+from unpad.data.pictures.alike import Pictures, label_remarks, pixel_remarks, tie_alike
 from unpad.data.pixels.formats import NOTES
 from unpad.data.show import Shown
 from unpad.data.sources.bad_rows import fault_lines

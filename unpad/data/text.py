@@ -23,14 +23,13 @@ from unpad.data.sources.split import Split, Wanted
 from unpad.data.tokens import corpus_files
 from unpad.data.tokens.corpus import Corpus, CorpusReport, open_corpus
 from unpad.data.tokens.token_set import TokenSet
-from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer
+from unpad.data.tokens.tokenizer import TOKENIZER, Tokenizer, kept_tokenizer
 from unpad.errors import RecipeError
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.storage import cache_folder
 
 KINDS = TEXT_KINDS
 UNITS = ("sequences", "tokens")
-TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 NO_TEXT = None
 MOST_CHARACTERS = 1 << 27  # of a run's data that new texts are compared with, for about a minute or two

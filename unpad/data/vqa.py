@@ -9,7 +9,6 @@ never cut, and a row may have none.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from hashlib import blake2b
 from pathlib import Path
 from typing import ClassVar
 
@@ -27,11 +26,11 @@ from unpad.data.sources.bad_rows import fault_lines
 from unpad.data.sources.example import BadRow, Example, Turn
 from unpad.data.sources.files import SourceFile, resolve_path
 from unpad.data.sources.images import ImageExample, group_names
-from unpad.data.sources.split import Split, Wanted, numbered
+from unpad.data.sources.split import Split, Wanted, numbered, text_key
 from unpad.data.sources.vqa import VqaExample, read_all
 from unpad.data.tokens.encode import encode_examples, encode_prompt, reserved_texts
 from unpad.data.tokens.lost import LostCharacters, commonest
-from unpad.data.tokens.tokenizer import Tokenizer, kept_tokenizer, open_tokenizer_file, train_tokenizer
+from unpad.data.tokens.tokenizer import TOKENIZER, Tokenizer, kept_tokenizer, open_tokenizer_file, train_tokenizer
 from unpad.errors import RecipeError
 from unpad.models import model_config
 from unpad.models.contract import MarksImages
@@ -41,7 +40,6 @@ from unpad.terminal.table import number_of
 
 KINDS = ("vqa",)
 UNITS = ("questions", "positions")
-TOKENIZER = "tokenizer.json"
 FILES = (TOKENIZER,)
 NO_TEXT = None
 
@@ -377,7 +375,8 @@ def choose_questions(
     links = [(rows, same[shown]), (rows, things[shown])]
     if listed.recipe.data.near_duplicates == "together" and wanted is not Wanted.NEW:
         links.append((rows, tie_alike(images, listed.recipe.images.grey_bits)[shown]))
-    keys = [_content_key(example, images) for example in examples]
+    pictures = ["\0".join(images[image].sha256 for image in example.images) for example in examples]
+    keys = [text_key(shown or example.question) for shown, example in zip(pictures, examples, strict=True)]
     return choose_rows(listed, wanted, keys, groups=[example.group for example in examples], links=links)
 
 
@@ -396,9 +395,3 @@ def shown_by(examples: list[VqaExample], images: list[ImageExample], rows: np.nd
     shown = np.zeros(len(images), np.bool_)
     shown[[image for row in rows.tolist() for image in examples[row].images]] = True
     return shown
-
-
-def _content_key(example: VqaExample, images: list[ImageExample]) -> int:
-    """64-bit hash of a row's pictures, or of its question without pictures."""
-    content = "\0".join(images[image].sha256 for image in example.images) or example.question
-    return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")

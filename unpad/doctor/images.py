@@ -6,7 +6,7 @@ import numpy as np
 
 from unpad.data.images import ImageData
 from unpad.data.measuring import Measuring
-from unpad.data.pictures.remarks import class_clue
+from unpad.data.pictures.alike import class_clue
 from unpad.doctor.finding import Finding, Found, Words, finding
 from unpad.doctor.rows import cut_short, label_fields, labelled, of_rows, sampled
 from unpad.doctor.subject import Subject

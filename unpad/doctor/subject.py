@@ -146,7 +146,8 @@ def open_subject(name: str, overrides: Sequence[str], clock: TimeBudget) -> Subj
         put_weights(setup.model, weights, where, setup.model.additions)
     if folder is not None and setup.base is None:
         weights, state = run_weights(folder)
-        model, step = _copied(setup.model), state.step
+        with needs_memory("a copy of the model", lower_sizes(setup.model.config)):
+            model, step = copy.deepcopy(setup.model), state.step
         put_weights(model, weights, str(folder))
     return _at_stage(name, folder, step, setup, model, clock)
 
@@ -161,8 +162,3 @@ def _at_stage(name: str, folder: Path | None, step: int, setup: Setup, model: Mo
             return Subject(name, folder, step, setup, setup.data, model, stage, plan, num_steps, clock)
     fix = "give data to train on; `unpad plan` counts what a plan leaves out"
     raise RecipeError("no stage has a step", where="stages", fix=fix)
-
-
-def _copied(model: Model) -> Model:
-    with needs_memory("a copy of the model", lower_sizes(model.config)):
-        return copy.deepcopy(model)

@@ -85,7 +85,6 @@ TRACES: list[tuple[Words, re.Pattern[str], float]] = [
     (("escapes with a backslash that were not decoded", "没有解码的反斜杠转义"),
      re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2})"), 0.03),
 ]  # fmt: skip
-LOST_LETTER = re.compile(r"(?<![^\s\"'(])[^\W\d_]+\?[^\W\d_?/=]+(?![/=&])|(?<!\S)\?{2,}(?=\s|$)")
 
 
 @finding("garbled", "fault", explains={"cut_alike", "tokenizer"},
@@ -104,21 +103,14 @@ def garbled(texts: Sequence[tuple[str, str]], fields: tuple[str, ...]) -> Found 
         what = (f"characters of UTF-8 that was read (decoded) in the encoding {name}", f"被当作 {name} 读取的 UTF-8")
         return Found(len(wrong) / len(judged), *fields, unit=("rows", "行"), what=what, shown=text[:30], where=where,
                      state=GARBLED, remedy=DECODE)  # fmt: skip
-    letters, lost = sum(map(str.isalpha, whole)), len(LOST_LETTER.findall(whole))
-    others = sum(c.isalpha() and c > "\x7f" for c in whole)
-    rows = sum(bool(LOST_LETTER.search(text)) for text, _ in texts)
-    traces = list(TRACES)
-    if lost >= max(0.002 * letters, 20) and others <= lost and rows >= 0.3 * len(texts):
-        what = ("question marks '?' in place of accents and letters that an ASCII encoding lost", "代替丢失字母的问号")
-        traces.insert(0, (what, LOST_LETTER, 0.0))
     plain = re.sub(r"```.*?```", "", whole, flags=re.DOTALL)  # code between fences is to be written
-    for what, pattern, least in traces:
+    for what, pattern, least in TRACES:
         share = sum(len(match.group()) for match in pattern.finditer(plain)) / len(whole)
         matches = [(match, where) for text, where in texts if (match := pattern.search(text))]
         if share and (share >= least or (share >= least / 4 and len(matches) >= 0.9 * len(texts))):
             match, where = matches[len(matches) // 2]
             shown = match.string[max(match.start() - 5, 0) : match.start() + 25]
-            severity, unit = level(pattern in (LOST_LETTER, TRACES[0][1])), ("characters", "字符")
+            severity, unit = level(pattern is TRACES[0][1]), ("characters", "字符")
             state, remedy = (("not plain", "不是纯文本"), STRIP) if what == HTML else (GARBLED, DECODE)
             return Found(share, *fields, severity=severity, unit=unit, what=what, shown=shown, where=where,
                          state=state, remedy=remedy)  # fmt: skip

@@ -27,8 +27,8 @@ from unpad.inference.loaded import LoadedRun, load
 from unpad.models.contract import Classifies, Generates, Model
 from unpad.recipes.data import Source
 from unpad.recipes.recipe import Recipe
-from unpad.run.base import Quantized, fingerprint, run_weights
-from unpad.run.folder import RECIPE, run_id
+from unpad.run.base import fingerprint, places_of, run_weights
+from unpad.run.folder import run_id
 from unpad.run.kept import refuse_without_data
 from unpad.run.report.history import METRICS, load_metrics
 from unpad.run.report.page import EVALUATION, write_report
@@ -340,7 +340,7 @@ def against_original(run: LoadedRun, over: Measuring[Any]) -> tuple[dict[str, Me
         likeliest still; or else a line with the reason.
     """
     assert run.quantized is not None, "a run of quantized weights"
-    folder = _original(run.quantized, run.folder)
+    folder = next(iter(places_of(run.quantized.original, run.folder)), None)
     if folder is None:
         return {}, [f"not compared with the original: {run.quantized.original} is gone"]
     try:
@@ -361,12 +361,6 @@ def against_original(run: LoadedRun, over: Measuring[Any]) -> tuple[dict[str, Me
 
     metrics = {"divergence": of("moved"), "likeliest_kept": of("kept", share=True)}
     return ({"original_perplexity": perplexity(of("nll"))} if of_tokens else {}) | metrics, []
-
-
-def _original(record: Quantized, beside: Path) -> Path | None:
-    """The original's folder, at its place or beside the run, in case both were copied."""
-    places = (Path(record.original), beside.parent / Path(record.original).name)
-    return next((place for place in places if (place / RECIPE).is_file()), None)
 
 
 @torch.no_grad()

@@ -13,10 +13,10 @@ import numpy as np
 from unpad.data.measuring import Measuring
 from unpad.data.sources.reader import PAIRS
 from unpad.data.sources.split import PARTS, Split
-from unpad.data.text import TOKENIZER, TextData
+from unpad.data.text import TextData
 from unpad.data.tokens.lost import FIX_OF_RUN, LostCharacters
 from unpad.data.tokens.token_set import TokenSet
-from unpad.data.tokens.tokenizer import load_tokenizer
+from unpad.data.tokens.tokenizer import TOKENIZER, load_tokenizer
 from unpad.errors import SourceError
 from unpad.evaluation import preferences
 from unpad.evaluation import rows as example_rows
@@ -141,7 +141,7 @@ class DocumentSums:
 def held_out(over: Measuring[TextData]) -> HeldOut:
     """Loss per target and bits per character, which are refused where the tokenizer loses characters; of pairs as in
     `preferences.py`."""
-    if is_of_pairs(over.data, over.seq_ids):
+    if over.data.replies is not None and (over.data.replies.pair[over.seq_ids] >= 0).any():
         return preferences.held_out(over)
     sums = document_nll(over)
     loss, num_targets = sums.mean_nll(), int(sums.targets.sum())
@@ -298,11 +298,6 @@ def _named(data: TextData, seq_ids: np.ndarray) -> Columns:
     places = objects([data.tokens.where(document) for document in documents.tolist()])
     kinds = objects([data.kinds[number] for number in data.table.kind[seq_ids].tolist()])
     return named(data, seq_ids, WHERE, places) | {KIND: kinds}
-
-
-def is_of_pairs(data: TextData, seq_ids: np.ndarray) -> bool:
-    """True if sequences are replies of pairs; a stage has either these alone or none."""
-    return data.replies is not None and bool((data.replies.pair[seq_ids] >= 0).any())
 
 
 def check_new(data: TextData, path: Path) -> NewFacts:

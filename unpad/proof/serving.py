@@ -40,7 +40,7 @@ LONGEST = 1500  # tokens of a prompt that is joined of others
 PIECES = (7, 32, PLACES)
 FEW_ROWS = 5  # so that requests wait, and rows join while others run
 HTTP = "through HTTP, by concurrent streams = alone"
-BEGUN = "replies that have begun, through HTTP = alone"
+BEGUN = "begun replies, through HTTP = alone"
 BEGIN = 12  # characters of the question of such a conversation; a half of them begins its reply
 NO_EXTRA = "the extra is not installed: pip install 'unpad[serve]'"
 WITHOUT, AT_ONCE = "without native kernels: all at once = alone", "all at once = alone"
@@ -48,7 +48,7 @@ COMINGS = "in another order, some leave early = alone"
 MOST_CHANGED = 12  # requests of the lines of penalties and schemas, of which every second is changed
 PENALISED = "with penalties, among others = alone"
 PENALTIES = {"min_p": 0.02, "repetition_penalty": 1.2, "presence_penalty": 0.5, "frequency_penalty": 0.5}
-HELD = "held to schemas, among others = alone, and JSON"
+HELD = "held to schemas, among others = alone, JSON"
 VALUES: tuple[tuple[Any, ...], ...] = (("yes", "no"), (7, 20, None), ({"known": ["no"]},))  # of the schemas
 
 

@@ -1,9 +1,10 @@
 """`unpad replay`: recompute one step of a run with the training code and compare it with the recorded metrics."""
 
+import os
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,10 +13,12 @@ from typing import Any
 
 import torch
 
-from unpad.data.family import family_of
+from unpad.batching.plan import Micro
+from unpad.data.family import Data, RowSpan, family_of
+from unpad.data.sources.example import place_of
 from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
 from unpad.receipts import starts
-from unpad.receipts.receipt import Receipt, compare, differing, learnt, of_memory, reasons
+from unpad.receipts.starts import Cut, Session, StartingPoint
 from unpad.recipes.recipe import Recipe
 from unpad.run.checkpoint import State
 from unpad.run.folder import find_run
@@ -24,12 +27,282 @@ from unpad.run.monitor import StepRecord, silent_monitor, train_row
 from unpad.run.timers import Timers
 from unpad.storage import finite
 from unpad.terminal.progress import progress as shown_progress
+from unpad.terminal.table import described, number_of, text_table
 from unpad.training.context import RunContext, Signals
 from unpad.training.parallel.divisions import parallelism_class
-from unpad.training.progress import Progress, recorded_precision, refuse_changes
+from unpad.training.progress import (
+    DECIDE_BITS,
+    OTHER_DRAWS,
+    SHARDED_AMONG,
+    UPDATE_RULE,
+    Progress,
+    recorded_precision,
+    refuse_changes,
+)
 from unpad.training.setup import Setup, prepare_setup, resolved
 from unpad.training.stage import RunLength, epoch_plan, with_recipe
 from unpad.training.stage_loop import repeat_steps
+
+# Columns of a step in the order in which one follows from the others: the first difference is the one to explain.
+ORDER = (
+    *("rows", "stage", "epoch", "sequences", "tokens", "padded_tokens", "targets"),
+    *("lr", "values", "loss", "grad_norm"),
+)
+
+
+Column = tuple[str, Any, Any]  # of a step: name, recorded value, recomputed value; None for a missing number
+
+
+def compare(recorded: dict[str, Any], computed: dict[str, Any] | None) -> list[Column]:
+    """Columns that the run recorded, in the order in which they follow from each other; JSON keeps every bit.
+
+    Args:
+        computed: None for a step that could not be computed.
+    """
+    given = computed or {}
+    names = [*(name for name in ORDER if recorded.get(name) is not None)]
+    names += [name for name, value in recorded.items() if name not in names and value is not None]
+    columns: list[Column] = []
+    for name in names:
+        if name == "values" and isinstance(recorded[name], dict):
+            before, now = recorded[name], given.get(name) or {}
+            columns += [(term, before.get(term), now.get(term)) for term in dict.fromkeys([*before, *now])]
+        else:
+            columns.append((name, recorded[name], given.get(name)))
+    return columns
+
+
+def differing(columns: Sequence[Column]) -> list[Column]:
+    """Those that differ in any bit."""
+    return [column for column in columns if column[1] != column[2]]
+
+
+def of_memory(
+    session: Session, cuts: Sequence[Cut], after: int, most_tokens: int | None, newest: State | None
+) -> list[str]:
+    """Likely reasons for a different cut of micro-batches into parts, each a sentence.
+
+    Args:
+        session: that took the step.
+        cuts: until the step, as the log has them.
+        after: step that the computation began after.
+        most_tokens: most tokens of a pass at the end of the computation.
+        newest: a checkpoint of the run.
+    """
+    other = "parts have other last bits"
+    if most_tokens is not None and (not cuts or most_tokens < cuts[-1].tokens):
+        return [f"memory did not hold micro-batches here, computed in parts of at most {most_tokens:,} tokens: {other}"]
+    processes = session.environment.get("processes", 1)
+    if cuts and cuts[-1].step > after and processes != 1:
+        began = f"memory ended in step {cuts[-1].step:,}"
+        return [f"{began}, which {processes} processes cut each in its own parts: {other}"]
+    saved = newest.values.get("progress", {}).get("most_tokens") if newest is not None else None
+    if saved is not None and not cuts:
+        return [f"the run computed micro-batches in parts, from a step on that its log does not name: {other}"]
+    return []
+
+
+def reasons(
+    session: Session, setup: Setup, newest: State | None, in_parts: list[str], *, from_scratch: bool
+) -> list[str]:
+    """Likely reasons for a difference, each a sentence.
+
+    Args:
+        session: that took the step.
+        setup: of the steps that were computed again.
+        newest: a checkpoint of the run.
+        in_parts: those of `of_memory`.
+        from_scratch: whether they began from the weights that the run began with.
+    """
+    found, values = list[str](), newest.values if newest is not None else {}
+    was = session.environment or values.get("environment", {})
+    for key in (*DECIDE_BITS, "version"):
+        if key in was and was[key] != setup.environment.get(key):
+            name = "version of unpad" if key == "version" else key
+            found.append(f"{name} is {setup.environment.get(key)}, was {was[key]}")
+    if newest is not None and values["update_rule"] != UPDATE_RULE:
+        found.append(OTHER_DRAWS)
+    processes = was.get("processes")
+    if session.recipe.train.sums == "fast" and processes not in (None, 1):
+        found.append(f"{processes} processes trained with train.sums=fast: the bits depend on their number")
+    if values.get(SHARDED_AMONG, 1) != 1:
+        found.append(f"the model was divided among {values[SHARDED_AMONG]} processes")
+    found += in_parts
+    if session.undescribed:
+        what = "a later resume changed the recipe, and the log does not keep what was before"
+        found.append(f"{what}: {session.undescribed}")
+    if from_scratch and session.recipe.train.init_from and setup.base is None:
+        found.append(f"{session.recipe.train.init_from} may hold other weights than when the run began")
+    if not found:
+        what = "nothing that the run records has changed"
+        found.append(f"{what}: a checkpoint or a row of metrics.jsonl was altered, or the code was")
+    return found
+
+
+MOST_ROWS = 40  # of a step that are printed
+SHOWN = 28  # characters of a number
+IMPLIED = ("step", "stage", "kind", "epoch", "perplexity", "pad_share", "skipped")  # not shown unless they differ
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """A recomputed step of a run.
+
+    Args:
+        start: where the computation began; num_computed: steps that it took, this one included.
+        seconds: that it took, reading the data included.
+        epoch_step: number of the step within its epoch, from 1, of `epoch_steps`; 0 if it could not be taken.
+        columns: the step's, compared; first_differing: first computed step that differs, None without one.
+        failure: reason why the step could not be recomputed; "" if it could.
+        why: likely reasons for a difference.
+        damages: checkpoints that could not be read.
+        micros: the rows of every micro-batch of the step, in the order of the batch.
+        units: names of a row's length, plural.
+        by_plan_alone: whether the run recorded no rows, and the plan alone tells them.
+        is_checked: whether a checkpoint confirmed that the data is the run's.
+        cut: the last step up to this one that ran out of memory; larger micro-batches were computed in parts from then
+            on, as they are here. None without one.
+    """
+
+    folder: Path
+    step: int
+    stage: str
+    epoch: int
+    epoch_step: int
+    epoch_steps: int
+    start: StartingPoint
+    num_computed: int
+    seconds: float
+    columns: list[Column]
+    first_differing: int | None
+    failure: str
+    why: list[str]
+    damages: list[str]
+    micros: list[list[RowSpan]]
+    units: str
+    by_plan_alone: bool
+    is_checked: bool
+    cut: Cut | None
+
+    @property
+    def equal(self) -> bool:
+        """True if the step equals the recorded one to the bit."""
+        return not self.differing and not self.failure
+
+    @property
+    def differing(self) -> list[Column]:
+        """Columns of the step that differ in any bit; the first is the one to explain."""
+        return differing(self.columns)
+
+    def lines(self) -> list[str]:
+        """The receipt for a terminal."""
+        verdict = "equal to the bit" if self.equal else "differs"
+        return [
+            f"step {self.step:,} of {self.folder}: {verdict}",
+            "",
+            *described(*zip(*self._facts(), strict=True)),
+            "",
+            *self._numbers(),
+            "",
+            *self._rows(),
+        ]
+
+    def _facts(self) -> list[tuple[str, str]]:
+        taken = "this step alone" if self.num_computed == 1 else f"{self.num_computed:,} steps"
+        place = f"{self.stage}, epoch {self.epoch}"
+        if self.epoch_step:
+            place += f", step {self.epoch_step:,} of {self.epoch_steps:,} of the epoch"
+        facts = [("stage", place), ("began from", self.start.name)]
+        facts += [("", damage) for damage in self.damages]
+        facts.append(("computed", f"{taken}, in {self.seconds:.1f} s"))
+        if self.cut is not None:
+            told = f"micro-batches of more than {self.cut.tokens:,} tokens, as memory ended in step {self.cut.step:,}"
+            facts.append(("in parts", told))
+        if not self.is_checked:
+            facts.append(("data", "no checkpoint is left that tells whether it is the run's"))
+        if self.failure:
+            facts.append(("failed", self.failure))
+        if self.first_differing is not None and self.first_differing < self.step:
+            facts.append(("first", f"step {self.first_differing:,} is the first of these that differs"))
+        if not self.failure and self.differing:
+            more = f" and {len(self.differing) - 1} more" if len(self.differing) > 1 else ""
+            facts.append(("differs in", f"{self.differing[0][0]}{more}"))
+        facts += [("likely" if index == 0 else "", reason) for index, reason in enumerate(self.why)]
+        return facts
+
+    def _numbers(self) -> list[str]:
+        shown = [column for column in self.columns if column[0] not in IMPLIED or column[1] != column[2]]
+        rows = [(name, _shown(old), "the same" if old == new else _shown(new)) for name, old, new in shown]
+        return text_table(("", "recorded", "computed again"), rows)
+
+    def _rows(self) -> list[str]:
+        if not self.micros:
+            return []
+        num = sum(map(len, self.micros))
+        source = "; which ones is by the plan alone, as the run recorded none" if self.by_plan_alone else ""
+        micros = number_of(len(self.micros), "micro-batches")
+        lines, left = [f"learnt from {number_of(num, 'rows')} in {micros}{source}"], MOST_ROWS
+        for number, rows in enumerate(self.micros, start=1):
+            lines += row_lines(f"micro-batch {number}", rows[:left], self.units)
+            left -= min(left, len(rows))
+        return lines + ([f"and {number_of(num - MOST_ROWS, 'more rows')}: --json has all"] if num > MOST_ROWS else [])
+
+    def to_json(self) -> dict[str, Any]:
+        """The receipt as JSON values, with every row."""
+        return {
+            "run": str(self.folder),
+            "step": self.step,
+            "verdict": "equal" if self.equal else "differs",
+            "stage": self.stage,
+            "epoch": self.epoch,
+            "epoch_step": self.epoch_step,
+            "start": {"after": self.start.after, "name": self.start.name},
+            "steps_computed": self.num_computed,
+            "seconds": self.seconds,
+            "columns": [
+                {"name": name, "recorded": recorded, "computed": computed, "equal": recorded == computed}
+                for name, recorded, computed in self.columns
+            ],
+            "first_differing_step": self.first_differing,
+            "failure": self.failure,
+            "likely_reasons": self.why,
+            "damaged_checkpoints": self.damages,
+            "rows_recorded": not self.by_plan_alone,
+            "data_checked": self.is_checked,
+            "cut": None if self.cut is None else self.cut._asdict(),
+            "micro_batches": [[asdict(row) for row in rows] for rows in self.micros],
+        }
+
+
+def learnt(data: Data, micros: Sequence[Micro]) -> list[list[RowSpan]]:
+    """Rows of the micro-batches of a step."""
+    return [[row for piece in _pieces(micro) for row in data.row_spans(*piece)] for micro in micros]
+
+
+def _pieces(micro: Micro) -> list[tuple[int, int, int, int]]:
+    columns = (micro.seq_ids, micro.starts, micro.stops, micro.first_target)
+    return list(zip(*(column.tolist() for column in columns), strict=True))
+
+
+def row_lines(title: str, rows: Sequence[RowSpan], units: str) -> list[str]:
+    """Tables of the rows of a micro-batch, one per file, or per folder of pictures."""
+    by_file: dict[str, list[tuple[str, str, str]]] = {}
+    for row in rows:
+        place = place_of(row.where)
+        file, name = (place.file, place.item + place.rest) if place.item else os.path.split(row.where)
+        by_file.setdefault(file, []).append((name, f"{row.start}-{row.stop}", str(row.targets)))
+    lines = []
+    for file, cells in by_file.items():
+        lines += ["", f"{title}: {file}", *text_table(("row", units, "targets"), cells)]
+    return lines
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else str(value)[:SHOWN]
+
+
+# --------------------------------------------------------------------------- a step, taken again
+
 
 # Steps up to the last of them that one recipe trained, in passes of at most so many tokens according to the log.
 _Segment = tuple[Recipe, int, int | None]

@@ -136,10 +136,15 @@ def stored_weights(folder: Path) -> tuple[dict[str, Tensor], State]:
     return merged({**weights, **lowered}, trained, base.scaling), state
 
 
+def places_of(recorded: str, folder: Path) -> list[Path]:
+    """Runs in a recorded folder, and of its name beside the run's `folder`, in case both were copied."""
+    named = Path(recorded), folder.parent / Path(recorded).name
+    return [place for place in named if os.path.isfile(place / run_folder.RECIPE)]  # False for a name of any length
+
+
 def _base_weights(base: Base, folder: Path) -> dict[str, Tensor]:
-    """Weights of a base, from its recorded folder or from beside the run's `folder`, in case both were copied."""
-    named = Path(base.run), folder.parent / Path(base.run).name
-    places = [place for place in named if os.path.isfile(place / run_folder.RECIPE)]  # False for a name of any length
+    """Weights of a base, from one of its `places`."""
+    places = places_of(base.run, folder)
     for place in places:
         weights, _ = run_weights(place)
         if fingerprint(weights) == base.sha256:

@@ -15,6 +15,7 @@ from typing import Any
 from unpad.errors import RecipeError, UnpadError
 from unpad.recipes.training import LogSettings
 from unpad.storage import write_atomic
+from unpad.storage.strict_json import json_object
 
 LOGGERS = "loggers.json"  # of a run: its id with each logger
 
@@ -129,8 +130,6 @@ def open_loggers(
 
 
 def _known_ids(folder: Path) -> dict[str, str]:
-    try:
-        ids = json.loads((folder / LOGGERS).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):  # a new run, or an unreadable file: new ids
-        return {}
-    return {name: id for name, id in ids.items() if isinstance(id, str)} if isinstance(ids, dict) else {}
+    path = folder / LOGGERS
+    ids = json_object(path.read_bytes()) if path.is_file() else None  # an unreadable file: new ids
+    return {name: id for name, id in (ids or {}).items() if isinstance(id, str)}

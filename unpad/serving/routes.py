@@ -17,6 +17,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from unpad.batching.batch import RaggedBatch
 from unpad.data.patients import EventData
 from unpad.data.pixels.formats import ImageError
 from unpad.inference.engine import Request as EngineRequest
@@ -31,6 +32,7 @@ from unpad.serving.service import Service, too_late
 ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
 # Sets of a patient: a prediction takes time by their square, an explanation by their cube.
 MOST_SETS, MOST_EXPLAINED = 2048, 256
+PLACES_TOGETHER = 2048  # sets and readouts of one request in a pass
 IMAGES_TOGETHER = 8  # of one request in a pass
 # What a page may do besides running its own scripts and styles: ask its server, and show pictures that it has itself.
 POLICY = "default-src 'none'; img-src data: blob:; connect-src 'self'; base-uri 'none'; form-action 'none'"
@@ -290,9 +292,7 @@ async def _predict(service: Service, served: Served, http: Request, content: byt
 
 async def _explain(service: Service, served: Served, http: Request, content: bytes) -> Response:
     ask, data = await _patients(service, served, content, MOST_EXPLAINED)
-    of_rows = [partial(batches, served.run, data, np.array([row])) for row in range(len(data.table))]
-    made = [one for work in of_rows for one in await service.prepare(work)]
-    # In parts, as a pass over all would take long.
+    made = await _batches(service, served, data, 1)
     parts = [(int(place), batch, part) for (place,), batch in made for part in parts_of_course(batch)]
     work = partial(explained, served.run)
     numbers = await service.once("explain", [part[1:] for part in parts], work, number=len(made))
@@ -316,9 +316,18 @@ async def _patients(
 
 async def _numbers(service: Service, served: Served, kind: str, data: EventData) -> Passes:
     """Places of patients, and numbers of theirs from passes that other requests join."""
-    made = await service.prepare(partial(batches, served.run, data, np.arange(len(data.table))))
+    made = await _batches(service, served, data, PLACES_TOGETHER)
     numbers = await service.once(kind, [batch for _, batch in made], partial(computed, served.run, kind))
     return [(places, numbers_of) for (places, _), numbers_of in zip(made, numbers, strict=True)]
+
+
+async def _batches(
+    service: Service, served: Served, data: EventData, places: int
+) -> list[tuple[np.ndarray, RaggedBatch]]:
+    """Batches of patients with about so many sets and readouts together, or of one, as a pass over all takes long."""
+    cuts = np.flatnonzero(np.diff((np.diff(data.sets.sets_of) + 1).cumsum() // places)) + 1
+    parts = np.split(np.arange(len(data.table)), cuts)
+    return [one for part in parts for one in await service.prepare(partial(batches, served.run, data, part))]
 
 
 ANSWERS = {CHAT: _chat, COMPLETIONS: _completion, CLASSIFY: _classify, PREDICT: _predict, EXPLAIN: _explain}

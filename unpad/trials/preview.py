@@ -17,7 +17,7 @@ from unpad import storage
 from unpad.batching.batch import RaggedBatch
 from unpad.batching.ledger import Ledger
 from unpad.batching.loader import load_steps
-from unpad.batching.plan import plan
+from unpad.batching.plan import Plan, plan
 from unpad.data.family import family_of
 from unpad.errors import OutOfMemoryError, RecipeError
 from unpad.interchange.origin import open_recipe
@@ -369,7 +369,7 @@ def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequenc
         chosen = settings.model_copy(update={"strategy": row.name})
         # Another strategy than the recipe's need not fit into memory.
         with progress(f"trying a step of {row.name}"), suppress(*[OutOfMemoryError][row.name == settings.strategy :]):
-            seen.trials[row.name] = Rehearsal(setup, stage).cost(plan(lengths, chosen, epoch=0, **known))
+            seen.trials[row.name] = _try(setup, stage, plan(lengths, chosen, epoch=0, **known))
         if row.name not in seen.trials:
             gc.collect()
         _show(console, [trial_line(seen, row)])
@@ -388,6 +388,11 @@ def _tried(setup: Setup, stage: StageSetup, console: Console, processes: Sequenc
     _show(console, [] if seen.shared is None else ["", *seen.shared.lines(seen.units)])
     _show(console, [] if seen.measured is None else ["", *seen.measured.lines()])
     return seen
+
+
+def _try(setup: Setup, stage: StageSetup, strategy_plan: Plan) -> StepCost:
+    """Measure the peak memory of the plan's largest micro-batch and the time of its first step, on a copied model."""
+    return Rehearsal(setup, stage).cost(strategy_plan)
 
 
 def measured_lines(load: Load | None) -> list[str]:

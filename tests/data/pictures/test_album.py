@@ -15,8 +15,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Micro
 from unpad.data.pictures import album
 from unpad.data.pictures.album import Album, pixels_of
-from unpad.data.pixels.augment import augment
-from unpad.data.pixels.patches import prepare, unpatch
+from unpad.data.pixels.patches import augment, prepare, unpatch
 from unpad.data.sources.images import ImageExample
 from unpad.data.sources.split import Split
 from unpad.data.vqa import VqaData

@@ -10,8 +10,7 @@ from tests.helpers.pictures import images_of, recipe_of, write_folder, write_rec
 from unpad.batching.plan import plan
 from unpad.data.images import ImageData
 from unpad.data.pictures.album import pixels_of
-from unpad.data.pixels.augment import augment
-from unpad.data.pixels.patches import prepare
+from unpad.data.pixels.patches import augment, prepare
 from unpad.data.sources.split import Split
 from unpad.proof.recipe import prove_recipe
 from unpad.recipes.data import ImageSettings

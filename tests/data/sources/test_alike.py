@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.data.sources import alike
-from unpad.data.sources.alike import PASSAGE, SHORTEST, TextSearch, near_sets, plain
+from unpad.data.sources import leaks
+from unpad.data.sources.leaks import PASSAGE, SHORTEST, TextSearch, near_sets, plain
 
 
 def windows_of(text: str) -> set[str]:
@@ -20,14 +20,14 @@ def windows_of(text: str) -> set[str]:
 def near_pairs(texts: list[str]) -> set[frozenset[int]]:
     """Every pair of near-duplicates among different texts, compared one by one."""
     number = Counter(window for text in texts for window in windows_of(text))
-    sets = [{window for window in windows_of(text) if number[window] <= alike.MOST_TEXTS} for text in texts]
+    sets = [{window for window in windows_of(text) if number[window] <= leaks.MOST_TEXTS} for text in texts]
     found = set()
     for one in range(len(texts)):
         for other in range(one):
             shared = [window for window in sets[one] & sets[other]]
-            weight = sum(round(alike.WHOLE / math.log2(number[window])) for window in shared)
+            weight = sum(round(leaks.WHOLE / math.log2(number[window])) for window in shared)
             alone = min(len(sets[one]), len(sets[other])) - len(shared)
-            if weight and weight >= alike.WHOLE * alone:
+            if weight and weight >= leaks.WHOLE * alone:
                 found.add(frozenset((one, other)))
     return found
 
@@ -50,8 +50,8 @@ PART = st.sampled_from(["abcdefghijklmnop", "qrstuvwxyzabcdefgh", "aaaaabbbbbccc
 )  # fmt: skip
 def test_a_search_finds_every_pair_and_no_other(texts: list[str], most: int, block: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(alike, "MOST_TEXTS", most)
-        patch.setattr(alike, "BLOCK", block)
+        patch.setattr(leaks, "MOST_TEXTS", most)
+        patch.setattr(leaks, "BLOCK", block)
         pairs = near_pairs(texts)
         assert matched(texts) == pairs
         sets = near_sets(texts)

@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unpad.data.sources import leaks
-from unpad.data.sources.alike import near_sets
-from unpad.data.sources.leaks import NEW, Document, compare, report
+from unpad.data.sources.leaks import NEW, Document, compare, near_sets, report
 from unpad.data.sources.split import Split
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unpad.data.sources import alike as module
-from unpad.data.sources.alike import PASSAGE, SHORTEST, plain, windows
+from unpad.data.sources import leaks as module
+from unpad.data.sources.leaks import PASSAGE, SHORTEST, plain, windows
 
 LETTERS = {"a": 1, "b": 1, "の": 2, "한": 2, "好": 3, "😀": 3, "ก": 1}
 

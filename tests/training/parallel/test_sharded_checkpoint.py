@@ -24,8 +24,7 @@ from unpad.processes.divided import is_divided, whole_tensor
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import OptimSettings
 from unpad.run import checkpoint
-from unpad.run.checkpoint import State, model_tensors, model_weights, put_weights
-from unpad.run.shards import places
+from unpad.run.checkpoint import State, model_tensors, model_weights, places, put_weights
 from unpad.storage import disk
 from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 from unpad.training.parallel.sharding import Sharding, save_shards

@@ -14,7 +14,6 @@ event history analysis".
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ from unpad.data.histories.labels import LabelTable, TimeUnit, clock_of, read_lab
 from unpad.data.histories.tables import Table
 from unpad.data.sources.example import BadRow, Place, file_test
 from unpad.data.sources.files import resolve_path
-from unpad.data.sources.split import Split, Wanted, divide, taken
+from unpad.data.sources.split import Split, Wanted, divide, taken, text_key
 from unpad.errors import RecipeError, SourceError
 from unpad.models.set_sequence.event_sets import OUTCOME
 from unpad.recipes.data import EventLabels, EventSettings
@@ -437,7 +436,7 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
     here = np.flatnonzero(choice.taking)
     _, first, patient = np.unique(cohort.patient[here], return_index=True, return_inverse=True)
     ids = rows.patients.take(pa.array(cohort.person[here[first]])).to_pylist()
-    keys = np.array([_key(patient_id) for patient_id in ids], np.uint64)
+    keys = np.array([text_key(patient_id) for patient_id in ids], np.uint64)
     classes = None
     if cohort.label is not None:
         classes = np.full(len(first), -1)
@@ -463,11 +462,6 @@ def _declared_sides(rows: EventRows, labels: LabelTable | None) -> Sides:
     sides = Sides.joined(declared)
     sides.refuse_two("data.events")
     return sides
-
-
-def _key(patient: str) -> int:
-    """64-bit hash of an id; with the seed it decides the side."""
-    return int.from_bytes(blake2b(patient.encode(), digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True, eq=False)

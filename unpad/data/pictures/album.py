@@ -14,12 +14,10 @@ import torch
 
 from unpad.batching.batch import RaggedBatch, from_vectors
 from unpad.data.family import PICTURES
-from unpad.data.pictures.alike import Pictures
-from unpad.data.pictures.remarks import pixel_remarks, shrunk
-from unpad.data.pixels.augment import augment
+from unpad.data.pictures.alike import DECODERS, Pictures, pixel_remarks, shrunk
 from unpad.data.pixels.decode import decode
 from unpad.data.pixels.formats import ImageError
-from unpad.data.pixels.patches import Grid, detail, grid_of, prepare, resize, scaled_grid, unpatch
+from unpad.data.pixels.patches import Grid, augment, detail, grid_of, prepare, resize, scaled_grid, unpatch
 from unpad.data.sources.images import ImageExample, read_bytes
 from unpad.models import model_config
 from unpad.models.contract import PatchConfig, PixelConfig
@@ -28,8 +26,6 @@ from unpad.recipes.recipe import Recipe
 from unpad.storage.reading import Count, shaped
 from unpad.terminal.progress import counted
 from unpad.terminal.table import number_of
-
-DECODERS = 4  # threads: decoding and resizing release the interpreter's lock
 
 
 def pixels_of(example: ImageExample, opacity: bool = False, grey_bits: int = 16) -> np.ndarray:

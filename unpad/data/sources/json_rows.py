@@ -60,7 +60,8 @@ class StrictDecoder:
         try:
             value, end = self._decoder.raw_decode(text, start)
         except RecursionError:
-            fault, end = RowFault("E_DEPTH", _TOO_DEEP), _end_of_brackets(text, start)
+            fault = RowFault("E_DEPTH", _TOO_DEEP)
+            end = next((place for depth, place in nesting(text, start, len(text)) if depth == 0), -1)
             if end < 0:
                 raise fault from None
             return fault, end
@@ -105,11 +106,6 @@ class StrictDecoder:
 
     def _constant(self, name: str) -> None:
         self._add("E_NONFINITE", f"{name} is not a JSON number")
-
-
-def _end_of_brackets(text: str, start: int) -> int:
-    """Return the place behind a value that begins with a bracket, or -1 where the text ends before."""
-    return next((place for depth, place in nesting(text, start, len(text)) if depth == 0), -1)
 
 
 def explain(error: json.JSONDecodeError) -> RowFault:

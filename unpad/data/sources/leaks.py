@@ -1,17 +1,242 @@
-"""Near-duplicates between the training documents and those held out, of the test part or new; `alike.py` says what
-near-duplicates are."""
+"""Near-duplicates of training documents among those held out, of the test part or new, by the short passages that they
+share.
 
+Two texts are near-duplicates if they are equal as `plain` has them, or if the windows that both have weigh at least as
+much as those that the shorter one has alone. A window that k different texts of the corpus have weighs 1 / log2(k), and
+one that the other text lacks 1; one of more than MOST_TEXTS counts for nothing. So a copy shares half of the shorter
+text, and a signature, a disclaimer or the form of a question, which many texts share, makes no copies.
+"""
+
+import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unpad.data.sources.alike import TextSearch, plain
-from unpad.data.sources.split import Split
+from unpad.data.sources.split import Ints, Split, components, mixed
 from unpad.errors import SourceError
 from unpad.terminal.table import number_of
+
+CHUNK_CHARACTERS = 1 << 20  # bounds memory: about 100 bytes per character of a chunk
+PASSAGE = 15  # letters of a window, about three words; other characters count as the letters that they stand for
+SHORTEST = 24  # letters of a text that has windows: shorter ones are phrases that occur anywhere
+IDEOGRAPH, SYLLABLE = 3, 2  # letters that a character stands for
+_SCRIPTS = (
+    (IDEOGRAPH, ((0x2190, 0x2BFF), (0x3400, 0x9FFF), (0xF900, 0xFAFF), (0x1F000, 0x1FAFF), (0x20000, 0x3FFFF))),
+    (SYLLABLE, ((0x1200, 0x137F), (0x3040, 0x30FF), (0x31F0, 0x31FF), (0xA000, 0xA4CF), (0xAC00, 0xD7A3))),
+)  # Han and pictographs; Ethiopic, kana, Yi and Hangul
+
+
+class _Plain(dict[int, int | None]):
+    """Table for `str.translate` that drops punctuation, separators and control characters."""
+
+    def __missing__(self, point: int) -> int | None:
+        letter = None if unicodedata.category(chr(point))[0] in "PZC" else point
+        self[point] = letter
+        return letter
+
+
+_PLAIN = _Plain()
+
+
+def plain(text: str) -> str:
+    """A text without punctuation, white space, case and the width of characters (Unicode NFKC); one of nothing else
+    stays as it is."""
+    return unicodedata.normalize("NFKC", text).casefold().translate(_PLAIN) or text
+
+
+def windows(texts: Sequence[str]) -> Iterator[tuple[NDArray[np.uint64], Ints]]:
+    """Yield, for one run of texts after another, the different windows of each text.
+
+    A window is the shortest run of characters from any place of a text that stands for PASSAGE letters. A text of less
+    than SHORTEST has none.
+
+    Yields:
+        Hash of each window, and the index of its text; in order of both, the index first.
+    """
+    lengths = np.fromiter(map(len, texts), np.int64, len(texts))
+    starts = np.cumsum(lengths) - lengths
+    for chunk in np.unique(starts // CHUNK_CHARACTERS) if len(texts) else ():
+        first, last = np.searchsorted(starts, [chunk * CHUNK_CHARACTERS, (chunk + 1) * CHUNK_CHARACTERS])
+        hashes, owner = _of_run(texts[first:last], lengths[first:last])
+        yield hashes, owner + first
+
+
+def _of_run(texts: Sequence[str], lengths: Ints) -> tuple[NDArray[np.uint64], Ints]:
+    points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32)
+    ends = np.cumsum(lengths)
+    letters = np.concatenate([[0], np.cumsum(_letters()[points], dtype=np.int64)])  # (num_points + 1,)
+    long = letters[ends] - letters[ends - lengths] >= SHORTEST
+    stop = np.searchsorted(letters, letters[:-1] + PASSAGE)  # first place after the window of each place
+    begin = np.flatnonzero((stop <= np.repeat(ends, lengths)) & np.repeat(long, lengths))
+    owner = np.repeat(np.arange(len(texts)), lengths)[begin]
+    # A polynomial of the characters modulo 2^64: the hash of a window is the difference of two running sums,
+    # divided by the power of its first place.
+    base = 0x2545F4914F6CDD1D
+    powers, inverses = (np.cumprod(np.full(len(points), factor, np.uint64)) for factor in (base, pow(base, -1, 2**64)))
+    sums = np.concatenate([np.zeros(1, np.uint64), np.cumsum(mixed(points.astype(np.uint64)) * powers)])
+    hashes = mixed((sums[stop[begin]] - sums[begin]) * inverses[begin])
+    order = np.lexsort((hashes, owner))
+    hashes, owner = hashes[order], owner[order]
+    new = np.ones(len(hashes), np.bool_)
+    new[1:] = (hashes[1:] != hashes[:-1]) | (owner[1:] != owner[:-1])
+    return hashes[new], owner[new]
+
+
+@lru_cache(maxsize=1)
+def _letters() -> NDArray[np.uint8]:
+    """Letters that every code point stands for."""
+    table = np.ones(0x110000, np.uint8)
+    for number, ranges in _SCRIPTS:
+        for first, last in ranges:
+            table[first : last + 1] = number
+    return table
+
+
+MOST_TEXTS = 64
+WHOLE = 1 << 16  # weight of a window that only the two texts have; whole numbers add up to the same in any order
+FILTER_BITS = 24
+BLOCK = 1 << 22  # rows of pairs that are looked at together
+
+
+@dataclass(frozen=True, slots=True)
+class Near:
+    """Near-duplicates of one text among others.
+
+    Args:
+        text: index of the text; other: index of the near-duplicate.
+        share: share of the shorter one's windows that the other has too.
+        equal: whether they are equal as `plain` has them.
+    """
+
+    text: int
+    other: int
+    share: float
+    equal: bool
+
+
+class TextSearch:
+    """Search for texts among others, block by block: first `count` all documents of the corpus, then `match` those that
+    they are compared with.
+
+    Args:
+        texts: as `plain` has them, all different.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._place = {text: index for index, text in enumerate(texts)}
+        assert len(self._place) == len(texts), "texts are different"
+        hashes, owner = _all_windows(texts)
+        self._wanted, gram = np.unique(hashes, return_inverse=True)
+        self._num_texts = len(texts)
+        order = np.argsort(gram, kind="stable")
+        self._gram, self._owner = gram[order].astype(np.int64), owner[order]
+        self._counts = np.zeros(len(self._wanted), np.int64)
+        self._seen: set[int] = set()
+        # Most windows of a corpus are in no text that is looked for. A table of the hashes' top bits lets only the few
+        # others through to the exact comparison.
+        self._table, self._shift = np.zeros(1 << FILTER_BITS, np.bool_), np.uint64(64 - FILTER_BITS)
+        self._table[self._wanted >> self._shift] = True
+
+    def count(self, texts: Sequence[str]) -> None:
+        """Count the windows of further documents, each different text once."""
+        new = [text for text in dict.fromkeys(texts) if hash(text) not in self._seen]
+        self._seen.update(map(hash, new))
+        for hashes, owner in windows(new):
+            gram, _ = self._known(hashes, owner)
+            self._counts += np.bincount(gram, minlength=len(self._counts))
+
+    def match(self, texts: Sequence[str]) -> Iterator[Near]:
+        """Yield the near-duplicates of the texts among documents that were counted; `other` is an index of these."""
+        for other, text in enumerate(texts):
+            if text in self._place:
+                yield Near(self._place[text], other, 1.0, equal=True)
+        first: dict[str, int] = {}
+        for other, text in enumerate(texts):
+            first.setdefault(text, other)
+        hashes, owner = _all_windows(list(first))
+        sizes = np.bincount(owner, minlength=len(first))
+        gram, owner = self._known(hashes, owner)
+        numbers = list(first.values())
+        for one, other, share in self._pairs(gram, owner, sizes):
+            if self._place.get(texts[numbers[other]]) != one:
+                yield Near(one, numbers[other], share, equal=False)
+
+    def _known(self, hashes: NDArray[np.uint64], owner: Ints) -> tuple[Ints, Ints]:
+        """Those of some windows that the texts have: index in `_wanted`, and text."""
+        is_known = self._table[hashes >> self._shift]
+        hashes, owner = hashes[is_known], owner[is_known]
+        place = np.minimum(np.searchsorted(self._wanted, hashes), max(len(self._wanted) - 1, 0))
+        known = self._wanted[place] == hashes if len(self._wanted) else np.zeros(len(hashes), np.bool_)
+        return place[known], owner[known]
+
+    def _pairs(self, gram: Ints, owner: Ints, sizes: Ints) -> Iterator[tuple[int, int, float]]:
+        """Yield near-duplicates by their windows: text, other and share.
+
+        Args:
+            gram, owner: windows of the others, in order of `owner`.
+            sizes: number of windows of each of the others.
+        """
+        # A window of too many texts counts on neither side.
+        few = self._counts <= MOST_TEXTS
+        num_windows = np.bincount(self._owner[few[self._gram]], minlength=self._num_texts)
+        sizes = sizes - np.bincount(owner[~few[gram]], minlength=len(sizes))
+        rare = few & (self._counts > 1)
+        mine = np.bincount(self._gram[rare[self._gram]], minlength=len(self._counts))  # texts that have each window
+        starts = np.searchsorted(self._gram, np.arange(len(self._counts)))
+        gram, owner = gram[rare[gram]], owner[rare[gram]]
+        weights = np.rint(WHOLE / np.log2(np.maximum(self._counts, 2))).astype(np.int64)
+        for rows in _blocks(owner, mine[gram]):
+            each = mine[gram[rows]]
+            text = self._owner[_runs(starts[gram[rows]], each)]
+            pair = np.repeat(owner[rows], each) * self._num_texts + text
+            pair, row, shared = np.unique(pair, return_inverse=True, return_counts=True)
+            weight = np.bincount(row, np.repeat(weights[gram[rows]], each), len(pair)).astype(np.int64)
+            other, text = pair // self._num_texts, pair % self._num_texts
+            size = np.minimum(sizes[other], num_windows[text])
+            near = weight >= WHOLE * (size - shared)
+            share = shared[near] / size[near]
+            yield from zip(text[near].tolist(), other[near].tolist(), share.tolist(), strict=True)
+
+
+def near_sets(texts: Sequence[str]) -> Ints:
+    """Number the sets of texts that are near-duplicates of each other, directly or through others, (num_texts,)."""
+    place: dict[str, int] = {}
+    number = np.array([place.setdefault(plain(text), len(place)) for text in texts], np.int64)
+    different = list(place)
+    search = TextSearch(different)
+    search.count(different)
+    ends = np.array([(near.text, near.other) for near in search.match(different)], np.int64).reshape(-1, 2)
+    pairs = np.repeat(np.arange(len(ends)), 2)
+    return components(len(different), [(ends.reshape(-1), pairs)])[number]
+
+
+def _all_windows(texts: Sequence[str]) -> tuple[NDArray[np.uint64], Ints]:
+    parts = [(np.zeros(0, np.uint64), np.zeros(0, np.int64)), *windows(texts)]
+    return np.concatenate([hashes for hashes, _ in parts]), np.concatenate([owner for _, owner in parts])
+
+
+def _runs(starts: Ints, sizes: Ints) -> Ints:
+    """Places from each start on, as many as its size, one run after the other."""
+    return np.repeat(starts - np.cumsum(sizes) + sizes, sizes) + np.arange(sizes.sum())
+
+
+def _blocks(owner: Ints, costs: Ints) -> Iterator[Ints]:
+    """Cut rows in order of `owner` into runs of about BLOCK costs, between owners."""
+    totals = np.cumsum(costs)
+    begins = np.flatnonzero(np.diff(owner, prepend=-1))
+    if not len(begins):
+        return
+    at = np.unique(np.concatenate([[0], begins[np.flatnonzero(np.diff(totals[begins] // BLOCK)) + 1], [len(owner)]]))
+    for first, last in zip(at[:-1].tolist(), at[1:].tolist(), strict=True):
+        yield np.arange(first, last)
+
+
+# --------------------------------------------------------------------------- training documents against others
+
 
 MAX_WORST = 10
 BLOCK_CHARACTERS = 1 << 24  # of training documents that are compared at a time
@@ -163,10 +388,10 @@ def compare(
     different = list(dict.fromkeys(plains))
     search, place = TextSearch(different), {text: index for index, text in enumerate(different)}
     search.count(different)
-    for block in _blocks(corpus()):
+    for block in _document_blocks(corpus()):
         search.count([plain(document.text) for document in block])
     equal, nearest, trained_groups = dict.fromkeys(texts, -1), dict[int, tuple[float, int]](), set[str]()
-    for block in _blocks(document for document in corpus() if document.trained):
+    for block in _document_blocks(document for document in corpus() if document.trained):
         for document in block:
             trained_groups.add(document.group)
             if equal.get(document.text) == -1:
@@ -204,7 +429,7 @@ def _leaks(number: int, equal: int, nearest: tuple[float, int] | None, copied: i
     return [] if copied is None else [Leak(number, copied, "copy", 1.0)]
 
 
-def _blocks(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def _document_blocks(documents: Iterable[Document]) -> Iterator[list[Document]]:
     """Runs of documents of about BLOCK_CHARACTERS together."""
     block, size = list[Document](), 0
     for document in documents:

@@ -207,8 +207,12 @@ def turns_key(turns: Sequence[Turn], given: str = "") -> int:
         for turn in turns
         for part in (turn.role, turn.content, *filter(None, [turn.thoughts]), *[""] * (not turn.learned))
     ]
-    content = "\0".join([*parts, given] if given else parts)
-    return int.from_bytes(blake2b(content.encode(), digest_size=8).digest(), "little")
+    return text_key("\0".join([*parts, given] if given else parts))
+
+
+def text_key(text: str) -> int:
+    """64-bit hash of a text; with the seed, that of an id or a content decides the side."""
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def numbered(values: Sequence[Hashable]) -> Ints:

@@ -13,12 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unpad.data.sources import split as splits
-from unpad.data.sources.alike import near_sets, plain
 from unpad.data.sources.bad_rows import apply_policy, fault_lines, refuse_empty
 from unpad.data.sources.documents import Shape, describe_book
 from unpad.data.sources.example import BadRow, Example, Unread, count_bad
 from unpad.data.sources.files import SourceFile, expand, resolve_path, unreadable
-from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, refused, report
+from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, near_sets, plain, refused, report
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading, refuse_given
 from unpad.data.sources.split import PARTS, Split, Wanted, content_key, units
 from unpad.data.tokens.augment import copies_of, load_synonyms

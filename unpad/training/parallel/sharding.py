@@ -32,9 +32,19 @@ from unpad.processes.divided import is_divided, own_rows, whole_tensors
 from unpad.processes.group import ALONE, Group, lost_connections
 from unpad.processes.sums import GradientSum
 from unpad.recipes.recipe import Recipe
-from unpad.run.checkpoint import PREFIX, Held, State, model_tensors, remove_old, state_file, step_folder, tensor_files
+from unpad.run.checkpoint import (
+    PREFIX,
+    Held,
+    State,
+    model_tensors,
+    places,
+    remove_old,
+    shard_name,
+    state_file,
+    step_folder,
+    tensor_files,
+)
 from unpad.run.folder import STATE
-from unpad.run.shards import places, shard_name
 from unpad.terminal.table import number_of
 from unpad.training.optim import freeze
 from unpad.training.parallel.parallelism import Lockstep, Parallelism, Replicas
