@@ -53,7 +53,7 @@ def chamfer(
             scales = [size.clamp_min(SHORTEST).reciprocal() for size in lengths]
             total = total + cosine / 2 * _to_nearest(made * scales[0], target * scales[1], layout, _squared)
         if length:
-            total = total + length * _to_nearest(*lengths, layout, lambda gap: gap.abs().sum(1))
+            total = total + length * _to_nearest(lengths[0], lengths[1], layout, lambda gap: gap.abs().sum(1))
     return segment_mean(total, layout)
 
 
