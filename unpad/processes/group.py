@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 TIMEOUT_S = 600.0
 BEAT_S = 1.0  # between two messages of a process at work that takes long
-MESSAGE_BYTES = 4096  # of the first round of a message; a longer message takes a second round
+MESSAGE_BYTES = 1024  # of the first round of a message; a longer message takes a second round
 
 
 @dataclass
@@ -152,27 +152,27 @@ class Group:
         return [part[1:] for part in told]
 
     def _send(self, data: bytes) -> list[bytes]:
+        head = len(data).to_bytes(8, "little") + data[: MESSAGE_BYTES - 8]
         with lost_processes():
-            head = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
-            head[:8] = torch.tensor([len(data)], dtype=torch.int64).view(torch.uint8)
-            first = MESSAGE_BYTES - 8
-            head[8 : 8 + min(first, len(data))] = _bytes(data[:first])
-            heads = self._gather(head)
-            sizes = [int(part[:8].view(torch.int64)) for part in heads]
-            rests = [part[:0] for part in heads]
-            if max(sizes) > first:
-                rest = torch.zeros(max(sizes) - first, dtype=torch.uint8)
-                rest[: max(len(data) - first, 0)] = _bytes(data[first:])
-                rests = self._gather(rest)
-        parts = zip(heads, rests, sizes, strict=True)
-        return [bytes(torch.cat([head[8:], rest])[:size].numpy()) for head, rest, size in parts]
+            told = self._gather(head, MESSAGE_BYTES)
+            sizes = [int.from_bytes(part[:8], "little") for part in told]
+            rest = max(sizes) + 8 - MESSAGE_BYTES
+            rests = self._gather(data[MESSAGE_BYTES - 8 :], rest) if rest > 0 else [b""] * self.size
+        return [(part[8:] + more)[:size] for part, more, size in zip(told, rests, sizes, strict=True)]
 
-    def _gather(self, own: Tensor) -> list[Tensor]:
+    def _gather(self, own: bytes, num_bytes: int) -> list[bytes]:
+        """Bytes of all processes by rank, each completed to `num_bytes`.
+
+        By way of the first process and along a tree, in about log2(size) rounds; gloo's all_gather is a ring, which
+        takes a round for each process.
+        """
         import torch.distributed as dist
 
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own, group=self.messages)
-        return found
+        parts = torch.zeros(self.size, num_bytes, dtype=torch.uint8)
+        sent = torch.frombuffer(bytearray(own.ljust(num_bytes, b"\0")), dtype=torch.uint8)
+        dist.gather(sent, list(parts) if self.rank == 0 else None, group=self.messages)
+        dist.broadcast(parts, 0, group=self.messages)
+        return [part.tobytes() for part in parts.numpy()]
 
     def limit(self, seconds: float) -> None:
         """Set how long this process waits for another from now on."""
@@ -288,10 +288,6 @@ class Group:
 
 
 ALONE = Group()
-
-
-def _bytes(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
 
 
 @contextmanager
