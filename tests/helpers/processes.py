@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Callable
 
 
-def in_child(work: Callable[[], None]) -> int:
+def in_child(work: Callable[[], object]) -> int:
     """Run `work` in a forked process; return its exit code (9 after SIGKILL is -9, 1 after an exception)."""
     pid = os.fork()
     if pid == 0:
@@ -13,6 +13,8 @@ def in_child(work: Callable[[], None]) -> int:
         try:
             work()
             code = 0
+        except SystemExit as end:
+            code = int(end.code or 0)
         except BaseException:
             traceback.print_exc()
         finally:

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.helpers.faults import kill
+from tests.helpers.processes import in_child
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, weights, write_toy
 from unpad.cli.main import main
 from unpad.run import checkpoint
@@ -35,24 +37,6 @@ def two_stages(folder: Path, precision: str = "fp32", threads: int = 1, **model:
             {"name": "tune", "use": ["chat"], "optim": {"per": "epoch"}, "train": {"max_epochs": 2}},
         ],
     )
-
-
-def in_child(action: Callable[[], object]) -> int:
-    """Run `action` in a forked child; return its exit code, or minus the signal that ended it."""
-    pid = os.fork()
-    if pid == 0:
-        code = 99
-        try:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            action()
-            code = 0
-        except SystemExit as end:
-            code = int(end.code or 0)
-        except BaseException as error:
-            os.write(2, f"{error!r}\n".encode())
-        finally:
-            os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def watch(seen: Callable[[str], None]) -> None:
@@ -80,10 +64,6 @@ def at_event(number: int, action: Callable[[], object], kind: str = "") -> None:
     watch(count_down)
 
 
-def die() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def undisturbed(recipe: Path, folder: Path) -> int:
     """Run to the end without a kill; return the number of events."""
     tally = folder.with_name("tally")
@@ -102,7 +82,7 @@ def killed(recipe: Path, folder: Path, at: int) -> bool:
     """Start or resume, and be killed at event `at`; False when the run ended before that."""
 
     def action() -> None:
-        at_event(at, die)
+        at_event(at, kill)
         run(recipe, folder, resume=True)
 
     code = in_child(action)

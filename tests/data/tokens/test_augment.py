@@ -1,8 +1,5 @@
-import random
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from multiprocessing import get_context
 from typing import Any
 
 import pytest
@@ -138,16 +135,6 @@ def test_a_copy_depends_on_seed_and_number_and_content_alone():
     ]  # fmt: skip
     assert len({version.turns[0].content for version in versions}) == 4
     assert copy(Example("elsewhere:9", one.turns), seed=3, copy=1).turns == versions[0].turns
-
-
-@pytest.mark.nightly
-def test_order_and_processes_change_no_copy():
-    draws = random.Random(0)
-    examples = [text("".join(draws.choices(LONG, k=30))) for _ in range(40)]
-    copy = partial(augment, settings=ALL_ON, synonyms=SYNONYMS, seed=0, copy=1)
-    serial = [copy(example) for example in examples]
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
-        assert list(pool.map(copy, examples[::-1], chunksize=5))[::-1] == serial
 
 
 # --------------------------------------------------------------------------- dictionaries

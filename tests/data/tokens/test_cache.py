@@ -3,12 +3,15 @@
 import os
 import signal
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.helpers.faults import at_operation, kill
+from tests.helpers.processes import in_child
 from unpad.data.sources.example import BadRow, Unread
 from unpad.data.tokens import cache
 from unpad.data.tokens.cache import Shard, make_key, open_shard, pack_details, pack_faults, shard_path, write_shard
@@ -123,43 +126,23 @@ def test_a_shard_under_another_name_is_refused(folder):
     assert open_shard(folder, other) == (None, "belongs to another key")
 
 
-def run_child(work: object) -> int:
-    """Fork, run `work`, return the wait status."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except BaseException:
-            os._exit(1)
-    return os.waitpid(child, 0)[1]
+def test_a_kill_at_any_operation_leaves_no_half_shard(tmp_path):
+    codes = []
+    while 0 not in codes:
+        folder, hook = tmp_path / str(len(codes)), at_operation(len(codes), kill)
 
-
-def test_a_kill_at_any_operation_leaves_no_half_shard(tmp_path, monkeypatch):
-    killed = 0
-    for number in range(1000):
-        folder = tmp_path / str(number)
-
-        def kill(name: str, path: Path, calls: list[int] = [number]) -> None:  # noqa: B006 - one list per definition
-            calls[0] -= 1
-            if calls[0] < 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        def build(folder: Path = folder, kill: object = kill) -> None:
-            monkeypatch.setattr(disk, "operation", kill)
+        def build(folder: Path = folder, hook: Callable[[str, Path], None] = hook) -> None:
+            disk.operation = hook
             write_shard(folder, KEY, make_shard())
 
-        status = run_child(build)
+        codes.append(in_child(build))
         shard, damage = open_shard(folder, KEY)
         assert damage == ""
-        if os.WIFEXITED(status):
-            assert os.WEXITSTATUS(status) == 0
-            assert shard is not None
-            break
-        killed += 1
+        assert shard is not None or codes[-1] == -signal.SIGKILL
         write_shard(folder, KEY, make_shard())
         assert [path.name for path in folder.rglob("*") if path.is_file()] == [f"{KEY}.tokens"]
-    assert killed >= 5
+    assert len(codes) > 5
+    assert {*codes} == {-signal.SIGKILL, 0}
 
 
 def test_a_write_survives_the_clean_up_of_another_machine(tmp_path, monkeypatch):

@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -325,24 +323,6 @@ def test_a_damaged_cache_is_built_again_to_the_same_bytes(folder: Path, damage: 
     assert report.work.misses == 6
     assert contents(again) == contents(cold)
     assert [path.read_bytes() for path in files] == whole
-
-
-@pytest.mark.nightly
-def test_two_processes_at_once_finish_with_the_same_cache(folder: Path) -> None:
-    recipe = folder / "recipe.json"
-    recipe.write_text(make_recipe(folder).model_dump_json())
-    code = (
-        "import json, sys; from pathlib import Path; from unpad.recipes.file import parse_recipe; "
-        "from unpad.data.tokens.corpus import open_corpus; "
-        "print(open_corpus(parse_recipe(json.loads(Path(sys.argv[1]).read_text()))).tokens.fingerprint())"
-    )
-    command = [sys.executable, "-c", code, str(recipe)]
-    children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    printed = [child.communicate()[0] for child in children]
-    assert [child.returncode for child in children] == [0, 0]
-    tokens, _, report = prepare(make_recipe(folder))
-    assert printed == [tokens.fingerprint() + "\n"] * 2
-    assert (report.work.misses, report.work.events) == (0, [])
 
 
 # --------------------------------------------------------------------------- rows, split, copies
