@@ -166,12 +166,6 @@ def keeps_evaluation(trainer: Trainer) -> bool:
     return any(overrides(trainer, name) for name in READ_EVALUATION)
 
 
-def stop_packing(trainer: Trainer) -> None:
-    """Tell SFTTrainer that its rows are not packed any more, so that it packs no later evaluation set either."""
-    if is_sft(trainer):
-        trainer.args.packing, trainer.args.eval_packing = False, None
-
-
 def warn_of_cuts(trainer: Trainer, examples: Examples) -> None:
     """Warn of examples as long as SFTTrainer's `max_length`, which cuts longer ones when it reads the data."""
     limit = trainer.args.to_dict()["max_length"] if is_sft(trainer) else None
