@@ -52,16 +52,6 @@ def test_a_gate_that_is_a_limit_takes_the_upper_quartile(gates):
     assert not gates.judge(gates.products(1.39), result)["met"]
 
 
-def test_ratios_are_those_within_a_group_and_the_fastest_peer_is_found_over_groups(gates):
-    result = _groups(gates, {"ours": (40, 40), "a": (20, 20)}, {"ours": (20, 20), "b": (15, 15)}, ceilings=(50.0,))
-    assert result.ratios("ours", "b") == [20 / 15, 20 / 15]
-    assert result.ratios("a", "b") == [], "never together"
-    assert result.shares("b") == [0.3, 0.3]
-    judged = gates.judge(gates.Gate("x", "ours", ("a", "b"), 1.0), result)
-    assert judged["other"] == "b", "though its tokens per second are fewer than those of a"
-    assert gates.judge(gates.Gate("x", "a", ("b",), 1.0), result) is None
-
-
 def test_a_quick_verdict_needs_an_interval_on_one_side_of_the_gate(gates):
     result = _groups(gates, {"ours": (100, 110, 105, 108), "a": (10, 10, 10, 10)})
 
@@ -76,45 +66,3 @@ def test_a_quick_verdict_needs_an_interval_on_one_side_of_the_gate(gates):
     assert (limit["met"], limit["resolved"]) == (False, True)
     one = _groups(gates, {"ours": (100,), "a": (1,)})
     assert not gates.judge(gates.Gate("x", "ours", ("a",), 9.0), one, quick=True)["resolved"], "one round says nothing"
-
-
-def test_an_interval_is_students_and_wide_for_few_rounds(gates):
-    found = gates.interval([1.0, 4.0])
-    assert found.low == pytest.approx(2 / 4**6.353, rel=1e-3), "exp(mean - 12.706 sd / sqrt(2)) of the logarithms"
-    assert found.low * found.high == pytest.approx(4.0)
-    assert gates.interval([2.0] * 12) == gates.Spread(2.0, pytest.approx(2.0), pytest.approx(2.0))
-
-
-@pytest.mark.parametrize(
-    ("target", "precision", "processor", "kind"),
-    [
-        ("avx512_bf16", "bf16", "AMD EPYC (family 26, model 2)", "AVX-512 BF16, AMD family 26"),
-        ("avx512_bf16", "fp32", "AMD EPYC (family 26, model 2)", "AVX-512 BF16"),
-        ("avx512_bf16", "bf16", "AMD EPYC (family 25, model 17)", "AVX-512 BF16"),
-        ("avx512_bf16", "fp32", "Intel(R) Xeon(R) (family 6, model 207)", "AVX-512 BF16"),
-        ("avx2", "fp32", "AMD EPYC (family 26, model 2)", "AVX2, fp32"),
-        ("avx2", "bf16", "AMD EPYC (family 26, model 2)", None),
-        ("avx512", "fp32", "Intel(R) Xeon(R) (family 6, model 85)", None),
-        ("avx512_amx", "bf16", "Intel Xeon (family 6, model 207)", "AVX-512 BF16 with AMX"),
-        ("avx512_amx", "fp32", "Intel Xeon (family 6, model 207)", None),
-        (None, "fp32", "AMD EPYC (family 26, model 2)", None),
-    ],
-)
-def test_the_kind_of_a_processor_follows_from_kernels_and_precision(gates, target, precision, processor, kind):
-    assert gates.kind_of(target, precision, processor) == kind
-
-
-def test_gates_differ_by_kind(gates):
-    def gate(kind: str, workload: str, what: str) -> float | None:
-        return next((gate.gate for gate in gates.GATES[kind][workload] if gate.what == what), None)
-
-    assert [gate(kind, "W1", "step over products alone") for kind in gates.GATES] == [1.32, 1.32, 1.85, 1.15]
-    assert [gate(kind, "W1", "against the peer's best") for kind in gates.GATES] == [3.6, None, None, 1.25]
-    assert [gate(kind, "chat", "share of the ceiling") for kind in gates.GATES] == [0.65, None, None, None]
-
-
-def test_memory_is_compared_where_both_sides_were_measured(gates):
-    sides = {"ours": {"peak_bytes": 5, "base_bytes": 3}, "peer, our tokens per step": {"peak_bytes": 10}}
-    sides["peer, our tokens per step"]["base_bytes"] = 2
-    assert gates.judge_memory(sides) == {"whole": 0.5, "added": 0.25, "gate": 0.7, "met": True}
-    assert gates.judge_memory({"ours": sides["ours"]}) is None
