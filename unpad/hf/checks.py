@@ -149,16 +149,12 @@ def refuse_methods(trainer: Trainer, methods: Mapping[str, tuple[str, str]]) -> 
 
 def overrides(trainer: Trainer, name: str) -> str:
     """The method of a user's own, on the object or a class, that stands for one of the trainer's; empty if none."""
-    if name in vars(trainer) and not _is_stock(vars(trainer)[name]):
+    if name in vars(trainer) and str(getattr(vars(trainer)[name], "__module__", "")).partition(".")[0] not in STOCK:
         return f"{type(trainer).__name__}'s own {name}"
     for kind in type(trainer).__mro__:
         if name in vars(kind) and kind.__module__.partition(".")[0] not in STOCK:
             return f"{kind.__name__}.{name}"
     return ""
-
-
-def _is_stock(function: object) -> bool:
-    return str(getattr(function, "__module__", "")).partition(".")[0] in STOCK
 
 
 def keeps_evaluation(trainer: Trainer) -> bool:
