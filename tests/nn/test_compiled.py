@@ -43,13 +43,12 @@ def trained(compiled: bool, dropout: float, updates: int) -> tuple[list[float], 
     return losses, model.blocks[-1].feed_forward.down.weight.detach().clone()
 
 
+@pytest.mark.nightly
 def test_a_run_compiles_on_a_card_alone_says_so_and_ends_with_the_same_weights(tmp_path, monkeypatch):
     toy, half = str(write_toy(tmp_path / "toy")), ["precision=bf16", "train.max_steps=3"]
     recipe, off, card = load_recipe(toy, []), load_recipe(toy, ["train.compile=off"]), torch.device("cuda", 0)
-    assert compiles(recipe, card, "bf16")
-    assert not any(
-        [compiles(recipe, torch.device("cpu"), "bf16"), compiles(recipe, card, "fp32"), compiles(off, card, "bf16")]
-    )
+    cases = [(recipe, card, "bf16"), (recipe, torch.device("cpu"), "bf16"), (recipe, card, "fp32"), (off, card, "bf16")]
+    assert [compiles(*case) for case in cases] == [True, False, False, False]
     with as_on_a_card():
         run(toy, tmp_path / "plain", *half)
         monkeypatch.setattr(setup, "compiles", lambda *_: True)
@@ -61,6 +60,7 @@ def test_a_run_compiles_on_a_card_alone_says_so_and_ends_with_the_same_weights(t
     assert same_tensors(weights(tmp_path / "compiled"), weights(tmp_path / "plain"))
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("dropout", [0.0, 0.2])
 def test_blocks_are_three_graphs_for_any_batches_and_draw_what_they_draw_uncompiled(dropout):
     with as_on_a_card():
@@ -93,8 +93,8 @@ def test_a_step_that_is_not_finite_is_left_out_without_asking():
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         update(optimizer, torch.tensor(1.0), None, None if finite is None else torch.tensor(finite))
-        weights.append((model.weight.detach().clone(), float(optimizer.state[model.weight]["step"])))
+        weights.append(model.weight.detach())
+        assert optimizer.state[model.weight]["step"] == (finite is not False)
     torch.manual_seed(0)
-    assert torch.equal(weights[0][0], weights[1][0])
-    assert torch.equal(weights[2][0], torch.nn.Linear(3, 2).weight)
-    assert [step for _, step in weights] == [1, 1, 0]
+    assert torch.equal(weights[0], weights[1])
+    assert torch.equal(weights[2], torch.nn.Linear(3, 2).weight)
