@@ -106,7 +106,7 @@ class Ours:
         self.model = Decoder(ours_config(sizes), sizes.vocabulary).to(device).train()
         self.optimizer = make_optimizer(self.model, OptimSettings(lr=sizes.rate))
         if compiled:
-            # On a processor, for `--toy`, the blocks are traced only: compiling them there would take longer than all else.
+            # On a processor, for `--toy`, the blocks are only traced: to compile them would take longer than all else.
             compile_blocks(self.model, "inductor" if device.type == "cuda" else "eager")
         self.loss: float | torch.Tensor = float("nan")
         self._updates = self._feed()
