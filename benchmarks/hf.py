@@ -27,10 +27,9 @@ from typing import Any
 
 import torch
 from gates import interval
-from measure import describe_machine, spread
+from measure import describe_machine, load_average, spread
 from torch import Tensor
 
-from unpad.machine import load_average
 from unpad.nn.native import library
 
 VOCAB, LONGEST, SHORTEST = 4000, 512, 8

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import torch
 
-from unpad.machine import full_processor_name, load_average, machine_memory
+from unpad.machine import full_processor_name
 from unpad.terminal.progress import counted
 
 CEILING_SIZE = 4096  # rows, columns and depth, at most, of the product that measures the machine's limit
@@ -214,6 +214,11 @@ def _wait(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def load_average() -> float | None:
+    """Runnable processes, mean of the last minute; None where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
 def describe_machine(packages: Sequence[str] = ()) -> dict[str, Any]:
     """Processor, cores, memory, load, and versions; nothing that names the machine or its users.
 
@@ -227,7 +232,7 @@ def describe_machine(packages: Sequence[str] = ()) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "gpu": gpu,
-        "memory_gib": round(machine_memory() / 2**30, 1),
+        "memory_gib": round(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30, 1),
         "load": load_average(),
         "system": platform.system(),
         "python": platform.python_version(),

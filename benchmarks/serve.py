@@ -37,7 +37,7 @@ from statistics import median
 from time import perf_counter
 
 import torch
-from measure import spread
+from measure import load_average, spread
 from serve_measures import (
     ALIKE,
     WITH_USAGE,
@@ -60,7 +60,7 @@ from serve_measures import (
 from serve_sides import CannotStartError, Side, make_run, ours
 
 from unpad.inference.loaded import generation_precision
-from unpad.machine import full_processor_name, load_average
+from unpad.machine import full_processor_name
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings

@@ -160,7 +160,7 @@ async def _events(reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
     async for part in _chunks(reader):
         *whole, kept = (kept + part).split(b"\n\n")
         for event in whole:
-            if event.strip():
+            if event.strip() and not event.startswith(b":"):  # a comment, which keeps the connection open
                 yield event.strip().removeprefix(b"data: ")
     if kept.strip():
         raise ValueError("the stream ends within an event")

@@ -19,11 +19,12 @@ from pathlib import Path
 from statistics import median
 
 import torch
+from measure import load_average
 from serve_measures import loads
 from serve_sides import SIZES, SPECIAL, make_run, ours
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from unpad.machine import full_processor_name, load_average
+from unpad.machine import full_processor_name
 
 OUT = Path(__file__).with_suffix(".md")
 CLIENTS = (1, 8, 32)

@@ -52,6 +52,7 @@ from measure import (
     Rounds,
     ceiling_size,
     describe_machine,
+    load_average,
     matrix_ceiling,
     measure_rounds,
 )
@@ -60,7 +61,7 @@ from tables import markdown
 from tuning import Tuning, fitting_strata
 from workloads import NAMES, Workload, our_sides, workload
 
-from unpad.machine import available_memory, load_average, process_memory
+from unpad.machine import available_memory, process_memory
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES
 from unpad.nn.product_speed import choose_precision

@@ -41,14 +41,14 @@ def train(
     Args:
         recipe: packaged name or YAML file; with `resume`, also a run.
         overrides: such as "data.chat=my.jsonl", "optim.lr=1e-4".
-        out: run directory; default runs/<recipe>-<n>. Processes that torchrun has started train one run together,
-            and must name it.
+        out: run directory; default runs/<recipe>-<n>. Processes of torchrun, and those in a process group of
+            torch.distributed, train one run together, and must name it.
         resume: continue the run that `recipe` names, or the one in `out`.
         quiet: show no progress.
     """
     start = Start.of(recipe, overrides, new_path(out) if out is not None else None, resume=resume)
     silent = Console(quiet=True)
-    with joined() as group, held() if quiet else nullcontext():
+    with joined() as group, held() if quiet or not group.leads else nullcontext():
         run_training(start.recipe, start.folder, start.overrides, resume=resume, console=silent, group=group)
     return load(start.folder)
 

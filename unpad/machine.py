@@ -55,14 +55,6 @@ def restart_peak() -> None:
         system_file("proc/self/clear_refs").write_text("5")
 
 
-def machine_memory() -> int:
-    """Bytes of the machine's memory, or the available bytes if unknown."""
-    try:
-        return os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES if hasattr(os, "sysconf") else available_memory()
-    except (ValueError, OSError):
-        return available_memory()
-
-
 def available_memory() -> int:
     """Bytes that this process can allocate without swapping, within the limits of its control groups and its own."""
     return memory_limit().num_bytes
@@ -218,11 +210,6 @@ def quota() -> float | None:
             limit, period = map(int, words)
             found += [limit / period] if limit > 0 else []
     return min(found, default=None)
-
-
-def load_average() -> float | None:
-    """Runnable processes, mean of the last minute; None where the system does not say."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def busy_seconds() -> float | None:

@@ -53,18 +53,6 @@ def test_answers_are_equal_to_alone_by_every_bit_of_their_log_probabilities(serv
     assert serve.equal("x", 0, 32).holds is True
 
 
-def test_rates_are_of_the_clock_or_of_processor_time(serve):
-    def found(rate: float) -> list[Any]:
-        return [serve.Load(100, 100 / rate, 10 / rate)] * 3
-
-    loads = {("unpad", num): found(rate) for num, rate in ((1, 10), (8, 26), (32, 29))}
-    held = {row.what: row.holds for row in serve.speed_rows(loads, False, False)}
-    assert held["8 clients against one, times"] is True
-    assert held["32 clients against one, times"] is False, "2.9 of 3"
-    assert not {row.what: row.holds for row in serve.speed_rows(loads, False, True)}["8 clients against one, times"]
-    assert found(10)[0].rate(shared=True) == pytest.approx(100)
-
-
 def test_a_gap_is_the_longest_of_one_stream_that_touches_the_interval(serve):
     measures, told = sys.modules["serve_measures"], _told(*[A] * 3)
     told.parts = [(time, part) for time, (_, part) in zip((0.0, 5.0, 6.0), told.parts, strict=True)]
@@ -75,10 +63,3 @@ def test_a_gap_is_the_longest_of_one_stream_that_touches_the_interval(serve):
     assert [row.holds for row in serve.gap_rows(pieces, whole, pieces)] == [None, False, None, False, None, True]
     slow, short = [joined(0, 0, 0.6, 0.7)], [joined(0.1, 0.1, 0.21, 1)]
     assert [row.holds for row in serve.gap_rows(pieces, slow, short)][1::2] == [True, True, False]
-
-
-def test_what_follows_the_table_on_the_page_stays(serve, tmp_path):
-    page = tmp_path / "serve.md"
-    for lines in (["| x |", "", "## Clients that behave badly", "", "none"], ["| y |"]):
-        serve.write_section(page, "command", lines)
-    assert page.read_text("utf-8").splitlines()[-5:] == ["| y |", "", "## Clients that behave badly", "", "none"]

@@ -110,7 +110,7 @@ def test_an_example_on_a_recipe_prints_its_lines(block, tmp_path, monkeypatch, c
 def test_every_example_stands_on_its_page_with_its_output():
     shown = {block[-1].command.removeprefix("python ") for block in EXAMPLES}
     root = OUTPUTS["ROOT"]
-    takes_words = {"examples/search.py"}  # a recipe and a folder
+    takes_words = {"examples/search.py", "examples/ray_train.py"}  # a recipe, a folder
     assert shown | takes_words == {str(path.relative_to(root)) for path in (root / "examples").glob("*.py")}
     assert all(block[-1].expected for block in EXAMPLES)
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -18,6 +17,7 @@ from types import MappingProxyType
 import torch
 from torch import nn
 
+from tests.helpers.processes import forked
 from tests.helpers.toy import LOOP
 from unpad.cli.main import main
 from unpad.data.text import TextData
@@ -132,11 +132,7 @@ def run_command(
 def _fork(
     rank: int, size: int, port: int, arguments: list[str], folder: Path, fault: Fault, work: Callable[[], object]
 ) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 99
-    try:
+    def act() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.dup2(os.open(folder / f"err-{rank}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
         sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", buffering=1, closefd=False)  # noqa: SIM115
@@ -149,15 +145,8 @@ def _fork(
         fault(rank, size)
         sys.argv = ["unpad", *arguments]
         work()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-        code = 1
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
+
+    return forked(act)
 
 
 def happen() -> None:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Event, Thread
 from typing import Any
 
-from unpad.serving.routes import content_security_policy, page
+from unpad.serving.routes import content_security_policy, markdown, page
 
 SETTINGS = {"temperature": 0.0, "top_p": 1.0, "top_k": 0, "repetition_penalty": 1.0, "max_tokens": 128, "seed": 7}
 TEXTS = {"settings": SETTINGS, "context": 1024, "system": True}
@@ -28,6 +28,7 @@ FACTS: dict[str, dict[str, Any]] = {
     },
 }
 MARKUP = "<script>document.title='broken'</script><img src=x onerror=\"document.title='broken'\"><b>bold</b>"
+MARKDOWN = "3. **bold**\n\n```py\nx = [1]\n```\n\n[link](https://example.org/)\n\n<b>[a](javascript:alert(1))"
 PATCHES = {"grid": [3, 4], "blocks": [[[r, c] for r in range(3) for c in range(4)], [[1, 1], [1, 2], [2, 2]]]}
 
 
@@ -115,6 +116,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self._reply(_text_of(body["messages"][-1]["content"]), body, "chat")
             elif self.path == "/v1/completions":
                 self._reply(body["prompt"], body, "text")
+            elif self.path == "/markdown":
+                self._json(markdown(raw))
             elif not re.match("application/(json|octet-stream)|image/", self.headers["Content-Type"]):
                 self._refuse(415, "the content type is not application/json")
             elif self.path == "/v1/classify?details=1":
@@ -196,7 +199,8 @@ def _text_of(content: Any) -> str:
 
 def _pieces(asked: str, body: dict[str, Any]) -> list[str]:
     said = {
-        "markup": MARKUP, "slow": "one two three four", "中文": "中国最长的河流是长江。它全长约六千三百公里。",
+        "markup": MARKUP, "markdown": MARKDOWN, "slow": "one two three four",
+        "中文": "中国最长的河流是长江。它全长约六千三百公里。",
         "empty": "", "essay": "\n".join(f"Line {n} of a long reply." for n in range(80)),
     }.get(asked.split("\n")[-1], f"You said: {asked}. Seed {body.get('seed')}.")  # fmt: skip
     return re.findall(r"\s*\S+|\s+$", said) if said.isascii() else list(said)

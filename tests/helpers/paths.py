@@ -1,14 +1,17 @@
 """The two paths of the layers: torch's own operations, and native kernels where this machine runs them."""
 
 from contextlib import AbstractContextManager, nullcontext
+from traceback import extract_stack
 from typing import Any, Literal
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import unpad
 from unpad.nn.native import library
 
+PACKAGE = unpad.__path__[0]
 Path = Literal["torch", "native"]
 needs_kernels = pytest.mark.skipif(not library.enabled(), reason=library.describe())
 PATHS: list[Path] = ["torch", "native"] if library.enabled() else ["torch"]
@@ -28,16 +31,18 @@ def on(path: Path) -> AbstractContextManager[None]:
 
 
 class Waits(TorchDispatchMode):
-    """Notes the operators inside that wait for an accelerator: a number is read, or decides about a shape."""
+    """Notes which functions of the package inside wait for an accelerator: they read a number, or a shape by it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if (name := func.overloadpacket.__name__) in ("_local_scalar_dense", "is_nonzero", "nonzero"):
-            self.found.append(name)
-        return func(*args, **(kwargs or {}))
+        name, kwargs = func.overloadpacket.__name__, kwargs or {}
+        is_open = name == "repeat_interleave" and kwargs.get("output_size") is None
+        if is_open or name in ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal"):
+            self.found.append(["", *(one.name for one in extract_stack() if one.filename.startswith(PACKAGE))][-1])
+        return func(*args, **kwargs)
 
 
 def check_operator(name: str, *arguments: object) -> None:

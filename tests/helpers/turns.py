@@ -121,7 +121,7 @@ def outcomes_in_turns(size: int, work: Callable[[Group], T]) -> list[T | BaseExc
         try:
             with table.changed:
                 table.wait(rank)
-            results[rank] = work(InTurn(rank, size, rank, None, table))
+            results[rank] = work(InTurn(rank, size, rank, table=table))
         except BaseException as raised:
             error = raised
         with table.changed:

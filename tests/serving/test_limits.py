@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import re
 import socket
 import threading
@@ -19,7 +20,6 @@ from tests.helpers.serving import Running, heard, received, running, wait_for
 from unpad.errors import NonFiniteError, OutOfMemoryError, RecipeError, SourceError
 from unpad.inference import engine
 from unpad.inference.engine import Collected, Engine, Request
-from unpad.machine import machine_memory
 from unpad.serving import service
 from unpad.serving.limits import Limits, check_headers, check_origins, check_reach, read_tokens
 from unpad.serving.metrics import Metrics
@@ -194,6 +194,20 @@ def test_unknown_routes_and_methods_name_what_there_is(chats):
         told = error(chats.post(path, {}), 404, "not_found")["message"]
         assert "classify" not in told
         assert ":predict" not in told
+
+
+def test_the_pages_markdown_becomes_elements_and_no_markup(chats):
+    text = "- a *b*\n- `c`\n\n<i>![d](e)\nf [g](javascript:h)"
+    items = [["a ", {"tag": "em", "attributes": {}, "children": ["b"]}]]
+    items += [[{"tag": "code", "attributes": {}, "children": ["c"]}]]
+    made = [{"tag": "li", "attributes": {}, "children": children} for children in items]
+    link = {"tag": "a", "attributes": {"href": "e"}, "children": ["d"]}
+    line = {"tag": "br", "attributes": {}, "children": [""]}
+    expected = [{"tag": "ul", "attributes": {}, "children": made}]
+    expected += [{"tag": "p", "attributes": {}, "children": ["<i>!", link, line, "f [g](javascript:h)"]}]
+    assert chats.client.post("/markdown", json={"text": text}).json() == expected
+    error(chats.client.post("/markdown", json={"text": "a" * 16_001}), 400, None)
+    error(chats.client.post("/markdown", content=json.dumps({"text": text})), 415, "unsupported_media_type")
 
 
 @pytest.mark.parametrize(
@@ -618,7 +632,7 @@ def test_metrics_count_requests_tokens_and_rows(chats):
     assert chats.metric("unpad_token_seconds_count") > 1
     assert chats.metric("unpad_rows_live ") == 0
     engine = chats.service._worker._make()
-    assert 0 < engine._memory < machine_memory(), "a bound by default"
+    assert 0 < engine._memory < os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"), "a bound by default"
     engine.submit(Request(list(range(4, 36)), chats.service.served.settings, [], n=3), Collected())
     found = [Metrics.of(engine)]
     engine.turn()

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from tests.helpers.page_server import MARKUP, Standin, standing_in
+from tests.helpers.page_server import MARKDOWN, MARKUP, Standin, standing_in
 from unpad.data.sources.chat import read
 from unpad.data.sources.files import SourceFile
 from unpad.recipes.data import DataSettings
@@ -174,7 +174,7 @@ def test_a_conversation_is_sent_whole_and_its_replies_are_shown_with_their_speed
     ask(shown, "Hello")
     ask(shown, "And now?")
     assert said(shown) == ["Hello", reply_to("Hello"), "And now?", reply_to("And now?", 8)]
-    assert re.fullmatch(r"5 tokens · [\d,.]+ tokens/s", shown.locator(".stats").first.inner_text())
+    assert re.fullmatch(r"5 tokens · [\d,.]+ tokens/s · ended by itself", shown.locator(".stats").first.inner_text())
     body = chat.bodies("/v1/chat/completions")[-1]
     assert [message["role"] for message in body["messages"]] == ["user", "assistant", "user"]
     assert body["messages"][1]["content"] == reply_to("Hello")
@@ -298,6 +298,19 @@ def test_markup_of_a_model_and_of_people_is_text(shown):
     assert shown.title() == "demo · unpad"
 
 
+def test_a_reply_in_markdown_is_shown_as_its_elements_and_copied_as_its_text(chat, shown):
+    ask(shown, "markdown")
+    shown.locator(".marked").wait_for()
+    assert shown.locator(".marked > ol[start='3'] > li > strong").inner_text() == "bold"
+    assert shown.locator(".marked > pre").inner_text() == "x = [1]\n"
+    assert shown.locator(".marked a").get_attribute("href") == "https://example.org/"
+    assert shown.locator(".marked").inner_text().endswith("<b>[a](javascript:alert(1))"), "neither is markup"
+    ask(shown, "And now?")
+    assert chat.bodies("/v1/chat/completions")[-1]["messages"][1]["content"] == MARKDOWN
+    shown.reload()
+    shown.locator(".marked > pre").wait_for()
+
+
 def test_a_reply_that_fails_says_why_and_can_be_asked_again(chat, shown):
     for text, came, message in (
         ("refuse", 0, "the message makes a prompt of 2,000 tokens, the model's context is 1,024"),
@@ -392,7 +405,7 @@ def test_settings_begin_with_the_runs_own_and_only_changes_are_sent(chat, shown)
     body = chat.bodies("/v1/chat/completions")[-1]
     assert (body["temperature"], body["top_k"], body["seed"]) == (0.7, 40, 2147483647)
     assert "top_p" not in body
-    assert shown.locator(".stats").inner_text().endswith("seed 2147483647")
+    assert shown.locator(".stats").inner_text().endswith("seed 2147483647 · ended by itself")
     ask(shown, "Again")
     assert chat.bodies("/v1/chat/completions")[-1]["seed"] == 0, "seeds have 31 bits"
     tap(shown, "Settings")
@@ -467,7 +480,7 @@ def test_the_page_speaks_chinese_to_chinese_browsers_and_changes_on_request(chat
     shown = visit(chat, **CHINESE)
     ask(shown, "中文")
     assert shown.locator("html").get_attribute("lang") == "zh-CN"
-    assert re.fullmatch(r"22 个词元 · 每秒 [\d,.]+ 个", shown.locator(".stats").inner_text())
+    assert re.fullmatch(r"22 个词元 · 每秒 [\d,.]+ 个 · 自行结束", shown.locator(".stats").inner_text())
     assert shown.locator("#text").get_attribute("placeholder") == "输入消息"
     tap(shown, "English")
     assert shown.locator("#text").get_attribute("placeholder") == "Message"

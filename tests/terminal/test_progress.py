@@ -9,12 +9,12 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 from collections.abc import Iterator
 from importlib import import_module
 
 import pytest
 
+from tests.helpers.processes import forked
 from tests.helpers.toy import write_toy
 from unpad.__main__ import _interrupt, main
 from unpad.terminal import progress
@@ -237,9 +237,8 @@ def on_terminal(folder, *words, start=main, stop_at="", term="xterm", no_color="
     """
     ours, theirs = pty.openpty()
     with tempfile.TemporaryFile() as out:
-        child = os.fork()
-        if child == 0:
-            _start(folder, start, words, out.fileno(), theirs, {"TERM": term, "NO_COLOR": no_color}, stop_at)
+        variables = {"TERM": term, "NO_COLOR": no_color}
+        child = forked(lambda: _start(folder, start, words, out.fileno(), theirs, variables, stop_at))
         os.close(theirs)
         shown, stopped = b"", False
         while True:
@@ -261,8 +260,8 @@ def on_terminal(folder, *words, start=main, stop_at="", term="xterm", no_color="
 
 
 def _start(folder, start, words, out, terminal, variables, wait_at):
-    """Run `start` in this process, a child, and end it with its exit code; it waits for Ctrl-C at `wait_at`."""
-    code, write = 99, progress._write
+    """Run `start` in this process, a child; it waits for Ctrl-C at `wait_at`."""
+    write = progress._write
 
     def write_and_wait(data: bytes) -> None:
         write(data)
@@ -270,23 +269,14 @@ def _start(folder, start, words, out, terminal, variables, wait_at):
             time.sleep(60)  # else work that is short may end before a busy machine sends the signal
 
     progress._write = write_and_wait
-    try:
-        os.dup2(out, 1)
-        os.dup2(terminal, 2)
-        os.close(terminal)
-        sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
-        os.chdir(folder)
-        os.environ.update(variables, UNPAD_CACHE=str(folder / "cache"), UNPAD_PROGRESS="1")
-        sys.argv = ["unpad", *words]
-        start()
-        code = 0
-    except SystemExit as end:
-        code = int(end.code or 0)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        os._exit(code)
+    os.dup2(out, 1)
+    os.dup2(terminal, 2)
+    os.close(terminal)
+    sys.stdout, sys.stderr = open(1, "w"), open(2, "w")  # noqa: SIM115
+    os.chdir(folder)
+    os.environ.update(variables, UNPAD_CACHE=str(folder / "cache"), UNPAD_PROGRESS="1")
+    sys.argv = ["unpad", *words]
+    start()
 
 
 VERBS = {

@@ -1,13 +1,19 @@
 """Any number of processes writes the same bytes: metrics, weights and optimizer of whole runs, of every family."""
 
+import os
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
+import unpad
 from benchmarks import equal_processes
 from benchmarks.equal_processes import CASES, digests, train_case, write_small
 from tests.helpers.paths import on
+from tests.helpers.ranks import run_processes
+from tests.helpers.toy import write_toy
 from tests.helpers.turns import in_turns
+from unpad.errors import RecipeError
 from unpad.receipts.replay import replay
 
 pytestmark = pytest.mark.slow
@@ -72,3 +78,26 @@ def test_processes_of_the_system_write_equal_bytes_for_all_families(folder, tmp_
     assert equal_processes.compare(REAL, [1, 3], "native", tmp_path, folder / "data") == 0
     said = capsys.readouterr().out
     assert said.count("3 processes") == said.count("  equal\n") == len(REAL)
+
+
+@pytest.mark.promise("processes.joins")
+@pytest.mark.parametrize("backend", ["gloo", "cuda:gloo"])
+def test_a_group_that_exists_is_joined_and_left_alive(backend, tmp_path):
+    """One as of Ray Train, and one of a program's own that serves no processor, without the variables of torchrun."""
+    recipe, fields = str(write_toy(tmp_path)), ["train.max_steps=5"]
+
+    def work() -> tuple[int, int]:
+        dist.init_process_group(backend)
+        if backend != "gloo":
+            for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE"):
+                del os.environ[name]
+        groups = dist.distributed_c10d._world.pg_map.copy()
+        run = unpad.train(recipe, *fields, out=tmp_path / "two", quiet=True)
+        assert dist.distributed_c10d._world.pg_map == groups
+        with pytest.raises(RecipeError, match="each choose"):
+            unpad.train(recipe, *fields, quiet=True)
+        return run.step, dist.get_world_size()
+
+    assert run_processes(tmp_path / "ranks", 2, work) == [[5, 2]] * 2
+    unpad.train(recipe, *fields, out=tmp_path / "one", quiet=True)
+    assert digests(tmp_path / "one") == digests(tmp_path / "two")

@@ -11,7 +11,7 @@ from unpad.storage import replace_folder
 from unpad.training.loop import train
 from unpad.training.progress import UPDATE_RULE
 
-USED = ("init_process_group", "new_group", "all_reduce", "all_gather", "broadcast", "barrier", "TCPStore")
+USED = ("init_process_group", "new_group", "all_reduce", "gather", "broadcast", "barrier", "TCPStore")
 
 
 @pytest.mark.promise("processes.one")

@@ -137,6 +137,31 @@ def test_a_process_that_reads_for_long_is_waited_for_and_one_that_is_gone_is_mis
     assert run_ranks(tmp_path / "ranks", 2, work) == [["donedone"]] * 2
 
 
+def test_messages_of_many_processes_arrive(tmp_path):
+    """Also long ones beside short ones, and an error; a process that is silent is missed."""
+
+    def fail(group: Group) -> None:
+        with group.together():
+            if group.rank == 3:
+                raise SourceError("no such file", where="texts.jsonl")
+
+    def work(group: Group) -> list[Any]:
+        lengths = [len(text) for text in group.exchange("x" * (3000 * group.rank))]
+        with pytest.raises(SourceError, match="no such file"):
+            fail(group)
+        group.limit(0.5)
+        if group.rank == 4:
+            while not (tmp_path / "missed").exists():
+                time.sleep(0.01)
+            return lengths
+        with pytest.raises(LostProcessError):
+            group.exchange(1)
+        (tmp_path / "missed").touch()
+        return lengths
+
+    assert run_ranks(tmp_path / "ranks", 5, work) == [[0, 3000, 6000, 9000, 12000]] * 5
+
+
 def test_what_fails_in_the_first_process_of_a_host_fails_in_all():
     made: list[int] = []
 

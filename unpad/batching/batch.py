@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Literal, TypeVar
 
@@ -132,8 +133,19 @@ class RaggedBatch(FieldHolder):
         """Return the batch with this part, in place of one of the same type."""
         return replace(self, parts=(*(other for other in self.parts if type(other) is not type(part)), part))
 
+    @cached_property
+    def num_real(self) -> tuple[int, int]:
+        """Sequences of the corpus and their tokens, without the filler that completes a row."""
+        lengths = self.layout.lengths()
+        real = torch.ones_like(lengths, dtype=torch.bool) if self.seq_ids is None else self.seq_ids >= 0
+        return int(real.sum()), int(lengths[real].sum())
+
     def to(self, device: torch.device) -> RaggedBatch:
-        return self if self.position_ids.device == device else fields.move(self, device)
+        if self.position_ids.device == device:
+            return self
+        moved = fields.move(self, device)
+        vars(moved)["num_real"] = self.num_real  # counting later would make an accelerator wait
+        return moved
 
     def numbered(self, first: int) -> RaggedBatch:
         """Return the same batch with sequences, and their images, that random draws know by their numbers from `first`

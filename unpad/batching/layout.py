@@ -190,10 +190,12 @@ class Layout(Keyed):
     Args:
         cu_seqlens: (num_seqs + 1,) int32, where each sequence starts; the last entry is total_tokens.
         max_seqlen: length of the longest sequence, 0 for an empty run.
+        total: tokens of the run; None where only `cu_seqlens` has them, which an accelerator would wait for.
     """
 
     cu_seqlens: Tensor
     max_seqlen: int
+    total: int | None = field(default=None, kw_only=True)
 
     @property
     def num_seqs(self) -> int:
@@ -210,7 +212,7 @@ class Layout(Keyed):
 
     def seq_of_token(self) -> Tensor:
         """The sequence that each token belongs to, (total_tokens,) int64."""
-        return torch.repeat_interleave(self.lengths())
+        return torch.repeat_interleave(self.lengths(), output_size=self.total)
 
     @cached_property
     def places(self) -> Tensor | None:
@@ -311,7 +313,7 @@ def build_layout(lengths: np.ndarray) -> Layout:
     assert lengths.size == 0 or lengths.min() >= 0, "a length is negative"
     cu_seqlens = np.zeros(lengths.size + 1, np.int32)
     np.cumsum(lengths, out=cu_seqlens[1:])
-    return Layout(torch.from_numpy(cu_seqlens), int(lengths.max(initial=0)))
+    return Layout(torch.from_numpy(cu_seqlens), int(lengths.max(initial=0)), total=int(cu_seqlens[-1]))
 
 
 def _group_run(lengths: np.ndarray) -> GroupedRun:

@@ -75,6 +75,7 @@ def load_steps(
         planned = plan.step(step)
         micros = [load_one(planned[i]) for i in (range(len(planned)) if own is None else own(planned))]
         for batch in micros:
+            _ = batch.num_real
             if group_lengths and isinstance(batch.layout, Layout):
                 _ = batch.layout.grouped
         return [batch.to(device) for batch in micros]

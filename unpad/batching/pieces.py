@@ -79,7 +79,10 @@ def cut_and_count(
     num_pieces = np.ones_like(sizes)  # a sequence without positions is one empty piece, dropped unless it has a target
     step, shift, lost = limit, np.zeros_like(sizes), Ledger()
     if overflow == "split":
-        step = _check_stride(settings.stride, limit) if settings.max_tokens else limit
+        step = (settings.max_tokens and settings.stride) or limit
+        if step > limit:
+            what = f"windows of {limit} tokens that start every {step} tokens leave tokens out"
+            raise PlanError(what, where="plan.stride", fix=f"set plan.stride to {limit} or less")
         num_pieces[over] = 1 + -(-(sizes[over] - limit) // step)
     elif over.any():
         if overflow == "error":
@@ -150,13 +153,6 @@ def _check_ids(seq_ids: np.ndarray, num_sequences: int) -> np.ndarray:
         what = f"sequence ids run from {ids.min()} to {ids.max()}, the data has {number_of(num_sequences, 'sequences')}"
         raise PlanError(what, fix="pass ids that index the lengths")
     return ids
-
-
-def _check_stride(stride: int | None, limit: int) -> int:
-    if stride is not None and stride > limit:
-        what = f"windows of {limit} tokens that start every {stride} tokens leave tokens out"
-        raise PlanError(what, where="plan.stride", fix=f"set plan.stride to {limit} or less")
-    return stride or limit
 
 
 def _refuse(seq_id: int, length: int, limit: int, limited_by: str) -> None:

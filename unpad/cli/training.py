@@ -38,9 +38,10 @@ def train(
     debug: options.Debug = False,
 ) -> None:
     """Train a recipe, and print the commands that use the run."""
-    from unpad.processes.worker import refuse_under_torchrun, started_by_torchrun
+    from unpad.processes.worker import refuse_separate_tasks, refuse_under_torchrun, started_by_torchrun
     from unpad.run.folder import RECIPE, Start, holds_run, refuse_new_run
 
+    refuse_separate_tasks()
     start = Start.of(recipe, overrides or [], out, resume=resume)
     recipe, folder, fields = start.recipe, start.folder, start.overrides
     if not started_by_torchrun():  # else all processes check together, as the first of them may have begun the run

@@ -69,7 +69,11 @@ def find_sequences(batch: int, seq: int, attention_mask: Tensor | None, named: M
     if known is not None and known[0] == state:
         return known[1]
     if source is attention_mask:
-        found = _of_mask(attention_mask) if attention_mask.dtype == torch.bool else _of_owners(attention_mask)
+        if attention_mask.dtype == torch.bool:
+            layout = build_layout(attention_mask.sum(1).cpu().numpy()).to(attention_mask.device)
+            found = Sequences(layout, attention_mask.flatten().nonzero().flatten())
+        else:
+            found = _of_starts(F.pad(attention_mask.diff(dim=1) != 0, (1, 0), value=True))
     elif source is bounds:
         if int(bounds[-1]) != batch * seq:
             what = f"cu_seq_lens_q ends at {int(bounds[-1])}, the batch at {batch * seq}"
@@ -80,15 +84,6 @@ def find_sequences(batch: int, seq: int, attention_mask: Tensor | None, named: M
         found = _of_positions(positions, batch, seq)
     _known[source] = (state, found)
     return found
-
-
-def _of_mask(mask: Tensor) -> Sequences:
-    layout = build_layout(mask.bool().sum(1).cpu().numpy()).to(mask.device)
-    return Sequences(layout, mask.flatten().nonzero().flatten())
-
-
-def _of_owners(owners: Tensor) -> Sequences:
-    return _of_starts(F.pad(owners.diff(dim=1) != 0, (1, 0), value=True))
 
 
 def _of_positions(positions: Tensor, batch: int, seq: int) -> Sequences:

@@ -149,7 +149,7 @@ def refuse_methods(trainer: Trainer, methods: Mapping[str, tuple[str, str]]) -> 
 
 def overrides(trainer: Trainer, name: str) -> str:
     """The method of a user's own, on the object or a class, that stands for one of the trainer's; empty if none."""
-    if name in vars(trainer) and not _is_stock(vars(trainer)[name]):
+    if name in vars(trainer) and str(getattr(vars(trainer)[name], "__module__", "")).partition(".")[0] not in STOCK:
         return f"{type(trainer).__name__}'s own {name}"
     for kind in type(trainer).__mro__:
         if name in vars(kind) and kind.__module__.partition(".")[0] not in STOCK:
@@ -157,19 +157,9 @@ def overrides(trainer: Trainer, name: str) -> str:
     return ""
 
 
-def _is_stock(function: object) -> bool:
-    return str(getattr(function, "__module__", "")).partition(".")[0] in STOCK
-
-
 def keeps_evaluation(trainer: Trainer) -> bool:
     """True if the user's own class makes the batches of an evaluation, or reads them: they stay what they were."""
     return any(overrides(trainer, name) for name in READ_EVALUATION)
-
-
-def stop_packing(trainer: Trainer) -> None:
-    """Tell SFTTrainer that its rows are not packed any more, so that it packs no later evaluation set either."""
-    if is_sft(trainer):
-        trainer.args.packing, trainer.args.eval_packing = False, None
 
 
 def warn_of_cuts(trainer: Trainer, examples: Examples) -> None:

@@ -103,7 +103,9 @@ def _prepare(model: nn.Module, inner: PreTrainedModel, before: str) -> Prepared:
     for attention in dict.fromkeys((NAME, before if before != NAME else "sdpa", "eager")):
         with suppress(ValueError):  # the family has attention of its own alone
             inner.set_attn_implementation(attention)
-        boundaries = Boundaries(_takes_cache(inner), row_limit(inner.config.get_text_config().to_dict()))
+        parameters = inspect.signature(inner.forward).parameters.values()
+        takes_cache = any(one.name == "use_cache" or one.kind is one.VAR_KEYWORD for one in parameters)
+        boundaries = Boundaries(takes_cache, row_limit(inner.config.get_text_config().to_dict()))
         handle: RemovableHandle | None = None
         try:
             boundaries.isolated = tuple(isolate_mixers(model, inner, boundaries))
@@ -134,11 +136,6 @@ def _try(model: nn.Module) -> None:
     with untouched(model):
         model.eval()
         model(**batch)
-
-
-def _takes_cache(inner: PreTrainedModel) -> bool:
-    parameters = inspect.signature(inner.forward).parameters.values()
-    return any(one.name == "use_cache" or one.kind is one.VAR_KEYWORD for one in parameters)
 
 
 def _attention(inner: PreTrainedModel) -> str:

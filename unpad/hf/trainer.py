@@ -311,7 +311,8 @@ def replacing(trainer: Trainer, attachment: Attachment) -> Iterator[None]:
     kind, before = type(trainer), checks.Settings.now(trainer)
     try:
         checks.divide_by_targets(trainer)
-        checks.stop_packing(trainer)
+        if checks.is_sft(trainer):  # its rows are not packed any more, nor those of a later evaluation set
+            trainer.args.packing, trainer.args.eval_packing = False, None
         mixin = UnpadMixin if checks.keeps_evaluation(trainer) else ExactEvaluation
         trainer.__class__ = type(f"Unpad{kind.__name__}", (mixin, kind), {"__module__": __name__})
         vars(trainer)["attachment"] = attachment

@@ -115,7 +115,8 @@ def patient_columns(run: LoadedRun, data: EventData, is_new: bool) -> tuple[dict
 
 def _names(run: LoadedRun, data: EventData, patient: np.ndarray) -> dict[str, pa.Array]:
     """Columns by which rows are known: the id as in the data, and the landmark where a patient may have several."""
-    columns = {_id_name(run.recipe): pa.array(data.ids[patient])}
+    name = run.recipe.data.events[0].id
+    columns = {"id" if name == "auto" else name: pa.array(data.ids[patient])}
     return columns if data.landmarks is None else columns | {"landmark": pa.array(data.landmarks[patient])}
 
 
@@ -183,12 +184,6 @@ def predicts(run: LoadedRun) -> tuple[bool, bool]:
     classifies = labels is not None and bool(labels.label or labels.horizon) and gives_probability(run.model)
     has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
     return classifies, has_hazards
-
-
-def _id_name(recipe: Recipe) -> str:
-    """Column of the ids in the recipe's first table, or "id"."""
-    name = recipe.data.events[0].id
-    return "id" if name == "auto" else name
 
 
 def moved(recipe: Recipe, path: Path, *, labelled: bool = False) -> Recipe:

@@ -119,7 +119,10 @@ def classify_each(run: LoadedRun, images: Sequence[tuple[Path, Callable[[], byte
     Raises:
         RecipeError: the run does not classify images.
     """
-    check_classifies(run)
+    if not is_of_images(run):
+        fix = f"unpad predict {run.folder} DATA reads what it learnt from"
+        fix = "ask it something with --question" if isinstance(run.model, VisionLanguage) else fix
+        raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
     answers: list[Answer | None] = []
 
     def usable() -> Iterator[ReadImage]:
@@ -150,18 +153,6 @@ def classify_read(run: LoadedRun, images: Iterable[ReadImage], top: int) -> Iter
 def is_of_images(run: LoadedRun) -> bool:
     """True if a run gives images classes."""
     return isinstance(run.model, Classifies) and isinstance(run.model.config, PixelConfig)
-
-
-def check_classifies(run: LoadedRun) -> None:
-    """Refuse a run that gives images no classes.
-
-    Raises:
-        RecipeError: says what the run does.
-    """
-    if not is_of_images(run):
-        fix = f"unpad predict {run.folder} DATA reads what it learnt from"
-        fix = "ask it something with --question" if isinstance(run.model, VisionLanguage) else fix
-        raise RecipeError("this run classifies no images", where=str(run.folder), fix=fix)
 
 
 def check_asks(run: LoadedRun) -> VisionLanguage:

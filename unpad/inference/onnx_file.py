@@ -384,18 +384,15 @@ def _constant(g: Any, value: Any) -> Any:
     return g.op("Constant", value_t=torch.as_tensor(value))
 
 
-def _expm1(g: Any, x: Any) -> Any:
-    return g.op("Sub", g.op("Exp", x), _constant(g, np.float64(1)))
-
-
-def _logaddexp(g: Any, a: Any, b: Any) -> Any:
-    return g.op("Add", g.op("Max", a, b), g.op("Softplus", g.op("Neg", g.op("Abs", g.op("Sub", a, b)))))
-
-
 # Operators of torch that its exporter does not know.
 SYMBOLS: dict[str, Callable[..., Any]] = {
-    "asinh": lambda g, x: g.op("Asinh", x), "expm1": _expm1, "logaddexp": _logaddexp, "rms_norm": _rms_norm,
-}  # fmt: skip
+    "asinh": lambda g, x: g.op("Asinh", x),
+    "expm1": lambda g, x: g.op("Sub", g.op("Exp", x), _constant(g, np.float64(1))),
+    "logaddexp": lambda g, a, b: g.op(
+        "Add", g.op("Max", a, b), g.op("Softplus", g.op("Neg", g.op("Abs", g.op("Sub", a, b))))
+    ),
+    "rms_norm": _rms_norm,
+}
 
 
 def _difference(session: Any, form: _Picture | _Patient, batch: RaggedBatch) -> float:

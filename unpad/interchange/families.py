@@ -129,11 +129,6 @@ GEMMA3 = DecoderFamily(
 )  # fmt: skip
 
 
-def _conv1d(name: str, fields: Fields) -> Change:
-    """Weights of GPT-2's products are transposed."""
-    return Change(transposed=name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight")))
-
-
 GPT2 = DecoderFamily(
     "GPT2LMHeadModel", "gpt2",
     {
@@ -156,13 +151,8 @@ GPT2 = DecoderFamily(
     covered={
         "scale_attn_weights": (True,), "scale_attn_by_inverse_layer_idx": (False,), "add_cross_attention": (False,),
     },
-    change=_conv1d,
+    change=lambda name, _: Change(transposed=name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))),
 )  # fmt: skip
-
-
-def _opt(name: str, fields: Fields) -> Change:
-    """Two rows of the table of positions come before the first position."""
-    return Change(skip_rows=2) if "embed_positions" in name else Change()
 
 
 OPT = DecoderFamily(
@@ -190,7 +180,7 @@ OPT = DecoderFamily(
         "do_layer_norm_before": (True,), "_remove_final_layer_norm": (False,), "enable_bias": (True,),
         "layer_norm_elementwise_affine": (True,),
     },
-    change=_opt,
+    change=lambda name, _: Change(skip_rows=2 if "embed_positions" in name else 0),
 )  # fmt: skip
 
 DECODERS = {

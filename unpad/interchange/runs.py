@@ -114,7 +114,10 @@ def import_folder(name: str, out: Path) -> list[str]:
     model = load_model(folder, family, given)
     reads_images = model.config.kind != "decoder"
     tokenizer = load_tokenizer(folder_tokenizer(folder, chat=not reads_images))
-    _check_vocabulary(tokenizer, model, folder)
+    rows = model.config.model_dump().get("vocab_size")
+    if rows is not None and rows < tokenizer.vocab_size:
+        what = f"the tokenizer has {tokenizer.vocab_size} ids, the model {rows}"
+        raise CheckpointError(what, where=str(folder / TOKENIZER), fix="use the tokenizer of the model")
     remark = _tried(tokenizer, folder)
     recipe = folder_recipe(folder).model_copy(
         update={
@@ -159,13 +162,6 @@ def _made(out: Path, recipe: Recipe, about: Mapping[str, str], message: str) -> 
         log.append({"time": time, "kind": "finished", "step": 0, "heldout_loss": None, "message": message})
         log.close()
         storage.write_atomic(out / run_folder.RECIPE, recipe.to_yaml())
-
-
-def _check_vocabulary(tokenizer: Tokenizer, model: Model, folder: Path) -> None:
-    rows = model.config.model_dump().get("vocab_size")
-    if rows is not None and rows < tokenizer.vocab_size:
-        what = f"the tokenizer has {tokenizer.vocab_size} ids, the model {rows}"
-        raise CheckpointError(what, where=str(folder / TOKENIZER), fix="use the tokenizer of the model")
 
 
 def _tried(tokenizer: Tokenizer, folder: Path) -> str:

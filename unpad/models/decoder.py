@@ -336,7 +336,7 @@ class Decoder(Generates, LearnsPreferences):
         if config.positions != "rotary":
             return None
         frequencies = rope.rotary_frequencies(
-            config.head_dim, config.rope_theta, config.context_method, config.context_factor
+            config.head_dim, config.rope_theta, config.context_method, config.context_factor, position_ids.device
         )
         if (scaling := config.rope_scaling) is not None:
             frequencies = rope.scaled_frequencies(
@@ -353,7 +353,9 @@ class Decoder(Generates, LearnsPreferences):
         config = self.config
         if config.sliding_rope_theta is None:
             return None
-        frequencies = rope.rotary_frequencies(config.head_dim, config.sliding_rope_theta, "none", 1.0)
+        frequencies = rope.rotary_frequencies(
+            config.head_dim, config.sliding_rope_theta, "none", 1.0, position_ids.device
+        )
         return rope.rotary_table(position_ids, frequencies, wide_dtype(dtype))
 
 

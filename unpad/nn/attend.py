@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from unpad.nn.draws import Seed
 from unpad.nn.rope import Rotary
 
 
@@ -27,7 +28,7 @@ class Attend:
         scale: factor of the scores; default 1 / sqrt(head_dim).
         softcap: scores become softcap * tanh(scores / softcap).
         sinks: (heads,), scores of an additional key without a value, which every query sees.
-        seed: of dropout.
+        seed: of dropout; None draws one.
         places: (total_tokens,) int64, place of each token, by which dropout draws.
     """
 
@@ -40,7 +41,7 @@ class Attend:
     scale: float | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
-    seed: int = 0
+    seed: Seed | None = None
     places: Tensor | None = None
 
     def __post_init__(self) -> None:

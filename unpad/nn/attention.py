@@ -74,7 +74,9 @@ def _each_alone(qkv: Tensor, layout: Layout | PaddedLayout, heads: int, how: Att
 
 def _with_draws(how: Attend, x: Tensor, layout: Layout | PaddedLayout) -> Attend:
     """With a seed of dropout and the places that it draws by."""
-    return replace(how, seed=draw(), places=rows_of(x, layout.places)) if how.dropout else how
+    if not how.dropout:
+        return how
+    return replace(how, seed=draw() if how.seed is None else how.seed, places=rows_of(x, layout.places))
 
 
 def ragged_attention(q: Tensor, k: Tensor, v: Tensor, layout: Layout, how: Attend) -> Tensor:
@@ -230,6 +232,7 @@ def attend_rows(
         weights = scores.softmax(-1)[..., :num_keys]
         if how.dropout:
             assert how.places is not None, "dropout draws by places"
+            assert how.seed is not None, "dropout draws by a seed"
             head = torch.arange(heads, device=q.device)[:, None, None]
             queries = how.places[:, None, rows, None] * heads + head
             keep = kept(how.seed, queries, how.places[:, None, None, :num_keys], how.dropout)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Literal, Protocol
 
 import torch
@@ -13,6 +15,7 @@ from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.activation import GATED, KINDS, Kind, activate
 from unpad.nn.attend import Attend
 from unpad.nn.attention import scale_values, self_attention
+from unpad.nn.draws import Seed, draw
 from unpad.nn.linear import Linear, apart
 from unpad.nn.norm import Norm
 from unpad.nn.rope import Rotary, turned
@@ -223,7 +226,13 @@ class Attention(nn.Module):
         self.k_norm = None if eps is None else Norm("rmsnorm", self.head_dim, eps)
 
     def forward(
-        self, x: Tensor, stream: Stream, cache: Cache | None = None, index: int = 0, keep_index: Tensor | None = None
+        self,
+        x: Tensor,
+        stream: Stream,
+        cache: Cache | None = None,
+        index: int = 0,
+        keep_index: Tensor | None = None,
+        seed: Seed | None = None,
     ) -> Tensor:
         """Attend within sequences.
 
@@ -231,6 +240,7 @@ class Attention(nn.Module):
             x: (total_tokens, width), the normalized stream.
             stream: gives the layout, positions, bias and scale.
             keep_index: (num,) int64, as of `Block.forward`.
+            seed: of dropout; None draws one.
 
         Returns:
             (total_tokens, width), or (num, width).
@@ -250,6 +260,7 @@ class Attention(nn.Module):
             qkv_bias=bias,
             rotary=self.rotary_of(stream),
             key_bias=stream.key_bias,
+            seed=seed,
         )
         if cache is None:
             y = self_attention(qkv, stream.layout, self.heads, how)
@@ -317,6 +328,7 @@ class Block(nn.Module):
         self.norm_2 = Norm(config.norm, config.width, config.eps, config.dropout)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = Norm(config.norm, config.width, config.eps) if after else None
+        self.backend: str | None = None  # of torch.compile, for passes with gradient; `compile_blocks` sets it
 
     def forward(
         self, stream: Stream, cache: Cache | None = None, index: int = 0, keep_index: Tensor | None = None
@@ -330,12 +342,56 @@ class Block(nn.Module):
         Returns:
             The stream of these tokens; `keep_index` narrows only `x` and `delta`, which nothing but a norm may read.
         """
-        x, y = self.norm_1(stream.x, stream.delta, stream.layout)
-        attended = _normed_branch(self.attention_norm, self.attention(y, stream, cache, index, keep_index))
+        seeds: Sequence[int] | Tensor = self._seeds(stream)
+        if self.backend is None or not torch.is_grad_enabled():
+            return self.advance(stream, cache, index, keep_index, seeds)
+        if any(seeds):
+            _ = stream.layout.places  # kept by the layout; a graph cannot make them, as their number is data
+            seeds = torch.tensor(seeds, pin_memory=stream.x.is_cuda).to(stream.x.device, non_blocking=True)
+        return _compiled(self.backend)(self, stream, cache, index, keep_index, seeds)
+
+    def _seeds(self, stream: Stream) -> list[int]:
+        """Seeds of dropout in the first norm, in attention and in the second norm; 0 where nothing is dropped."""
+        first = self.norm_1.dropout if stream.delta is not None else 0.0
+        shares = first, self.attention.dropout, self.norm_2.dropout
+        return [draw() if share and self.training else 0 for share in shares]
+
+    def advance(
+        self, stream: Stream, cache: Cache | None, index: int, keep_index: Tensor | None, seeds: Sequence[int] | Tensor
+    ) -> Stream:
+        """`forward` with seeds of dropout that were drawn before."""
+        x, y = self.norm_1(stream.x, stream.delta, stream.layout, seed=seeds[0])
+        attended = self.attention(y, stream, cache, index, keep_index, seeds[1])
+        attended = _normed_branch(self.attention_norm, attended)
         x = x if keep_index is None else x.index_select(0, keep_index)
-        x, y = self.norm_2(x, attended, stream.layout, keep_index)
+        x, y = self.norm_2(x, attended, stream.layout, keep_index, seeds[2])
         delta = _normed_branch(self.feed_forward_norm, self.feed_forward(y))
         return replace(stream, x=x, delta=delta, index=keep_index)
+
+
+@cache
+def _compiled(backend: str) -> Callable[..., Stream]:
+    return torch.compile(Block.advance, dynamic=True, backend=backend)
+
+
+def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
+    """Compile the passes with gradient of the blocks of a model: a graph for the first, the last and all between.
+
+    Sizes are symbols, as they change with every batch. Blocks that drop weights of attention, in a loop over groups of
+    sequences, stay as they are.
+    """
+    for module in model.modules():
+        if isinstance(module, Block) and not module.attention.dropout:
+            module.backend = backend
+
+
+def compiled() -> tuple[int, float]:
+    """Graphs that `compile_blocks` has had made in this process, and the seconds that they took."""
+    if not _compiled.cache_info().currsize:
+        return 0, 0.0
+    from torch._dynamo.utils import calculate_time_spent, counters  # a second to import
+
+    return counters["stats"]["unique_graphs"], calculate_time_spent()["total_wall_time"]
 
 
 def _normed_branch(norm: Norm | None, y: Tensor) -> Tensor:

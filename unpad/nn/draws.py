@@ -18,6 +18,7 @@ from torch import Tensor
 
 from unpad.nn.scope import Scope
 
+Seed = int | Tensor  # of `draw`; within a compiled graph, where it must not be a constant, () int64
 _LOW = 0xFFFFFFFF
 _FACTORS = (0x85EBCA6B, 0xC2B2AE35)
 
@@ -86,7 +87,7 @@ def normal(x: Tensor, places: Tensor | None) -> Tensor:
     return (torch.erfinv(2 * uniform(x, places) - 1) * 2**0.5).to(x.dtype)
 
 
-def bits(seed: int, rows: Tensor, columns: Tensor) -> Tensor:
+def bits(seed: Seed, rows: Tensor, columns: Tensor) -> Tensor:
     """Hash places of a matrix, int64 indices that broadcast against each other, to 32 bits, int32."""
     of_row = mix(mix(rows & _LOW) ^ (seed & _LOW))
     of_row = mix(of_row ^ (seed >> 32) ^ (rows >> 32 & _LOW))
@@ -120,7 +121,7 @@ def seed_generator(seed: int) -> None:
 # --------------------------------------------------------------------------- dropout
 
 
-def dropout(x: Tensor, share: float, seed: int, places: Tensor | None = None) -> Tensor:
+def dropout(x: Tensor, share: float, seed: Seed, places: Tensor | None = None) -> Tensor:
     """Set a share of (rows, columns) to zero and divide the rest by 1 - share (Srivastava et al. 2014, JMLR 15).
 
     Args:
@@ -133,7 +134,7 @@ def dropout(x: Tensor, share: float, seed: int, places: Tensor | None = None) ->
     return torch.where(kept(seed, rows_of(x, places)[:, None], columns, share), x / (1 - share), 0)
 
 
-def kept(seed: int, rows: Tensor, columns: Tensor, share: float) -> Tensor:
+def kept(seed: Seed, rows: Tensor, columns: Tensor, share: float) -> Tensor:
     """Mask of the places of a matrix that dropout keeps.
 
     Args:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.autograd import apply
-from unpad.nn.draws import draw, dropout
+from unpad.nn.draws import Seed, draw, dropout
 from unpad.nn.linear import compute_dtype
 from unpad.nn.native import library
 from unpad.nn.native.library import call, fields, operator, pointer
@@ -183,6 +183,7 @@ class Norm(nn.Module):
         delta: Tensor | None = None,
         layout: Layout | PaddedLayout | None = None,
         index: Tensor | None = None,
+        seed: Seed | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Add a branch's output to the residual stream, and normalise the sum for the next branch.
 
@@ -191,17 +192,19 @@ class Norm(nn.Module):
             delta: (total_tokens, dim) in the computing dtype; None at the beginning of the stream.
             layout: of the tokens, which dropout draws by; None: by the places of rows.
             index: (total_tokens,) int64, the tokens of `layout` that these are; None: all.
+            seed: of dropout; None draws one.
 
         Returns:
             The new residual, and its normalised form in the computing dtype.
         """
         dtype = compute_dtype(residual)
         share = self.dropout if self.training and delta is not None else 0.0
-        seed, places = (draw(), None if layout is None else layout.places) if share else (0, None)
+        seed = 0 if not share else draw() if seed is None else seed
+        places = None if layout is None or not share else layout.places
         if places is not None and index is not None:
             places = places.index_select(0, index)
         if _runs_native(residual, self.weight, dtype):
-            settings = self.eps, self.bias is not None, share, seed, places
+            settings = self.eps, self.bias is not None, share, int(seed), places
             return add_norm(residual, delta, self.weight, self.bias, settings, dtype)
         if delta is not None:
             residual = residual + dropout(delta, share, seed, places)

@@ -15,8 +15,10 @@ Rotary = tuple[Tensor, Tensor]  # what `rotary_table` returns
 
 
 @lru_cache(maxsize=8)
-def rotary_frequencies(head_dim: int, theta: float, method: ContextMethod, factor: float) -> Tensor:
-    """Angle per position of each pair of channels, (head_dim / 2,) fp64.
+def rotary_frequencies(
+    head_dim: int, theta: float, method: ContextMethod, factor: float, device: torch.device | None = None
+) -> Tensor:
+    """Angle per position of each pair of channels, (head_dim / 2,) fp64, kept on each device.
 
     Args:
         method: extension beyond the trained context. linear divides positions by `factor`
@@ -27,7 +29,7 @@ def rotary_frequencies(head_dim: int, theta: float, method: ContextMethod, facto
     if method == "ntk" and head_dim > 2:
         theta = theta * factor ** (head_dim / (head_dim - 2))
     frequencies = theta ** (-torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
-    return frequencies / factor if method == "linear" else frequencies
+    return (frequencies / factor if method == "linear" else frequencies).to(device)
 
 
 def scaled_frequencies(frequencies: Tensor, *, factor: float, low: float, high: float, context: int) -> Tensor:

@@ -6,10 +6,11 @@ a group of one: it imports nothing of torch.distributed and sends nothing.
 
 import json
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,7 +20,12 @@ import torch
 from torch import Tensor
 
 from unpad.errors import LostProcessError, UnpadError
-from unpad.processes.worker import refuse_under_torchrun, started_by_torchrun
+from unpad.processes.worker import (
+    in_process_group,
+    refuse_separate_tasks,
+    refuse_under_torchrun,
+    started_by_torchrun,
+)
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -28,7 +34,7 @@ T = TypeVar("T")
 
 TIMEOUT_S = 600.0
 BEAT_S = 1.0  # between two messages of a process at work that takes long
-MESSAGE_BYTES = 4096  # of the first round of a message; a longer message takes a second round
+MESSAGE_BYTES = 1024  # of the first round of a message; a longer message takes a second round
 
 
 @dataclass
@@ -54,12 +60,14 @@ class Group:
         rank: number of this process, from 0, of `size`.
         local_rank: its number among those of its host.
         messages: group of torch.distributed for messages of the processor; None for one process.
+        sums: group of torch.distributed for sums; None for its default group.
     """
 
     rank: int = 0
     size: int = 1
     local_rank: int = 0
     messages: "ProcessGroup | None" = None
+    sums: "ProcessGroup | None" = None
 
     @property
     def leads(self) -> bool:
@@ -152,34 +160,34 @@ class Group:
         return [part[1:] for part in told]
 
     def _send(self, data: bytes) -> list[bytes]:
+        head = len(data).to_bytes(8, "little") + data[: MESSAGE_BYTES - 8]
         with lost_processes():
-            head = torch.zeros(MESSAGE_BYTES, dtype=torch.uint8)
-            head[:8] = torch.tensor([len(data)], dtype=torch.int64).view(torch.uint8)
-            first = MESSAGE_BYTES - 8
-            head[8 : 8 + min(first, len(data))] = _bytes(data[:first])
-            heads = self._gather(head)
-            sizes = [int(part[:8].view(torch.int64)) for part in heads]
-            rests = [part[:0] for part in heads]
-            if max(sizes) > first:
-                rest = torch.zeros(max(sizes) - first, dtype=torch.uint8)
-                rest[: max(len(data) - first, 0)] = _bytes(data[first:])
-                rests = self._gather(rest)
-        parts = zip(heads, rests, sizes, strict=True)
-        return [bytes(torch.cat([head[8:], rest])[:size].numpy()) for head, rest, size in parts]
+            told = self._gather(head, MESSAGE_BYTES)
+            sizes = [int.from_bytes(part[:8], "little") for part in told]
+            rest = max(sizes) + 8 - MESSAGE_BYTES
+            rests = self._gather(data[MESSAGE_BYTES - 8 :], rest) if rest > 0 else [b""] * self.size
+        return [(part[8:] + more)[:size] for part, more, size in zip(told, rests, sizes, strict=True)]
 
-    def _gather(self, own: Tensor) -> list[Tensor]:
+    def _gather(self, own: bytes, num_bytes: int) -> list[bytes]:
+        """Bytes of all processes by rank, each completed to `num_bytes`.
+
+        By way of the first process and along a tree, in about log2(size) rounds; gloo's all_gather is a ring, which
+        takes a round for each process.
+        """
         import torch.distributed as dist
 
-        found = [torch.empty_like(own) for _ in range(self.size)]
-        dist.all_gather(found, own, group=self.messages)
-        return found
+        parts = torch.zeros(self.size, num_bytes, dtype=torch.uint8)
+        sent = torch.frombuffer(bytearray(own.ljust(num_bytes, b"\0")), dtype=torch.uint8)
+        dist.gather(sent, list(parts) if self.rank == 0 else None, group=self.messages)
+        dist.broadcast(parts, 0, group=self.messages)
+        return [part.tobytes() for part in parts.numpy()]
 
     def limit(self, seconds: float) -> None:
         """Set how long this process waits for another from now on."""
         if self.messages is not None:
             import torch.distributed as dist
 
-            for group in (dist.group.WORLD, self.messages):
+            for group in (self.sums or dist.group.WORLD, self.messages):
                 if group is not None:
                     group.set_timeout(timedelta(seconds=seconds))
 
@@ -193,7 +201,7 @@ class Group:
             import torch.distributed as dist
 
             with lost_processes():
-                dist.all_reduce(values)
+                dist.all_reduce(values, group=self.sums)
 
     def add_later(self, values: Tensor) -> Callable[[], None]:
         """Start adding a tensor over all processes, in place, while this process keeps computing.
@@ -207,7 +215,7 @@ class Group:
         import torch.distributed as dist
 
         with lost_processes():
-            work = dist.all_reduce(values, async_op=True)
+            work = dist.all_reduce(values, group=self.sums, async_op=True)
 
         def wait() -> None:
             with lost_processes():
@@ -290,10 +298,6 @@ class Group:
 ALONE = Group()
 
 
-def _bytes(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
-
-
 @contextmanager
 def lost_processes() -> Iterator[None]:
     """Treat every error of a block that only sends and receives as the loss of another process.
@@ -328,7 +332,11 @@ def lost_connections() -> Iterator[None]:
 
 @contextmanager
 def joined(timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
-    """Join the group that this process was started in.
+    """Join the process group that this process is in already, or the one that it was started for.
+
+    A group that exists, such as that of Ray Train, accelerate or a program of one's own, is left as it is: messages and
+    sums have groups of their own beside it, whatever devices it serves, and they alone are removed in the end. Its
+    maker has chosen the GPU of every process.
 
     Args:
         timeout_s: seconds to wait for another process.
@@ -338,26 +346,51 @@ def joined(timeout_s: float = TIMEOUT_S) -> Iterator[Group]:
 
     Raises:
         LostProcessError: the others did not join in time.
-        RecipeError: the machine has fewer GPUs than processes.
+        RecipeError: the machine has fewer GPUs than processes; or as `refuse_separate_tasks` does.
     """
-    if not started_by_torchrun():
+    exists = in_process_group()
+    if not exists and not started_by_torchrun():
+        refuse_separate_tasks()
         yield ALONE
         return
     import torch.distributed as dist
 
-    local_rank, on_gpu = int(os.environ["LOCAL_RANK"]), torch.cuda.is_available()
-    if on_gpu:
-        num = int(os.environ.get("LOCAL_WORLD_SIZE", str(local_rank + 1)))
-        if num > torch.cuda.device_count():
-            what = f"{num} processes of this machine need a GPU each, and it has {torch.cuda.device_count()}"
-            refuse_under_torchrun(what, "--processes", "start fewer, or hide the GPUs with CUDA_VISIBLE_DEVICES=")
-        torch.cuda.set_device(local_rank)
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     limit = timedelta(seconds=timeout_s)
-    with lost_processes():
-        dist.init_process_group("cpu:gloo,cuda:nccl" if on_gpu else "gloo", timeout=limit)
+    if not exists:
+        _take_gpu()
+        with lost_processes():
+            dist.init_process_group(backend, timeout=limit)
+    made: list[ProcessGroup | None] = []  # for messages, and sums
     try:
         with lost_processes():
-            messages = dist.new_group(backend="gloo", timeout=limit)
-        yield Group(dist.get_rank(), dist.get_world_size(), local_rank, messages)
+            made = [dist.new_group(backend=kind, timeout=limit) for kind in (["gloo", backend] if exists else ["gloo"])]
+        group = Group(dist.get_rank(), dist.get_world_size(), 0, *made)
+        yield replace(group, local_rank=_local_rank(group))
     finally:
-        dist.destroy_process_group()
+        for one in made if exists else [None]:  # None is the default group, with all others
+            dist.destroy_process_group(one)
+
+
+def _take_gpu() -> None:
+    """Let this process of torchrun use the GPU of its number, if the machine has any.
+
+    Raises:
+        RecipeError: the machine has fewer GPUs than processes.
+    """
+    if not torch.cuda.is_available():
+        return
+    local_rank = int(os.environ["LOCAL_RANK"])
+    num = int(os.environ.get("LOCAL_WORLD_SIZE", str(local_rank + 1)))
+    if num > torch.cuda.device_count():
+        what = f"{num} processes of this machine need a GPU each, and it has {torch.cuda.device_count()}"
+        refuse_under_torchrun(what, "--processes", "start fewer, or hide the GPUs with CUDA_VISIBLE_DEVICES=")
+    torch.cuda.set_device(local_rank)
+
+
+def _local_rank(group: Group) -> int:
+    """Number of this process among those of its host: as its starter says, else by the names of all hosts."""
+    if "LOCAL_RANK" in os.environ:
+        return int(os.environ["LOCAL_RANK"])
+    hosts = group.exchange(socket.gethostname())
+    return hosts[: group.rank].count(hosts[group.rank])

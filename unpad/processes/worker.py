@@ -32,18 +32,44 @@ def started_by_torchrun() -> bool:
     return {"RANK", "LOCAL_RANK"} <= os.environ.keys() and int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
+def in_process_group() -> bool:
+    """True if this process is one of several in a group of torch.distributed, which somebody has made."""
+    dist = sys.modules.get("torch.distributed")  # who has not imported it has no group
+    return dist is not None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
+
+
+def refuse_separate_tasks() -> None:
+    """Refuse to be one of several processes that srun or mpirun starts: none knows of the others, and each would train
+    a run of its own.
+
+    Raises:
+        RecipeError: in every such process, with the command that starts them as one run.
+    """
+    name, num = max(((name, int(os.environ.get(name) or 1)) for name in TASKS), key=lambda task: task[1])
+    if num == 1 or "RANK" in os.environ:
+        return
+    hosts = int(os.environ.get("SLURM_STEP_NUM_NODES") or 1)
+    line = f"torchrun --nnodes {hosts} --nproc-per-node {-(-num // hosts)} --rdzv-backend c10d"
+    line = f"{'srun --ntasks-per-node 1 ' if name == TASKS[0] else ''}{line} --rdzv-endpoint HOST:29500"
+    what = f"{num} processes were started without torchrun, and each would train a run of its own"
+    fix = f"start one torchrun for each host: {line} -m unpad train ...; or set RANK=0, for a run by each"
+    raise RecipeError(what, where=name, fix=fix)
+
+
 def refuse_under_torchrun(what: str, where: str, fix: str) -> None:
     """Refuse a command that one of several processes cannot run.
 
     Raises:
         RecipeError: with this message; all processes raise it, and the first prints it.
     """
-    if started_by_torchrun():
+    if started_by_torchrun() or in_process_group():
         error = RecipeError(what, where=where, fix=fix)
         error.is_agreed = True
         raise error
 
 
+# Number of processes that srun, Open MPI and MPICH have started. Not SLURM_NTASKS: the script of a job has it as well.
+TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 LAUNCHER = "UNPAD_LAUNCHER"  # set by `launch`: its process id
 LAST_S = 30.0  # to wait for the end of the first process, which has an error to report
 _SIGNALLED = [kind.exit_code for kind in SIGNALS.values()]

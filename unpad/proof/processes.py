@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from unpad.batching.loader import load_steps
 from unpad.batching.plan import Plan
@@ -186,7 +186,12 @@ class _Case:
         left = _flat([*model.state_dict().values(), *states, numbers])
         digests = group.exchange(hashlib.sha256(left.numpy().tobytes()).hexdigest())
         shares = [len(numbers) for numbers in talk.told]
-        return _UpdateResults(_flat([_gradient(p) for p in model.parameters()]), left, shares, digests)
+        return _UpdateResults(
+            _flat([torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]),
+            left,
+            shares,
+            digests,
+        )
 
     def lines(self, size: int, found: _UpdateResults, one: _UpdateResults) -> list[Line]:
         """Claims about an update by `size` processes."""
@@ -203,10 +208,6 @@ class _Case:
         error = float(difference.nan_to_num(float("inf")))
         near = Line(f"gradient by {size} processes against one", "", error, FAST, error <= FAST, note)
         return [near.unless(gap), alike]
-
-
-def _gradient(parameter: nn.Parameter) -> Tensor:
-    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:

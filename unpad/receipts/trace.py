@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 
 from unpad.batching.plan import Plan
-from unpad.data.family import Data, FoundRow, RowSpan, family_of, open_data
-from unpad.data.find import find_in_all
+from unpad.data.family import Data, FoundRow, RowSpan, family_of, find_in_all, open_data
 from unpad.data.sources.example import place_of
 from unpad.data.sources.split import PARTS, Split, Wanted
 from unpad.models import model_config

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
@@ -144,7 +145,7 @@ def _refuse_shadowed(
     given = json.dumps(override.value[field], ensure_ascii=False) if whole else override.text
     key = f"{section}.{field}" if whole else override.key
     names = [recipe.stages[index].name for index in shadowing or setting]
-    own = " ".join(_quoted(f"stages.{stage.name}.{key}={given}") for stage in recipe.stages)
+    own = " ".join(shlex.quote(f"stages.{stage.name}.{key}={given}") for stage in recipe.stages)
     raise RecipeError(
         f"{section}.{field} is set by {'stage' if len(names) == 1 else 'stages'} {' and '.join(names)}, "
         "where this would change nothing",
@@ -156,10 +157,6 @@ def _refuse_shadowed(
 def _gives(overrides: Sequence[Override], path: tuple[str | int, ...]) -> bool:
     """True if an override gives the field at `path`, alone or within a section."""
     return any(path[: len(one.path)] == one.path or one.path[: len(path)] == path for one in overrides)
-
-
-def _quoted(word: str) -> str:
-    return f"'{word}'" if any(letter in word for letter in ' {}[]*?$&;|<>"') else word
 
 
 def without_packaged(recipe: Recipe, overrides: Sequence[Override]) -> Recipe:

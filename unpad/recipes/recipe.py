@@ -24,17 +24,15 @@ STAGE_TRAIN_KEYS = {
 
 # Sections that a stage may change, and their fields that belong to the whole run.
 STAGE_SECTIONS = ("plan", "optim", "losses", "train")
+SETTINGS: dict[str, type[Section]] = {
+    "plan": training.PlanSettings, "optim": training.OptimSettings, "train": training.TrainSettings,
+}  # fmt: skip
 RUN_ONLY = {"plan": {"cross_documents"}, "train": set(training.TrainSettings.model_fields) - STAGE_TRAIN_KEYS}
 
 
 def stage_fields(section: str) -> list[str]:
     """Fields of one of `STAGE_SECTIONS` that a stage may set; none for losses, where the model names the terms."""
-    sections: dict[str, type[Section]] = {
-        "plan": training.PlanSettings,
-        "optim": training.OptimSettings,
-        "train": training.TrainSettings,
-    }
-    settings = sections.get(section)
+    settings = SETTINGS.get(section)
     return [name for name in settings.model_fields if name not in RUN_ONLY.get(section, ())] if settings else []
 
 
@@ -66,18 +64,6 @@ class Stage(Section):
 
 
 LOW_POWER = 512  # most tokens of a micro-batch of `profile=low_power`
-
-
-def _fault_of_stage(index: int, error: ValidationError) -> FaultError:
-    """The fault of a stage's section, with the path that leads to it from the top of the recipe."""
-    section = {"PlanSettings": "plan", "OptimSettings": "optim", "TrainSettings": "train"}[error.title]
-    fault = first_fault(error)
-    return FaultError(replace(fault, path=("stages", index, section, *fault.path)))
-
-
-def _belongs_to_run(index: int, name: str, section: str, key: str) -> FaultError:
-    message, fix = f"stage {name}: {section}.{key} belongs to the whole run, not to a stage", "set it outside of stages"
-    return FaultError(Fault(("stages", index, section, key), message, fix=fix))
 
 
 class Recipe(DataSections):
@@ -121,11 +107,14 @@ class Recipe(DataSections):
         for index, stage in enumerate(self.stages):
             for section, changes in stage.changes.items():
                 for key in sorted(RUN_ONLY.get(section, set()) & changes.keys()):
-                    raise _belongs_to_run(index, stage.name, section, key)
+                    what = f"stage {stage.name}: {section}.{key} belongs to the whole run, not to a stage"
+                    raise FaultError(Fault(("stages", index, section, key), what, fix="set it outside of stages"))
             try:
                 self._merged(stage)
             except ValidationError as error:
-                raise _fault_of_stage(index, error) from None
+                section = next(name for name, settings in SETTINGS.items() if settings.__name__ == error.title)
+                fault = first_fault(error)
+                raise FaultError(replace(fault, path=("stages", index, section, *fault.path))) from None
         return self
 
     def field_of(self, stage: str, name: str) -> str:

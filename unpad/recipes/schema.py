@@ -7,7 +7,7 @@ from typing import Any
 from unpad.errors import UnpadError
 from unpad.recipes.data import KINDS
 from unpad.recipes.file import field_schema, load_recipe
-from unpad.recipes.recipe import Recipe, stage_fields
+from unpad.recipes.recipe import SETTINGS, Recipe, stage_fields
 
 Candidate = tuple[str, str]  # text and its explanation
 
@@ -101,8 +101,8 @@ def recipe_schema(models: Mapping[str, dict[str, Any]]) -> dict[str, Any]:
     schema = Recipe.model_json_schema()
     definitions = schema["$defs"]
     stage = definitions["Stage"]["properties"]
-    for section, name in (("plan", "PlanSettings"), ("optim", "OptimSettings"), ("train", "TrainSettings")):
-        fields = definitions[name]["properties"]
+    for section, settings in SETTINGS.items():
+        fields = definitions[settings.__name__]["properties"]
         allowed = {field: fields[field] for field in stage_fields(section)}
         stage[section] |= {"additionalProperties": False, "properties": allowed}
     for kind in KINDS:

@@ -286,6 +286,8 @@ class TrainSettings(Section):
     """Gradient norms above this are marked, with a warning."""
     threads: int | None = Field(None, ge=1, le=1024)
     """Processor threads; default: all cores."""
+    compile: Literal["auto", "off"] = "auto"
+    """auto: on a GPU in half precision torch.compile compiles the blocks, in the first update."""
     sums: Literal["exact", "fast"] = "exact"
     """Sums of gradients over micro-batches and processes. exact: bits are equal for any number of processes; fast: in
     fp32, with bits that depend on it."""

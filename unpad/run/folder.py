@@ -221,7 +221,7 @@ def free_folder(recipe: str, resume: bool) -> Path:
     Raises:
         RecipeError: there is no run to resume, or several processes would each choose a folder.
     """
-    what = "processes that torchrun has started would each choose a run directory"
+    what = "processes that train together would each choose a run directory"
     refuse_under_torchrun(what, where="--out", fix="name one with --out, which all of them can reach")
     stem = Path(recipe).stem
     taken = {

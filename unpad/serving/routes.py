@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markdown_it import MarkdownIt
+from markdown_it.tree import SyntaxTreeNode
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -32,6 +34,8 @@ from unpad.serving.service import Service, too_late
 ABOUT = ["/health", "/metrics", "/v1/models"]  # routes of every server
 # Sets of a patient: a prediction takes time by their square, an explanation by their cube.
 MOST_SETS, MOST_EXPLAINED = 2048, 256
+MARKDOWN = "/markdown"  # of the page
+MOST_MARKDOWN = 16_000  # characters; the slowest texts of this size take half a second
 PLACES_TOGETHER = 2048  # sets and readouts of one request in a pass
 IMAGES_TOGETHER = 8  # of one request in a pass
 # What a page may do besides running its own scripts and styles: ask its server, and show pictures that it has itself.
@@ -53,7 +57,7 @@ def routes(service: Service, *, page: bool) -> list[Route]:
         *(Route(path, partial(_not_here, service), methods=["POST"]) for path in ("/v1/embeddings", "/v1/responses")),
     ]
     if page:
-        every.append(Route("/", _page))
+        every += [Route("/", _page), Route(MARKDOWN, partial(_markdown, service), methods=["POST"])]
     return [_noting(route) for route in every]
 
 
@@ -108,11 +112,18 @@ async def _asked(service: Service, route: str, answer: Answering, http: Request)
     if "id" in http.path_params:
         served.check_model(http.path_params["id"])
     check_type(http, takes_files=route == CLASSIFY)
+    return await _bounded(service, http, service.max_body, partial(answer, service, served, http))
+
+
+async def _bounded(
+    service: Service, http: Request, most: int, answer: Callable[[bytes], Awaitable[Response]]
+) -> Response:
+    """Read a body of at most so many bytes, and answer."""
     try:
         with service.place() as count:
             async with asyncio.timeout_at(_began(http) + service.limits.timeout):  # a loop's clock is time.monotonic
-                content = await read_body(http, service.limits, service.max_body, count)
-                return await while_listening(http.receive, answer(service, served, http, content))
+                content = await read_body(http, service.limits, most, count)
+                return await while_listening(http.receive, answer(content))
     except TimeoutError:
         raise too_late(service.limits) from None
 
@@ -359,3 +370,35 @@ async def _page(http: Request) -> Response:
         "Cache-Control": "no-cache",
     }  # fmt: skip
     return HTMLResponse(text, headers=headers)
+
+
+async def _markdown(service: Service, http: Request) -> Response:
+    async def answer(content: bytes) -> Response:
+        return JSONResponse(await service.prepare(partial(markdown, content)))
+
+    check_type(http, takes_files=False)
+    return await _bounded(service, http, 6 * MOST_MARKDOWN, answer)  # six bytes, as JSON may escape a character
+
+
+def markdown(content: bytes) -> list[Any]:
+    """The field `text` of a body, in Markdown, as elements: the page shows them without making markup of texts."""
+    text = protocol.parse_body(content).get("text")
+    if not isinstance(text, str) or len(text) > MOST_MARKDOWN:
+        raise protocol.RequestError(f"text is not a string of at most {MOST_MARKDOWN:,} characters", param="text")
+    return _elements(SyntaxTreeNode(MarkdownIt("js-default").disable("image").parse(text)))
+
+
+def _elements(node: SyntaxTreeNode) -> list[Any]:
+    """What a node of Markdown holds: texts, and elements as `{"tag": ..., "attributes": {...}, "children": [...]}`."""
+    held = list[Any]()
+    for child in node.children:
+        if child.type == "inline" or (child.type == "paragraph" and child.hidden):
+            held += _elements(child)
+        elif not child.tag:
+            held.append(child.content)
+        else:
+            tag = "pre" if child.type in ("fence", "code_block") else child.tag
+            attributes = {name: value for name, value in child.attrs.items() if name in ("href", "start")}
+            inner = _elements(child) if child.children else [child.content]
+            held.append({"tag": tag, "attributes": attributes, "children": inner})
+    return held

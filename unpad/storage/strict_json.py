@@ -59,14 +59,12 @@ def strict_value(data: bytes, constant: Callable[[str], object] = _refuse_consta
     except (ValueError, RecursionError) as error:
         if isinstance(error, UnicodeEncodeError):
             raise ValueError("a text holds half of a surrogate pair") from None
-        raise ValueError("nested too deeply" if isinstance(error, RecursionError) else _first_line(error)) from None
+        raise ValueError(
+            "nested too deeply" if isinstance(error, RecursionError) else str(error).partition("\n")[0]
+        ) from None
     if depth(text, 0, len(text)) > MOST_DEPTH:
         raise ValueError("nested too deeply")
     return value
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [""])[0]
 
 
 def depth(text: str, start: int, end: int) -> int:

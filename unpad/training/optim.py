@@ -46,7 +46,13 @@ def _check_patterns(model: nn.Module, patterns: list[str], where: str) -> None:
 
 
 class AdamW(torch.optim.AdamW):
-    """torch's AdamW without its wrappers for torch.compile, which take half of the import time of a start."""
+    """torch's AdamW without its wrappers for torch.compile, which take half of the import time of a start.
+
+    Args:
+        found_inf: () fp32 of the fused kernels, above 0 where they leave out a step.
+    """
+
+    found_inf: Tensor | None = None
 
     add_param_group = unwrap(torch.optim.Optimizer.add_param_group)
     step = torch.no_grad()(unwrap(torch.optim.Adam.step))
@@ -91,13 +97,16 @@ def forget(optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter])
         optimizer.state.pop(parameter, None)
 
 
-def update(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float | None) -> None:
+def update(optimizer: torch.optim.Optimizer, norm: Tensor, clip: float | None, finite: Tensor | None = None) -> None:
     """Clip the gradients and take the optimizer's step.
 
     Args:
         norm: global norm of all gradients.
         clip: largest norm of the gradients of all groups that set no limit.
+        finite: () bool, on the device of the weights: False leaves out the step of an `AdamW`. None: it is known.
     """
+    if isinstance(optimizer, AdamW):
+        optimizer.found_inf = None if finite is None else (~finite).float()
     parts: dict[int, list[dict[str, Any]]] = {}
     for group in optimizer.param_groups:
         parts.setdefault(-1 if group.get("clip") is None else group["part"], []).append(group)

@@ -1,5 +1,6 @@
 """Set-up of a run before its first step: data, model, stages, device and precision."""
 
+import os
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
@@ -16,7 +17,8 @@ from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.adapters import adapt, adapter_names, lower_base
 from unpad.models.contract import Model
 from unpad.models.objective import set_objective
-from unpad.nn.kernel import runs_native
+from unpad.nn.block import compile_blocks
+from unpad.nn.kernel import HALF, runs_native
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES, Precision
 from unpad.nn.product_speed import choose_precision
@@ -26,6 +28,7 @@ from unpad.recipes.training import LoraSettings
 from unpad.run.base import Base, fingerprint, start_weights
 from unpad.run.checkpoint import put_weights
 from unpad.run.timers import Timers
+from unpad.storage import cache_folder
 from unpad.terminal.table import number_of
 from unpad.training.auto_size import AutoSize, asks, resolved_size
 from unpad.training.memory import choose_allocator
@@ -154,7 +157,15 @@ def divide(setup: Setup) -> Setup:
     """
     division = parallelism_of(setup.recipe, setup.group)
     model, parallelism = division.divide(setup.recipe, setup.model, setup.stages, setup.group, setup.device)
+    if compiles(setup.recipe, setup.device, setup.precision):
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))  # a resume reads them again
+        compile_blocks(model)
     return replace(setup, model=model, parallelism=parallelism)
+
+
+def compiles(recipe: Recipe, device: torch.device, precision: str) -> bool:
+    """Whether blocks are compiled: where attention is one kernel, and no loop over groups of other sizes each time."""
+    return recipe.train.compile == "auto" and device.type == "cuda" and DTYPES[precision] in HALF
 
 
 def _check_low_power(recipe: Recipe) -> None:

@@ -9,8 +9,7 @@ import numpy as np
 from rich.text import Text
 
 from unpad.batching.plan import SPAN, Micro, plan
-from unpad.data.family import Data, family_of, open_data
-from unpad.data.find import find_in_all
+from unpad.data.family import Data, family_of, find_in_all, open_data
 from unpad.data.show import COLOUR, LEARNT, Shown
 from unpad.data.sources.example import NOT_READ, place_of
 from unpad.data.sources.split import PARTS, Split, Wanted

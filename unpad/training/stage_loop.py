@@ -13,6 +13,7 @@ from unpad.errors import OutOfMemoryError, Stopped, needs_memory
 from unpad.evaluation.family import held_out
 from unpad.models.contract import HasLatent, Model
 from unpad.models.cost import cells_per_token
+from unpad.nn.block import compiled
 from unpad.run.checkpoint import State
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.kept import REFERENCE
@@ -267,7 +268,7 @@ def _due(every: int | None, step: int, at_epoch_end: bool) -> bool:
 def _one_step(stage: StageRun, loaded: LoadedUpdate) -> None:
     """Take one step and record it."""
     run, setup, progress = stage.run, stage.run.setup, stage.run.progress
-    began, worked = time.perf_counter(), time.process_time()
+    began, worked, graphs = time.perf_counter(), time.process_time(), compiled()
     with run.timers("train"), _naming_sequences(run):
         result = train_step(
             setup.model,
@@ -281,6 +282,9 @@ def _one_step(stage: StageRun, loaded: LoadedUpdate) -> None:
         )
     if stage.room is not None:
         _tell_of_memory(run, stage.room)
+    if (made := compiled()) != graphs:
+        num, seconds = made
+        run.monitor.log("compiled", message=f"blocks compiled: {number_of(num, 'graphs')}, {seconds:.0f} s")
     if not result.updated:
         _skip_or_stop(stage, loaded.planned, result)
     progress.step += 1

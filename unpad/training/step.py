@@ -19,7 +19,7 @@ from unpad.processes.divided import total_norm
 from unpad.processes.group import lost_connections
 from unpad.terminal.table import number_of
 from unpad.training.memory import used_at_most
-from unpad.training.optim import update
+from unpad.training.optim import AdamW, update
 from unpad.training.parallel.share import Share, whole_share
 from unpad.training.passes import Passes, joined, visual_figures
 
@@ -161,15 +161,19 @@ def train_step(
             torch._foreach_mul_(gradients, 1.0 / scale)
         norm = total_norm(gradients)
         loss = sum((sums[name] for name in weights if name in sums), torch.zeros((), device=norm.device))
-        updated = bool(torch.isfinite(norm) & torch.isfinite(loss))
-    if updated and gradients:
+        finite = torch.isfinite(norm) & torch.isfinite(loss)
+    # Before an accelerator is waited for it has the optimizer's step, which leaves out what is not finite.
+    on_card = finite if finite.is_cuda and isinstance(optimizer, AdamW) else None
+    if gradients and (on_card is not None or finite):
         with needs_memory("the optimizer's state, twice the size of the trained weights,", OPTIMIZER_FIX):
-            update(optimizer, norm, clip)
+            update(optimizer, norm, clip, on_card)
+    numbers = torch.stack([x.to(norm.device, torch.float64) for x in (finite, norm, *sums.values())]).tolist()
+    updated, grad_norm, totals = bool(numbers[0]), numbers[1], numbers[2:]
     if scaler:
         scaler.update(updated)
-    terms = {name: float(total) / max(counts[name], 1) for name, total in sums.items()}
+    terms = {name: total / max(counts[name], 1) for name, total in zip(sums, totals, strict=True)}
     num_targets = counts.get("preference", share.num_targets)
-    return StepResult(terms, num_targets, float(norm), updated, visual_figures(visual))
+    return StepResult(terms, num_targets, grad_norm, updated, visual_figures(visual))
 
 
 def _out_of_memory(error: Exception, micros: Sequence[RaggedBatch], share: Share) -> OutOfMemoryError:

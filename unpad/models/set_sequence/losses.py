@@ -53,7 +53,7 @@ def chamfer(
             scales = [size.clamp_min(SHORTEST).reciprocal() for size in lengths]
             total = total + cosine / 2 * _to_nearest(made * scales[0], target * scales[1], layout, _squared)
         if length:
-            total = total + length * _to_nearest(lengths[0], lengths[1], layout, _absolute)
+            total = total + length * _to_nearest(lengths[0], lengths[1], layout, lambda gap: gap.abs().sum(1))
     return segment_mean(total, layout)
 
 
@@ -65,10 +65,6 @@ def _to_nearest(x: Tensor, y: Tensor, layout: Layout, cost: Callable[[Tensor], T
 
 def _squared(gap: Tensor) -> Tensor:
     return gap.square().sum(1)
-
-
-def _absolute(gap: Tensor) -> Tensor:
-    return gap.abs().sum(1)
 
 
 def _costs(x: Tensor, y: Tensor) -> Tensor:

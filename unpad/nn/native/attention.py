@@ -39,7 +39,7 @@ def native_attention(qkv: Tensor, layout: Layout, heads: int, how: Attend) -> Te
     """
     cos, sin = how.rotary if how.rotary is not None else (None, None)
     scale = 1 / math.sqrt(qkv.shape[2]) if how.scale is None else how.scale
-    sizes, draws = (heads, (qkv.shape[1] - heads) // 2), (how.dropout, how.seed, layout.bases)
+    sizes, draws = (heads, (qkv.shape[1] - heads) // 2), (how.dropout, int(how.seed or 0), layout.bases)
     settings = *sizes, how.causal, scale, cos, sin, *draws, how.window or 0
     return apply(_Attention, qkv, how.qkv_bias, how.key_bias, layout.cu_seqlens, *settings)
 

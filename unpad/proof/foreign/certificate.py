@@ -212,7 +212,9 @@ def findings(measured: Measured) -> tuple[BatchClaim, ...]:
     add("padding", num + num_predicted, 0, padding)
     add("targets", labels.missing + labels.added + labels.wrong, 0, _targets(whole, labels), measured.doubt)
     moved = measured.moves
-    add("isolation", moved.others, bounds.logits, _isolation(update), ALONE if moved.itself is None else "")
+    rows = [[row for _, row, _ in update.places(index)] for index in range(len(update.batches))]
+    shared = SHARED_ROW if any(len(set(one)) < len(one) for one in rows) else SHARED_BATCH
+    add("isolation", moved.others, bounds.logits, shared, ALONE if moved.itself is None else "")
     if moved.filler is not None:
         add("filler", moved.filler, bounds.logits, FILLER)
     failed = {finding.kind for finding in found if finding.passed is False}
@@ -244,11 +246,6 @@ def _targets(update: Update, labels: Labels) -> str:
     if labels.wrong:
         parts.append(f"{labels.wrong} labels are not the next token; are they shifted twice?")
     return "; ".join(parts)
-
-
-def _isolation(update: Update) -> str:
-    rows = [[row for _, row, _ in update.places(index)] for index in range(len(update.batches))]
-    return SHARED_ROW if any(len(set(one)) < len(one) for one in rows) else SHARED_BATCH
 
 
 def _loss(measured: Measured) -> str:

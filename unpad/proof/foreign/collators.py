@@ -55,10 +55,10 @@ def collators(row_tokens: int) -> list[Batching]:
         Batching("flattening", True, flattened(), ("transformers",), instead="DataCollatorWithFlattening"),
         Batching("flattening + seq_idx", True, flattened(return_seq_idx=True), ("transformers",)),
         Batching("flattening + cache", False, flattened(use_cache=True), ("transformers",)),
-        Batching("TRL padding_free", True, trl_padding_free, TRL, instead="SFTConfig(padding_free=True)"),
-        Batching("TRL packing bfd", True, trl_packed("bfd", row_tokens), TRL, instead="SFTConfig(packing=True)"),
-        Batching("TRL packing bfd_split", True, trl_packed("bfd_split", row_tokens), TRL),
-        Batching("TRL packing wrapped", False, trl_packed("wrapped", row_tokens), TRL),
+        Batching("TRL padding_free", True, trl_rows(None, row_tokens), TRL, instead="SFTConfig(padding_free=True)"),
+        Batching("TRL packing bfd", True, trl_rows("bfd", row_tokens), TRL, instead="SFTConfig(packing=True)"),
+        Batching("TRL packing bfd_split", True, trl_rows("bfd_split", row_tokens), TRL),
+        Batching("TRL packing wrapped", False, trl_rows("wrapped", row_tokens), TRL),
     ]
 
 
@@ -101,26 +101,18 @@ def flattened(*, use_cache: bool = False, return_seq_idx: bool = False) -> Colla
     return collate
 
 
-def trl_padding_free(sequences: Sequence[Sequence[int]]) -> Batch:
-    """One row without padding by TRL's collator."""
-    return _trl_batch([{"input_ids": list(one)} for one in sequences], padding_free=True)
-
-
-def trl_packed(strategy: Literal["bfd", "bfd_split", "wrapped"], row_tokens: int) -> Collate:
-    """Rows that TRL packs, collated as its SFTTrainer does: without padding, except for rows without boundaries."""
+def trl_rows(strategy: Literal["bfd", "bfd_split", "wrapped"] | None, row_tokens: int) -> Collate:
+    """Rows that TRL packs, or does not, collated as its SFTTrainer does: without padding, except "wrapped" ones."""
 
     def collate(sequences: Sequence[Sequence[int]]) -> Batch:
         from datasets import Dataset, disable_progress_bars
         from trl import pack_dataset
+        from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
-        disable_progress_bars()
-        packed = pack_dataset(Dataset.from_list([{"input_ids": list(s)} for s in sequences]), row_tokens, strategy)
-        return _trl_batch(list(packed), padding_free=strategy != "wrapped")
+        rows = [{"input_ids": list(s)} for s in sequences]
+        if strategy is not None:
+            disable_progress_bars()
+            rows = list(pack_dataset(Dataset.from_list(rows), row_tokens, strategy))
+        return dict(DataCollatorForLanguageModeling(pad_token_id=0, padding_free=strategy != "wrapped")(rows))
 
     return collate
-
-
-def _trl_batch(examples: list[dict[str, list[int]]], *, padding_free: bool) -> Batch:
-    from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
-
-    return dict(DataCollatorForLanguageModeling(pad_token_id=0, padding_free=padding_free)(examples))

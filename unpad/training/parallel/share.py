@@ -5,10 +5,11 @@ import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import reduce
+from operator import or_
 from typing import Any
 
 import numpy as np
-import torch
 
 from unpad.batching.balance import assign, micro_cost
 from unpad.batching.batch import RaggedBatch
@@ -42,10 +43,7 @@ class MicroCounts:
 
 def count_micro(model: Trainable, batch: RaggedBatch) -> MicroCounts:
     """Count one micro-batch."""
-    lengths = batch.layout.lengths()
-    real = torch.ones_like(lengths, dtype=torch.bool) if batch.seq_ids is None else batch.seq_ids >= 0
-    sequences, tokens = int(real.sum()), int(lengths[real].sum())
-    return MicroCounts(sequences, tokens, batch.total_tokens, batch.num_targets, model.count_targets(batch))
+    return MicroCounts(*batch.num_real, batch.total_tokens, batch.num_targets, model.count_targets(batch))
 
 
 def counts_to_json(
@@ -141,11 +139,11 @@ class Share:
             raise
 
     def to_json(self, results: dict[int, MicroResult]) -> list[Any] | None:
-        """Message to the others: results of this process's micro-batches by place, indices of parameters with a
-        gradient, and the bound of `room`."""
+        """Message to the others: results of this process's micro-batches by place, parameters with a gradient as bits
+        of a hexadecimal number, and the bound of `room`."""
         if self.group.size == 1:
             return None
-        used = sorted(self.sums.used) if self.sums is not None else []
+        used = f"{sum(1 << index for index in self.sums.used) if self.sums is not None else 0:x}"
         learnt = None if self.room is None else [self.room.most, self.room.messages]
         return [{number: result.to_json() for number, result in results.items()}, used, learnt]
 
@@ -161,7 +159,8 @@ class Share:
             results = {
                 int(number): MicroResult.from_json(row) for rows, _, _ in of_processes for number, row in rows.items()
             }
-            used = used.union(*(indices for _, indices, _ in of_processes))
+            bits = reduce(or_, (int(digits, 16) for _, digits, _ in of_processes))
+            used = {index for index in range(bits.bit_length()) if bits >> index & 1}
             if self.room is not None:
                 self.room.agree([learnt for *_, learnt in of_processes])
         if self.sums is not None:
