@@ -17,6 +17,7 @@ from torch import nn
 from unpad.api import batches
 from unpad.batching.batch import RaggedBatch
 from unpad.models.decoder import Config, Decoder
+from unpad.nn.block import compile_blocks
 from unpad.recipes.training import OptimSettings
 from unpad.training.optim import make_optimizer
 from unpad.training.step import train_step
@@ -105,10 +106,8 @@ class Ours:
         self.model = Decoder(ours_config(sizes), sizes.vocabulary).to(device).train()
         self.optimizer = make_optimizer(self.model, OptimSettings(lr=sizes.rate))
         if compiled:
-            # Lengths change with every batch: without dynamic shapes each would be compiled again. On a processor, for
-            # `--toy`, the blocks are traced only; compiling them there would take longer than all else.
-            for block in self.model.blocks:
-                block.compile(dynamic=True, backend="inductor" if device.type == "cuda" else "eager")
+            # On a processor, for `--toy`, the blocks are only traced: to compile them would take longer than all else.
+            compile_blocks(self.model, "inductor" if device.type == "cuda" else "eager")
         self.loss: float | torch.Tensor = float("nan")
         self._updates = self._feed()
 

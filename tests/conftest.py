@@ -33,6 +33,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--set", choices=("all", "quick", "rest"), default="all", help="tests of `make test`, or the rest")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Hide a GPU from all but the tests that are of one: the suite means the same everywhere."""
+    if config.option.markexpr != "gpu":
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the tests of `make test`: all but those marked nightly, and of slow functions the first case.
 

@@ -51,15 +51,3 @@ def test_answers_are_equal_to_alone_by_every_bit_of_their_log_probabilities(serv
         assert serve.differing(alone, [other]) == 1
     assert serve.equal("x", 1, 32).holds is False
     assert serve.equal("x", 0, 32).holds is True
-
-
-def test_a_gap_is_the_longest_of_one_stream_that_touches_the_interval(serve):
-    measures, told = sys.modules["serve_measures"], _told(*[A] * 3)
-    told.parts = [(time, part) for time, (_, part) in zip((0.0, 5.0, 6.0), told.parts, strict=True)]
-    assert measures.longest_gap([told], 5.5, 9) == 1
-    assert measures.longest_gap([told, _told(A, A)], 4.9, 9) == 5
-    joined = serve.Joined
-    pieces, whole = [joined(0.1, 0.02, 0.2, 1.0)], [joined(0.1, 0.02, 0.4, 0.5)]
-    assert [row.holds for row in serve.gap_rows(pieces, whole, pieces)] == [None, False, None, False, None, True]
-    slow, short = [joined(0, 0, 0.6, 0.7)], [joined(0.1, 0.1, 0.21, 1)]
-    assert [row.holds for row in serve.gap_rows(pieces, slow, short)][1::2] == [True, True, False]

@@ -8,19 +8,23 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
+from tests.conftest import random_batch
 from tests.helpers.attention_cases import as_on_a_card
 from tests.helpers.paths import Waits
-from tests.helpers.toy import events, run, same_tensors, weights, write_toy
+from tests.helpers.toy import SMALL_MODEL, events, run, same_tensors, weights, write_toy
 from unpad.api import batches
+from unpad.errors import RecipeError
 from unpad.models.decoder import Config, Decoder
-from unpad.nn.block import compile_blocks
+from unpad.nn.block import compile_blocks, recompute_blocks
 from unpad.recipes.file import load_recipe
 from unpad.recipes.training import OptimSettings
 from unpad.training import setup
+from unpad.training.memory import peak_of
 from unpad.training.optim import make_optimizer, update
 from unpad.training.setup import compiles
 from unpad.training.step import train_step
 
+CPU = torch.device("cpu")
 # torch.compile warns of what it looks at itself.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -47,7 +51,7 @@ def trained(compiled: bool, dropout: float, updates: int) -> tuple[list[float], 
 def test_a_run_compiles_on_a_card_alone_says_so_and_ends_with_the_same_weights(tmp_path, monkeypatch):
     toy, half = str(write_toy(tmp_path / "toy")), ["precision=bf16", "train.max_steps=3"]
     recipe, off, card = load_recipe(toy, []), load_recipe(toy, ["train.compile=off"]), torch.device("cuda", 0)
-    cases = [(recipe, card, "bf16"), (recipe, torch.device("cpu"), "bf16"), (recipe, card, "fp32"), (off, card, "bf16")]
+    cases = [(recipe, card, "bf16"), (recipe, CPU, "bf16"), (recipe, card, "fp32"), (off, card, "bf16")]
     assert [compiles(*case) for case in cases] == [True, False, False, False]
     with as_on_a_card():
         run(toy, tmp_path / "plain", *half)
@@ -72,6 +76,19 @@ def test_blocks_are_three_graphs_for_any_batches_and_draw_what_they_draw_uncompi
     assert not counters["graph_break"]
     torch.testing.assert_close(torch.tensor(losses), torch.tensor(expected[0]), rtol=2e-3, atol=0)
     torch.testing.assert_close(weights, expected[1], rtol=0, atol=2e-3)
+
+
+def test_blocks_that_are_computed_again_give_the_same_bits_in_less_memory(tmp_path):
+    toy = str(write_toy(tmp_path / "toy", model=SMALL_MODEL | {"blocks": 3}))
+    for name in ("false", "true"):
+        run(toy, tmp_path / name, f"train.checkpoint_blocks={name}", "train.max_steps=3")
+    assert same_tensors(weights(tmp_path / "true"), weights(tmp_path / "false"))
+    model, batch = Decoder(Config(width=32, blocks=9, heads=2, hidden=96, dropout=0.1), 97).train(), random_batch([99])
+    plain = peak_of(lambda: model.losses(batch)["cross_entropy"][0].backward(), CPU)
+    recompute_blocks(model)
+    assert peak_of(lambda: model.losses(batch)["cross_entropy"][0].backward(), CPU) < 0.7 * plain
+    with pytest.raises(RecipeError, match="would draw anew"):
+        load_recipe(toy, ["train.checkpoint_blocks=true", "lora.dropout=0.1"])
 
 
 # Lines that only the processor runs, or that read a number of its own; a card would wait for no other.

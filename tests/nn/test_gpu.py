@@ -13,7 +13,7 @@ from unpad.nn.kernel import Kernel, noted
 from unpad.recipes.training import OptimSettings
 from unpad.training.optim import load_optimizer_tensors, make_optimizer, optimizer_tensors
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, and -m gpu")]
 LENGTHS = np.array([1, 5, 300, 64, 1000, 2, 129])
 
 

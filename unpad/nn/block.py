@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.nn.activation import GATED, KINDS, Kind, activate
@@ -328,7 +329,9 @@ class Block(nn.Module):
         self.norm_2 = Norm(config.norm, config.width, config.eps, config.dropout)
         self.feed_forward = FeedForward(config)
         self.feed_forward_norm = Norm(config.norm, config.width, config.eps) if after else None
-        self.backend: str | None = None  # of torch.compile, for passes with gradient; `compile_blocks` sets it
+        # Of passes with gradient: how torch.compile makes them, and whether the backward pass computes them again.
+        self.backend: str | None = None
+        self.recomputes = False
 
     def forward(
         self, stream: Stream, cache: Cache | None = None, index: int = 0, keep_index: Tensor | None = None
@@ -343,12 +346,16 @@ class Block(nn.Module):
             The stream of these tokens; `keep_index` narrows only `x` and `delta`, which nothing but a norm may read.
         """
         seeds: Sequence[int] | Tensor = self._seeds(stream)
-        if self.backend is None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return self.advance(stream, cache, index, keep_index, seeds)
-        if any(seeds):
+        advance = Block.advance if self.backend is None else _compiled(self.backend)
+        if self.backend is not None and any(seeds):
             _ = stream.layout.places  # kept by the layout; a graph cannot make them, as their number is data
             seeds = torch.tensor(seeds, pin_memory=stream.x.is_cuda).to(stream.x.device, non_blocking=True)
-        return _compiled(self.backend)(self, stream, cache, index, keep_index, seeds)
+        given = self, stream, cache, index, keep_index, seeds
+        if self.recomputes:  # the only random draws are dropout's, which its seeds repeat
+            return checkpoint(advance, *given, use_reentrant=False, preserve_rng_state=False)
+        return advance(*given)
 
     def _seeds(self, stream: Stream) -> list[int]:
         """Seeds of dropout in the first norm, in attention and in the second norm; 0 where nothing is dropped."""
@@ -383,6 +390,14 @@ def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
     for module in model.modules():
         if isinstance(module, Block) and not module.attention.dropout:
             module.backend = backend
+
+
+def recompute_blocks(model: nn.Module) -> None:
+    """Keep the input of every block alone for the backward pass, which computes the rest again (Chen et al. 2016, arXiv
+    1604.06174): memory grows with depth by a block's input, and time by a forward pass."""
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.recomputes = True
 
 
 def compiled() -> tuple[int, float]:

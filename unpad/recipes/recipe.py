@@ -100,6 +100,13 @@ class Recipe(DataSections):
         return self.model_copy(update={"images": self.images.plain(), "augment": augment})
 
     @model_validator(mode="after")
+    def _blocks_can_be_computed_again(self) -> Recipe:
+        if self.train.checkpoint_blocks and self.lora is not None and self.lora.dropout:
+            what = "train.checkpoint_blocks computes blocks again, and lora.dropout would draw anew"
+            raise FaultError(Fault(("lora", "dropout"), what, fix="set one of them only"))
+        return self
+
+    @model_validator(mode="after")
     def _stages_fit(self) -> Recipe:
         names = [stage.name for stage in self.stages]
         if len(set(names)) != len(names):

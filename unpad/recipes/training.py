@@ -288,6 +288,8 @@ class TrainSettings(Section):
     """Processor threads; default: all cores."""
     compile: Literal["auto", "off"] = "auto"
     """auto: on a GPU in half precision torch.compile compiles the blocks, in the first update."""
+    checkpoint_blocks: bool = False
+    """Activation checkpointing: the backward pass computes every block again, for less memory and a third more time."""
     sums: Literal["exact", "fast"] = "exact"
     """Sums of gradients over micro-batches and processes. exact: bits are equal for any number of processes; fast: in
     fp32, with bits that depend on it."""

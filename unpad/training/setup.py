@@ -17,7 +17,7 @@ from unpad.models import build_model, lower_sizes, model_config
 from unpad.models.adapters import adapt, adapter_names, lower_base
 from unpad.models.contract import Model
 from unpad.models.objective import set_objective
-from unpad.nn.block import compile_blocks
+from unpad.nn.block import compile_blocks, recompute_blocks
 from unpad.nn.kernel import HALF, runs_native
 from unpad.nn.native import library
 from unpad.nn.precision import DTYPES, Precision
@@ -157,6 +157,8 @@ def divide(setup: Setup) -> Setup:
     """
     division = parallelism_of(setup.recipe, setup.group)
     model, parallelism = division.divide(setup.recipe, setup.model, setup.stages, setup.group, setup.device)
+    if setup.recipe.train.checkpoint_blocks:
+        recompute_blocks(model)
     if compiles(setup.recipe, setup.device, setup.precision):
         os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_folder() / "inductor"))  # a resume reads them again
         compile_blocks(model)
