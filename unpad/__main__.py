@@ -22,7 +22,7 @@ def main() -> None:
     try:
         if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # a shell's background jobs ignore it
             signal.signal(signal.SIGINT, _interrupt)
-        if LAUNCHER in os.environ:  # `unpad.processes.launch` has held it back so far
+        if LAUNCHER in os.environ and sys.platform != "win32":  # `unpad.processes.launch` has held it back so far
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     except KeyboardInterrupt:
         _leave()

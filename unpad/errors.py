@@ -5,6 +5,7 @@ An error is three lines: what was wrong, where, and what to do. `unpad.cli.main`
 with a code of their own, without an exception, when they found it wrong. docs/run_directory.md lists all codes.
 """
 
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
@@ -184,7 +185,12 @@ class HungUp(Signalled):
     exit_code, name = 129, "SIGHUP"
 
 
-SIGNALS: dict[int, type[Signalled]] = {kind.exit_code - 128: kind for kind in (HungUp, Interrupted, Terminated)}
+HANGUP = HungUp.exit_code - 128  # SIGHUP, which Windows lacks
+SIGNALS: dict[int, type[Signalled]] = {
+    kind.exit_code - 128: kind
+    for kind in (HungUp, Interrupted, Terminated)
+    if kind.exit_code - 128 in signal.valid_signals()
+}
 
 
 class Stopped(UnpadError):  # noqa: N818

@@ -4,6 +4,7 @@ Memory is that used by this process, its peak since a chosen moment, and what is
 is the name, instructions, the cores that this process may use, and their load by it and by others.
 """
 
+import mmap
 import os
 import platform
 import sys
@@ -11,7 +12,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path, PurePosixPath
+from types import ModuleType
 from typing import NamedTuple
 
 # --------------------------------------------------------------------------- memory
@@ -22,6 +25,7 @@ FILES = {  # of a control group, by version: its limit, what is used, and the ca
 }
 ROOT = Path("/")  # of the system's files; tests replace it
 UNKNOWN = 4 << 30  # bytes assumed free if the system does not report them
+PAGE_BYTES = mmap.PAGESIZE
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,7 @@ class MemoryLimit:
 def process_memory() -> int:
     """Resident bytes of this process; on systems without /proc, its peak."""
     pages = _pages()
-    return pages[1] * os.sysconf("SC_PAGE_SIZE") if len(pages) > 1 else _largest_ever()
+    return pages[1] * PAGE_BYTES if len(pages) > 1 else _largest_ever()
 
 
 def peak_memory() -> int:
@@ -63,7 +67,10 @@ def memory_limit(*, of_new_process: bool = False) -> MemoryLimit:
         of_new_process: `ulimit` counts each process separately, so a new process has the full limit.
     """
     free = number_of(system_file("proc/meminfo"), "MemAvailable")
-    limits = [MemoryLimit(UNKNOWN if free is None else free * 1024, "free"), *_left_of_groups()]
+    limits = [
+        MemoryLimit(UNKNOWN, "assumed free") if free is None else MemoryLimit(free * 1024, "free"),
+        *_left_of_groups(),
+    ]
     return min([*limits, *_left_of_ulimits(of_new_process)], key=lambda limit: limit.num_bytes)
 
 
@@ -80,11 +87,11 @@ def _left_of_groups() -> Iterator[MemoryLimit]:
 
 def _left_of_ulimits(of_new_process: bool) -> Iterator[MemoryLimit]:
     """Limits of the address space and of data, minus the use of this process."""
-    pages, size = _pages(), os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 0
+    pages = _pages()
     for name, flag, column in (("AS", "-v", 0), ("DATA", "-d", 5)):
         most = limit_of(name)
         if most is not None:
-            used = 0 if of_new_process or len(pages) <= column else pages[column] * size
+            used = 0 if of_new_process or len(pages) <= column else pages[column] * PAGE_BYTES
             yield MemoryLimit(max(most - used, 0), f"allowed by ulimit {flag}")
 
 
@@ -95,22 +102,23 @@ def _pages() -> list[int]:
 
 
 def _largest_ever() -> int:
-    try:
-        import resource
-    except ImportError:  # Windows
-        return 0
-    scale = 1 if sys.platform == "darwin" else 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
+    resource, scale = _resource(), 1 if sys.platform == "darwin" else 1024
+    return 0 if resource is None else resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * scale
 
 
 def limit_of(name: str) -> int | None:
     """Soft limit of this process, by its name after RLIMIT_, such as AS; None without one."""
+    resource = _resource()
+    limit = -1 if resource is None else resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
+    return None if resource is None or limit == resource.RLIM_INFINITY else limit
+
+
+def _resource() -> ModuleType | None:
+    """The module `resource`, which Windows lacks."""
     try:
-        import resource
-    except ImportError:  # Windows
+        return import_module("resource")
+    except ImportError:
         return None
-    limit: int = resource.getrlimit(getattr(resource, f"RLIMIT_{name}"))[0]
-    return None if limit == resource.RLIM_INFINITY else limit
 
 
 class ControlGroup(NamedTuple):
@@ -215,7 +223,7 @@ def busy_seconds() -> float | None:
                 ticks += sum(int(value) for index, value in enumerate(columns[:8]) if index not in IDLE)
     except ValueError:
         return None
-    return ticks / os.sysconf("SC_CLK_TCK") if ticks else None
+    return ticks / os.sysconf("SC_CLK_TCK") if ticks and hasattr(os, "sysconf") else None
 
 
 def own_seconds() -> float:

@@ -1,7 +1,5 @@
 """From a plan and tokens to a batch: labels shifted within a sequence, windows counted once, padding as planned."""
 
-import subprocess
-import sys
 import threading
 import time
 import traceback
@@ -257,24 +255,6 @@ def test_a_slow_read_is_not_waited_for_while_steps_are_ready(tokens, one_micro_s
     go_on.set()
     next(steps)
     steps.close()
-
-
-@pytest.mark.nightly
-def test_the_worker_starts_no_threads_of_its_own(tokens, one_micro_steps):
-    """Operations of torch with several threads would open a second pool, whose threads take the step's cores."""
-    if sys.platform != "linux":
-        pytest.skip("counts the threads in /proc")
-    program = (
-        "import os, sys; from pathlib import Path; import numpy as np, torch\n"
-        "from unpad.api import batches\n"
-        "torch.set_num_threads(2); (torch.ones(500, 500) @ torch.ones(500, 500)).exp()\n"
-        "before = len(os.listdir('/proc/self/task'))\n"
-        "steps = batches([np.arange(2, 900)] * 60, tokens_per_step=8000, tokens_per_micro=8000)\n"
-        "for _ in range(3): next(steps)\n"
-        "print(len(os.listdir('/proc/self/task')) - before)"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["1"]  # and the process ends, though nobody closed the generator
 
 
 @pytest.mark.parametrize("group_lengths", [True, False])

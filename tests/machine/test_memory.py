@@ -23,7 +23,7 @@ def ulimits(monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
 
 
 def test_without_a_limit_memory_is_what_the_system_can_give(tell):
-    assert memory_limit() == MemoryLimit(4 << 30, "free"), "a system that does not tell"
+    assert memory_limit() == MemoryLimit(4 << 30, "assumed free"), "a system that does not tell"
     tell(FREE)
     assert memory_limit() == MemoryLimit(8 << 30, "free")
     tell({"proc/self/cgroup": "4:memory:/\n0::/", "sys/fs/cgroup/memory.max": "max", "sys/fs/cgroup/memory.current": 5})

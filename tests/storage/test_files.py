@@ -2,7 +2,6 @@
 
 import errno
 import os
-import resource
 import signal
 import time
 from collections.abc import Callable
@@ -51,21 +50,6 @@ def test_a_failed_write_names_path_and_bytes_and_leaves_nothing_behind(tmp_path,
         assert caught.value.exit_code == 6
         assert names_in(tmp_path) == ["file"]
         assert path.read_bytes() == b"old"
-
-
-def test_a_file_size_limit_is_a_disk_error_in_the_same_words(tmp_path):
-    path = tmp_path / "file"
-    storage.write_atomic(path, b"old")
-
-    def limited() -> None:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
-        with pytest.raises(DiskError, match="File too large: needs 5,000 bytes"):
-            storage.write_atomic(path, b"x" * 5000)
-
-    assert in_child(limited) == 0
-    assert path.read_bytes() == b"old"
-    assert names_in(tmp_path) == ["file"]
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,9 @@ import fcntl
 import json
 import os
 import signal
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,34 +15,22 @@ from unpad.errors import DiskError, RunInUseError
 from unpad.storage import RunLock
 
 
-def test_of_two_processes_exactly_one_gets_the_directory(tmp_path):
-    for _ in range(8):
-        start, begin = os.pipe()
-        results, report = os.pipe()
-        end, release = os.pipe()
-        children = []
-        for _ in range(2):
-            pid = os.fork()
-            if pid == 0:
-                for descriptor in (begin, release, results):
-                    os.close(descriptor)
-                os.read(start, 1)
-                try:
-                    with RunLock(tmp_path):
-                        os.write(report, b"W")
-                        os.read(end, 1)
-                except RunInUseError as error:
-                    os.write(report, b"L" if f"pid {os.getpid()}" not in error.what else b"?")
-                os._exit(0)
-            children.append(pid)
-        os.close(begin)  # both wake at once
-        outcome = os.read(results, 1) + os.read(results, 1)
-        os.close(release)
-        for pid in children:
-            os.waitpid(pid, 0)
-        for descriptor in (start, results, report, end):
-            os.close(descriptor)
-        assert sorted(outcome) == sorted(b"WL")
+def test_of_two_that_come_at_once_exactly_one_gets_the_directory(tmp_path):
+    begun, ended = threading.Barrier(2), threading.Barrier(2)
+
+    def ask(number: int) -> bool:
+        begun.wait()
+        try:
+            with RunLock(tmp_path):  # the kernel tells open files apart, not processes
+                ended.wait()
+                return True
+        except RunInUseError:
+            ended.wait()
+            return False
+
+    with ThreadPoolExecutor(2) as pool:
+        for _ in range(8):
+            assert sorted(pool.map(ask, range(2))) == [False, True]
 
 
 def test_the_second_run_is_told_who_has_the_directory(tmp_path):

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -179,26 +178,6 @@ def test_a_run_under_nohup_goes_on_when_the_terminal_is_closed(tmp_path):
         run(write_toy(tmp_path, train={"threads": 1, "max_steps": 6}), tmp_path / "run")
 
     assert in_child(action) == 0
-
-
-@pytest.mark.nightly
-def test_a_second_ctrl_c_does_not_wait_for_the_step(tmp_path):
-    recipe = two_stages(tmp_path)
-
-    def twice() -> None:
-        os.kill(os.getpid(), signal.SIGINT)
-        os.kill(os.getpid(), signal.SIGINT)
-        time.sleep(30)
-
-    def action() -> None:
-        at_event(5, twice, kind="step")
-        sys.argv = ["unpad", "train", str(recipe), "--out", str(tmp_path / "run")]
-        main()
-
-    assert in_child(action) == 130
-    undisturbed(recipe, tmp_path / "calm")
-    assert in_child(lambda: run(recipe, tmp_path / "run", resume=True)) == 0
-    assert_same_run(tmp_path / "run", tmp_path / "calm")
 
 
 def test_a_second_process_in_the_directory_is_refused_by_name_of_the_first(tmp_path):

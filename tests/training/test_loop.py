@@ -42,20 +42,6 @@ def snapshots(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 # --------------------------------------------------------------------------- course of a run
 
 
-@pytest.mark.nightly
-def test_the_same_run_twice_writes_the_same_bytes_and_learns(tmp_path):
-    recipe = write_toy(tmp_path)
-    for name in ("a", "b"):
-        result = run(recipe, tmp_path / name)
-    for name in ("metrics.jsonl", "metrics.csv", "tokenizer.json", "checkpoints/best/model.safetensors"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    losses = [row["loss"] for row in rows(tmp_path / "a", "train")]
-    assert losses[-1] < losses[0] - 1.5
-    assert result.heldout_loss == rows(tmp_path / "a", "eval")[-1]["loss"]
-    run(recipe, tmp_path / "c", "train.seed=1")
-    assert rows(tmp_path / "c", "train")[0]["loss"] != losses[0]
-
-
 @pytest.mark.promise("train.stages")
 def test_the_second_stage_starts_from_the_best_weights_of_the_first(tmp_path, monkeypatch, snapshots):
     monkeypatch.setattr(LOOP, "held_out", scripted_heldout([3.0, 5.0, 2.0, 1.0, 4.0]))

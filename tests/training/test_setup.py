@@ -18,7 +18,7 @@ from unpad.batching.plan import Plan
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
 from unpad.recipes.file import load_recipe
-from unpad.training.setup import Setup, computing_device, describe, prepare_setup
+from unpad.training.setup import APPLE_GPU, Setup, computing_device, describe, prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.training.step import accumulate
 
@@ -56,8 +56,11 @@ def test_low_power_keeps_to_the_memory_that_the_documentation_promises(tmp_path)
 
 
 @pytest.mark.promise("speed.kernels-named")
-def test_a_run_says_what_it_computes_with(tmp_path):
+def test_a_run_says_what_it_computes_with_and_that_a_gpu_of_apple_is_not_used(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     setup = setup_of(write_toy(tmp_path / "toy"))
+    assert setup.device.type == "cpu"
+    assert APPLE_GPU in describe(setup)
     assert {"torch", "threads", "device", "precision", "precision_reason", "matmul", "blas"} <= set(setup.environment)
     text = "\n".join(describe(setup))
     assert "computing in fp32" in text

@@ -112,16 +112,18 @@ def check_lock(where: Path, place: Path) -> Found | None:
 def flush_seconds(place: Path) -> tuple[float, float]:
     """Upper quartile of small writes with a flush, and lower quartile of writes through (O_SYNC): both wait for the
     device where flushes are not dropped on the way to it."""
-    through = os.open(place / "through", os.O_WRONLY | os.O_CREAT | os.O_SYNC, 0o600)
-    flushed = os.open(place / "flushed", os.O_WRONLY | os.O_CREAT, 0o600)
+    through = os.open(place / "through", os.O_WRONLY | os.O_CREAT | disk.BINARY | getattr(os, "O_SYNC", 0), 0o600)
+    flushed = os.open(place / "flushed", os.O_WRONLY | os.O_CREAT | disk.BINARY, 0o600)
     times: tuple[list[float], list[float]] = ([], [])
     try:
         for _ in range(WRITES):
+            for descriptor in (flushed, through):
+                os.lseek(descriptor, 0, os.SEEK_SET)
             began = time.perf_counter()
-            os.pwrite(flushed, os.urandom(PAGE), 0)
+            os.write(flushed, os.urandom(PAGE))
             os.fsync(flushed)
             middle = time.perf_counter()
-            os.pwrite(through, os.urandom(PAGE), 0)
+            os.write(through, os.urandom(PAGE))
             times[0].append(middle - began)
             times[1].append(time.perf_counter() - middle)
     finally:

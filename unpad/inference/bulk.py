@@ -6,7 +6,6 @@ again. Each line says by which run and settings it was made; lines of others are
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections import deque
@@ -45,7 +44,7 @@ from unpad.nn.precision import Precision
 from unpad.recipes.training import GenerateSettings
 from unpad.run.folder import run_id
 from unpad.storage import LineLog
-from unpad.storage.disk import disk_errors
+from unpad.storage.disk import disk_errors, take_lock
 from unpad.storage.strict_json import json_object
 from unpad.terminal.progress import held, progress
 from unpad.terminal.table import number_of
@@ -452,7 +451,7 @@ def _alone(out: Path) -> Iterator[None]:
         file = out.open("ab")
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take_lock(file.fileno())
         except BlockingIOError:
             fix = "wait until it has ended, or name another file with --out"
             raise RunInUseError("another command writes these answers", where=str(out), fix=fix) from None

@@ -103,23 +103,34 @@ def _started(function: Callable[..., object], arguments: Sequence[object]) -> It
     here, there = CONTEXT.Pipe(duplex=False)
     world = os.getcwd(), dict(os.environ)
     child = Child(CONTEXT.Process(target=_work, args=(world, there, function, arguments)), here)
-    resource_tracker.ensure_running()  # it unblocks the signal when it starts
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    if sys.platform != "win32":
+        resource_tracker.ensure_running()  # it unblocks the signal when it starts
     try:
-        with there:
-            try:
-                child.process.start()
-            finally:
-                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        with there, interrupts_held():
+            child.process.start()
         yield child
     finally:
         if child.process.pid is not None:  # it began
             child.process.kill()
             child.process.join()
-            with suppress(ProcessLookupError, PermissionError):  # it leads a group of its own
-                os.killpg(child.process.pid, signal.SIGKILL)
+            if sys.platform != "win32":
+                with suppress(ProcessLookupError, PermissionError):  # it leads a group of its own
+                    os.killpg(child.process.pid, signal.SIGKILL)
         child.listen()
         child.connection.close()
+
+
+@contextmanager
+def interrupts_held() -> Iterator[None]:
+    """Processes that start inside begin with Ctrl-C held back; Windows has no such mask."""
+    if sys.platform == "win32":
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 # --------------------------------------------------------------------------- in the child
@@ -134,8 +145,9 @@ def _work(
         world: working folder and environment.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    with suppress(OSError):
-        os.setsid()
+    if sys.platform != "win32":
+        with suppress(OSError):
+            os.setsid()
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.chdir(world[0])
     os.environ.clear()
@@ -162,6 +174,7 @@ def _end_with_parent() -> None:
     parent = parent_process()
     if parent is not None:
         connection.wait([parent.sentinel])
-        with suppress(OSError):
-            os.killpg(0, signal.SIGKILL)
+        if sys.platform != "win32":
+            with suppress(OSError):
+                os.killpg(0, signal.SIGKILL)
         os._exit(1)

@@ -19,8 +19,9 @@ from types import FrameType
 
 import torch
 
-from unpad.errors import SIGNALS, UNFORESEEN, LostProcessError
+from unpad.errors import HANGUP, SIGNALS, UNFORESEEN, LostProcessError, RecipeError
 from unpad.machine import cores
+from unpad.processes.children import interrupts_held
 from unpad.processes.worker import LAUNCHER, LOGS, log_of, shown_log
 from unpad.terminal.printing import print_lines, print_text, resume_run, show_cursor
 from unpad.terminal.table import number_of
@@ -140,7 +141,13 @@ def run_processes(num: int, command: Sequence[str]) -> Ended:
     """Run a command in several processes until all have ended, and return how they ended.
 
     Must be called in the main thread: it handles Ctrl-C, SIGTERM and SIGHUP, unless nohup ignores SIGHUP.
+
+    Raises:
+        RecipeError: on Windows, which has none of the signals and sessions that this takes.
     """
+    if sys.platform == "win32":
+        fix = "leave it out, or use WSL 2"
+        raise RecipeError("several processes need Linux or macOS", where="--processes", fix=fix)
     from torch.distributed.elastic.utils.distributed import create_c10d_store
 
     store = create_c10d_store(is_server=True, server_addr="localhost", wait_for_workers=False)
@@ -156,15 +163,13 @@ def run_processes(num: int, command: Sequence[str]) -> Ended:
     }
     ended, running, passed_on, failed_at = Ended(), dict[int, subprocess.Popen[bytes]](), False, 0.0
     with _recording(ended):
-        # Processes start with Ctrl-C held back, until `unpad.__main__` can answer it: in an interpreter that is half
-        # started it is a traceback.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            for rank in range(num):
-                here = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
-                environment = os.environ | shared | here
-                running[rank] = subprocess.Popen(command, env=environment, start_new_session=True)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            # Until `unpad.__main__` can answer: in an interpreter that is half started, Ctrl-C is a traceback.
+            with interrupts_held():
+                for rank in range(num):
+                    here = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+                    environment = os.environ | shared | here
+                    running[rank] = subprocess.Popen(command, env=environment, start_new_session=True)
             while running:
                 if ended.signal is not None and not passed_on:
                     passed_on = True
@@ -182,7 +187,6 @@ def run_processes(num: int, command: Sequence[str]) -> Ended:
                     ended.silent = list(running)
                     _send(running.values(), signal.SIGKILL)
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             _send(running.values(), signal.SIGKILL)
     return ended
 
@@ -192,12 +196,12 @@ def _recording(ended: Ended) -> Iterator[None]:
     """Record the signals that this process receives; a closing terminal sends SIGHUP more than once."""
 
     def record(number: int, frame: FrameType | None) -> None:
-        ended.at_once = ended.at_once or (ended.signal is not None and number != signal.SIGHUP)
+        ended.at_once = ended.at_once or (ended.signal is not None and number != HANGUP)
         ended.signal = ended.signal or number
 
     before = {number: signal.getsignal(number) for number in SIGNALS}
     for number in SIGNALS:
-        if number != signal.SIGHUP or before[number] is not signal.SIG_IGN:
+        if number != HANGUP or before[number] is not signal.SIG_IGN:
             signal.signal(number, record)
     try:
         yield
@@ -209,5 +213,6 @@ def _recording(ended: Ended) -> Iterator[None]:
 def _send(processes: Iterable[subprocess.Popen[bytes]], number: int) -> None:
     """Send a signal to the sessions of processes; ended ones are skipped."""
     for process in processes:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
+        if sys.platform != "win32":
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)

@@ -23,7 +23,7 @@ from typing import NoReturn
 
 from unpad import storage
 from unpad.errors import PLEASE_REPORT, SIGNALS, UNFORESEEN, LostProcessError, RecipeError, UnpadError
-from unpad.storage.disk import disk_errors, file_mode, write_all
+from unpad.storage.disk import APPEND, NO_FOLLOW, disk_errors, file_mode, write_all
 from unpad.terminal.printing import print_text
 
 
@@ -170,7 +170,7 @@ class OwnLog:
         self._folder = Path(os.environ.get(LOGS) or tempfile.mkdtemp(prefix="unpad-"))
         self._path = self._folder / f"{rank}.log"
         self._terminal = os.dup(2)
-        _redirect(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        _redirect(os.open(self._path, APPEND, 0o600))
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(line_buffering=True)  # a killed process loses unwritten output
@@ -186,7 +186,7 @@ class OwnLog:
         path = log_of(folder, self.rank)
         storage.make_folder(path.parent, private=private)
         with disk_errors(path):
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, file_mode(path, private))
+            descriptor = os.open(path, APPEND | NO_FOLLOW, file_mode(path, private))
             sys.stdout.flush()
             write_all(descriptor, path, self._path.read_bytes())
         _redirect(descriptor)

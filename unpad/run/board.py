@@ -15,7 +15,7 @@ from tensorboard.compat.proto.summary_pb2 import Summary
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 from unpad.storage import make_folder
-from unpad.storage.disk import check_held, file_mode
+from unpad.storage.disk import NEW, check_held, file_mode
 
 VERSION = "brain.Event:2"  # of the format
 
@@ -37,7 +37,7 @@ class Board:
         seconds, rest = divmod(time.time_ns(), 10**9)
         path = folder / f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
         check_held(path)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, file_mode(path))
+        self._descriptor = os.open(path, NEW | os.O_APPEND, file_mode(path))
         self._records = RecordWriter(self)
         try:
             self._add(Event(wall_time=time.time(), file_version=VERSION))

@@ -265,7 +265,8 @@ class Monitor:
         numbers = f"loss {record.loss:.3f}  {measured}  lr {record.lr:.1e}  grad {record.grad_norm:.2f}"
         recent_seconds, recent_waited = (sum(column) for column in zip(*self._recent, strict=True))
         usage = f"pad {row['pad_share']:.1%}  wait {recent_waited / max(recent_seconds, 1e-9):.1%}"
-        usage += f"  mem {memory_bytes / 1e9:.2f} GB, peak {self._peak / 1e9:.2f}"
+        is_known = self._peak > 0  # Windows does not tell
+        usage += f"  mem {memory_bytes / 1e9:.2f} GB, peak {self._peak / 1e9:.2f}" if is_known else "  mem unknown"
         usage += "  skipped" if record.skipped else ""
         if self._screen.verbose:
             cells = f"tokens {record.tokens}/{record.padded_tokens}  targets {record.targets}"

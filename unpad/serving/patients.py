@@ -5,6 +5,7 @@ The model's passes join those of other requests; a patient's numbers have the sa
 
 import os
 import re
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -258,15 +259,19 @@ def _facts(names: Sequence[str], instances: Sequence[Instance]) -> pa.Table:
 
 @contextmanager
 def in_memory(tables: Mapping[str, pa.Table]) -> Iterator[dict[str, Path]]:
-    """Paths of tables whose contents are in memory; on the disk are links to them alone, as long as the context is."""
+    """Paths of tables whose contents are in memory; on the disk are links to them alone, as long as the context is.
+    Only Linux has such files; elsewhere the contents are in a temporary folder."""
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="unpad-")))
         places = {}
         for name, table in tables.items():
+            places[name] = folder / f"{name}.parquet"
+            if sys.platform != "linux":
+                pq.write_table(table, places[name])
+                continue
             file = stack.enter_context(os.fdopen(os.memfd_create(f"unpad-{name}"), "wb"))
             pq.write_table(table, file)
             file.flush()
-            places[name] = folder / f"{name}.parquet"
             places[name].symlink_to(f"/proc/{os.getpid()}/fd/{file.fileno()}")
         yield places
 

@@ -3,9 +3,11 @@
 import base64
 import binascii
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -46,7 +48,14 @@ def decoded(data: str, param: str) -> bytes:
 
 @contextmanager
 def in_memory(content: bytes) -> Iterator[Path]:
-    """A file without a place on a disk, as long as the context is open."""
+    """A file without a place on a disk, as long as the context is open. Only Linux has such; elsewhere it is
+    temporary."""
+    if sys.platform != "linux":
+        with TemporaryDirectory(prefix="unpad-") as folder:
+            path = Path(folder) / "content"
+            path.write_bytes(content)
+            yield path
+        return
     with os.fdopen(os.memfd_create("unpad"), "wb") as file:
         file.write(content)
         file.flush()

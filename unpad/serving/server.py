@@ -4,7 +4,6 @@ every request passes through before the routes."""
 import asyncio
 import json
 import os
-import resource
 import signal
 import socket
 import time
@@ -28,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from unpad.errors import nearest
+from unpad.machine import limit_of
 from unpad.serving.limits import Limits, check_headers
 from unpad.serving.metrics import REQUEST_ID, log_draining, log_fault, log_request
 from unpad.serving.protocol import RequestError, unavailable
@@ -227,8 +227,8 @@ class FaultsOnce:
 
 def most_connections() -> int:
     """Connections for which the limit on open files leaves room."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return MOST_CONNECTIONS if soft == resource.RLIM_INFINITY else max(8, min(MOST_CONNECTIONS, soft - OTHER_FILES))
+    soft = limit_of("NOFILE")
+    return MOST_CONNECTIONS if soft is None else max(8, min(MOST_CONNECTIONS, soft - OTHER_FILES))
 
 
 class Server(uvicorn.Server):

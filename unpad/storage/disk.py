@@ -10,16 +10,31 @@ import itertools
 import os
 import re
 import secrets
+import shutil
 import socket
 import stat
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 from unpad.errors import DiskError
 
+fcntl: ModuleType | None
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+# Flags of `os.open`, 0 where a system lacks them. Without BINARY, Windows writes every line feed as two characters.
+BINARY, FOLDER = getattr(os, "O_BINARY", 0), getattr(os, "O_DIRECTORY", 0)
+NO_FOLLOW, NO_WAIT = getattr(os, "O_NOFOLLOW", 0), getattr(os, "O_NONBLOCK", 0)
+APPEND = os.O_WRONLY | os.O_CREAT | os.O_APPEND | BINARY
+NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | BINARY
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 # Names from earlier versions do not identify the machine of their process.
@@ -27,6 +42,7 @@ _TEMPORARY = re.compile(r"\.tmp-(?:([0-9a-f]{8})-([0-9a-f]{8})-)?(\d{1,9})-([0-9
 DAY_S = 86_400.0
 PROCESS = secrets.token_hex(4)  # distinguishes processes, since pids are reused, in a container at every start
 _numbers = itertools.count()
+_LOCKED_BYTE = 1 << 30
 
 
 def operation(name: str, path: Path) -> None:
@@ -36,6 +52,26 @@ def operation(name: str, path: Path) -> None:
 # --------------------------------------------------------------------------- folders that this process has locked
 
 _held: dict[int, str] = {}  # paths of the open lock files, by descriptor
+
+
+def take_lock(descriptor: int, *, shared: bool = False) -> None:
+    """Lock an open file until it is closed, at once or not at all.
+
+    Raises:
+        BlockingIOError: another process has it; OSError: the file system has no locks.
+    """
+    if fcntl is not None:
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        return
+    msvcrt, place = import_module("msvcrt"), os.lseek(descriptor, 0, os.SEEK_CUR)
+    # One byte beyond the contents: Windows lets nobody else read what is locked.
+    os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
+    try:
+        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+    except PermissionError as error:
+        raise BlockingIOError(error.errno, "another process has it") from None
+    finally:
+        os.lseek(descriptor, place, os.SEEK_SET)
 
 
 def hold(descriptor: int, lock: Path) -> None:
@@ -91,8 +127,7 @@ def free_bytes(path: Path) -> int:
     """Free bytes for an ordinary user at `path`, which need not exist."""
     for place in (path, *path.absolute().parents):
         with suppress(OSError):
-            status = os.statvfs(place)
-            return status.f_bavail * status.f_frsize
+            return shutil.disk_usage(place).free
     return 0
 
 
@@ -158,7 +193,7 @@ def new_folder(path: Path, private: bool) -> None:
 def write_file(path: Path, data: bytes, private: bool = False) -> None:
     """Create a file with the given bytes and flush it to the device."""
     check_held(path)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, file_mode(path, private))
+    descriptor = os.open(path, NEW, file_mode(path, private))
     try:
         write_all(descriptor, path, data)
         flush(descriptor, path)
@@ -187,11 +222,15 @@ def flush(descriptor: int, path: Path) -> None:
 
 def rename(source: Path, target: Path) -> None:
     _change("rename", target)
-    os.rename(source, target)
+    is_file = sys.platform == "win32" and source.is_file()  # where a rename replaces nothing
+    (os.replace if is_file else os.rename)(source, target)
 
 
 def sync_folder(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    """Flush the names in a folder; Windows opens no folder, and flushes them by itself."""
+    if not FOLDER:
+        return
+    descriptor = os.open(path, os.O_RDONLY | FOLDER)
     try:
         operation("fsync", path)
         os.fsync(descriptor)
@@ -263,7 +302,7 @@ def is_leftover(path: Path, alone: bool = False) -> bool:
         return process != PROCESS
     if alone:
         return True
-    if is_seen:
+    if is_seen and sys.platform != "win32":  # where `os.kill` ends the process
         return not _runs(pid)
     limit = min(DAY_S, _since_start_s()) if machine == _place()[0] else DAY_S
     return _unchanged_s(path) > limit
@@ -281,7 +320,9 @@ def _runs(pid: int) -> bool:
 
 def _since_start_s() -> float:
     """Seconds since this machine was started."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
+    if sys.platform == "linux":
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
+    return time.monotonic()
 
 
 def _unchanged_s(path: Path) -> float:
@@ -290,7 +331,7 @@ def _unchanged_s(path: Path) -> float:
     probe = temporary_name(path.parent)
     try:
         check_held(probe)
-        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        os.close(os.open(probe, NEW, 0o600))
         try:
             now = os.lstat(probe).st_mtime
         finally:

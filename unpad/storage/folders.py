@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.errors import CheckpointError, DiskError
+from unpad.storage import disk
 from unpad.storage.disk import delete, discard, disk_errors, new_folder, rename, sync_folder, temporary_name, write_file
 from unpad.storage.files import sha256
 from unpad.storage.strict_json import OTHER_COPY, parse_json
@@ -23,7 +24,7 @@ MANIFEST = "MANIFEST.json"
 MANIFEST_FORMAT = 1
 MAX_MANIFEST_BYTES = 16 << 20
 
-_READ_FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK  # never follow a planted link, never wait for a named pipe
+_READ_FLAGS = disk.NO_FOLLOW | disk.NO_WAIT  # never follow a planted link, never wait for a named pipe
 Entry = dict[str, Any]  # of a file in the manifest: its size in bytes and its sha256
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,199}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -223,13 +224,17 @@ def _remove(path: Path) -> None:
 
 
 @contextmanager
-def _open_folder(path: Path) -> Iterator[tuple[int, dict[str, dict[str, Any]]]]:
+def _open_folder(path: Path) -> Iterator[tuple[int | None, dict[str, dict[str, Any]]]]:
     """Open a folder and its manifest: (descriptor, {name: {"size", "sha256"}}).
 
-    Files are opened relative to the descriptor, so a folder that is replaced meanwhile is read consistently.
+    Files are opened relative to the descriptor, so a folder that is replaced meanwhile is read consistently; on
+    Windows, which opens no folder, the descriptor is None, and files are opened by their paths.
     """
+    if not disk.FOLDER:
+        yield None, _read_manifest(path, None)
+        return
     try:
-        folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        folder = os.open(path, os.O_RDONLY | disk.FOLDER)
     except OSError as error:
         raise CheckpointError(
             f"cannot open the folder: {error.strerror}", where=str(path), fix="check the path"
@@ -240,7 +245,7 @@ def _open_folder(path: Path) -> Iterator[tuple[int, dict[str, dict[str, Any]]]]:
         os.close(folder)
 
 
-def _read_manifest(path: Path, folder: int) -> dict[str, dict[str, Any]]:
+def _read_manifest(path: Path, folder: int | None) -> dict[str, dict[str, Any]]:
     with _open_entry(path, folder, MANIFEST, None) as file:
         data = file.read(MAX_MANIFEST_BYTES + 1)
     if len(data) > MAX_MANIFEST_BYTES:
@@ -269,10 +274,11 @@ def _read_manifest(path: Path, folder: int) -> dict[str, dict[str, Any]]:
 
 
 @contextmanager
-def _open_entry(path: Path, folder: int, name: str, size: int | None) -> Iterator[Any]:
+def _open_entry(path: Path, folder: int | None, name: str, size: int | None) -> Iterator[Any]:
     """Open a plain file of an open folder, and check its `size` unless None; failed reads name the file."""
     try:
-        with open(name, "rb", opener=lambda name, flags: os.open(name, flags | _READ_FLAGS, dir_fd=folder)) as file:
+        place = path / name if folder is None else name
+        with open(place, "rb", opener=lambda name, flags: os.open(name, flags | _READ_FLAGS, dir_fd=folder)) as file:
             status = os.fstat(file.fileno())
             if not stat.S_ISREG(status.st_mode):
                 raise _damaged(path, f"{name} is not a plain file")

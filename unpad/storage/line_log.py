@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from unpad.errors import CheckpointError, DiskError
-from unpad.storage.disk import check_held, disk_errors, file_mode, flush, sync_folder, truncate, write_all
+from unpad.storage.disk import BINARY, check_held, disk_errors, file_mode, flush, sync_folder, truncate, write_all
 from unpad.storage.files import write_atomic
 from unpad.storage.strict_json import finite, json_object
 
@@ -81,9 +81,11 @@ class LineLog:
                     raise CheckpointError(what, where=f"{self.path}:{damaged[0]}", fix="remove or correct the line")
                 kept.append(line + b"\n")
         if b"".join(kept) != data:
-            write_atomic(self.path, b"".join(kept))
-            os.close(self._descriptor)
-            self._open()
+            os.close(self._descriptor)  # Windows replaces no open file
+            try:
+                write_atomic(self.path, b"".join(kept))
+            finally:
+                self._open()
         return damaged[:dropped]
 
     def is_in_place(self) -> bool:
@@ -98,7 +100,7 @@ class LineLog:
     def _open(self) -> None:
         check_held(self.path)
         with disk_errors(self.path):
-            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, file_mode(self.path))
+            self._descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | BINARY, file_mode(self.path))
             status = os.fstat(self._descriptor)
             if not stat.S_ISREG(status.st_mode):
                 os.close(self._descriptor)

@@ -1,6 +1,5 @@
 """One process per run directory."""
 
-import fcntl
 import json
 import os
 import shlex
@@ -14,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from unpad.errors import RunInUseError
+from unpad.storage import disk
 from unpad.storage.disk import check_held, disk_errors, file_mode, hold, release, truncate, write_all
 from unpad.storage.strict_json import json_object
 
@@ -40,9 +40,9 @@ class RunLock:
     def __enter__(self) -> "RunLock":
         check_held(self.path)
         with disk_errors(self.path):
-            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, file_mode(self.path))
+            descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | disk.NO_FOLLOW | disk.BINARY, file_mode(self.path))
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                disk.take_lock(descriptor)
                 truncate(descriptor, self.path, 0)
                 write_all(descriptor, self.path, json.dumps(_this_process(), ensure_ascii=False).encode())
             except BlockingIOError:
@@ -54,7 +54,8 @@ class RunLock:
         self._descriptor = descriptor
         hold(descriptor, self.path)
         # A forked worker shares the lock and would hold it after this process is killed.
-        os.register_at_fork(after_in_child=self._close)
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._close)
         return self
 
     def __exit__(

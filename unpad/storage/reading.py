@@ -17,6 +17,7 @@ from typing import IO, Annotated, Any
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from unpad.errors import CheckpointError, UnpadError, nearest
+from unpad.storage.disk import NO_WAIT
 from unpad.storage.strict_json import OTHER_COPY, strict_value
 
 MOST_BYTES = 1 << 29  # largest size of a file that is read whole
@@ -46,7 +47,7 @@ def opened(path: Path, kind: Kind = CheckpointError, fix: str = OTHER_COPY) -> I
         kind: the file is missing, not regular, or unreadable; names it.
     """
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | NO_WAIT)) as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise unusable(path, "it is no regular file", kind, fix)
             yield file

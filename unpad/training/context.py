@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from unpad.batching.plan import Plan
-from unpad.errors import SIGNALS, UnpadError
+from unpad.errors import HANGUP, SIGNALS, UnpadError
 from unpad.evaluation.metrics import HeldOut
 from unpad.models.objective import Objective
 from unpad.processes.group import ALONE, Group
@@ -90,13 +90,11 @@ class Signals:
     def listen(self) -> Iterator[None]:
         def handle(number: int, frame: FrameType | None) -> None:
             self.received = self.received or number
-            if number != signal.SIGHUP:
+            if number != HANGUP:
                 signal.signal(number, signal.SIG_DFL if number != signal.SIGINT else signal.default_int_handler)
 
         # nohup has SIGHUP ignored.
-        numbers = [
-            signum for signum in SIGNALS if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN
-        ]
+        numbers = [signum for signum in SIGNALS if signum != HANGUP or signal.getsignal(signum) is not signal.SIG_IGN]
         try:
             before = {number: signal.signal(number, handle) for number in numbers}
         except ValueError:  # not the main thread: the caller owns the signals

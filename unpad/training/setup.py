@@ -140,8 +140,12 @@ def prepare_setup(
     )
 
 
+APPLE_GPU = "Apple's GPU is not used: MPS has no fp64, in which rotary angles are computed, and nothing was tried there"
+
+
 def computing_device() -> torch.device:
-    """The processor, or this process's GPU by its index: without one, another thread takes the first."""
+    """The processor, or this process's GPU by its index: without one, another thread takes the first. One of Apple's is
+    left alone, as `describe` says: MPS has no fp64, in which rotary angles are computed."""
     return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -327,5 +331,6 @@ def describe(setup: Setup, *, verbose: bool = False) -> list[str]:
         f"{environment['device']}, {processes}{number_of(threads, 'threads')}, "
         f"{environment['matmul']} and {environment['blas']}, "
         f"{environment['kernels']}",
+        *([APPLE_GPU] if torch.backends.mps.is_available() else []),
         *([f"freed memory: {environment['allocator']} ({environment['allocator_reason']})"] if verbose else []),
     ]

@@ -1,8 +1,9 @@
 """Chat templates in a child process, which a template of somebody else can neither keep busy nor fill with text.
 
 The child renders in the sandbox of Jinja. The kernel ends it where one rendering takes more than MOST_SECONDS of the
-processor, whatever it is at, and gives it no more than MOST_MEMORY; the next rendering starts another child. This file
-is the program of the child too, and imports nothing of the package.
+processor, whatever it is at, and gives it no more than MOST_MEMORY; the next rendering starts another child. On Windows
+this process ends it by the clock, and nothing limits its memory. This file is the program of the child too, and imports
+nothing of the package.
 """
 
 import atexit
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import date
 from functools import lru_cache, partial
-from threading import Lock
+from threading import Lock, Timer
 from typing import Any, BinaryIO
 
 import jinja2
@@ -81,18 +82,22 @@ def _reply(source: str, values: dict[str, Any], most: int) -> tuple[int, str]:
 
 def serve(lines: Iterable[bytes], out: BinaryIO) -> None:
     """Answer requests, a line each, until they end."""
-    import resource
     import signal
 
     warnings.simplefilter("ignore")  # of Python, about what Jinja made of a template
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides when to end
     with suppress(ValueError, OSError):  # macOS
-        resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
+        if sys.platform != "win32":
+            import resource
+
+            resource.setrlimit(resource.RLIMIT_AS, (MOST_MEMORY, MOST_MEMORY))
     for line in lines:
         source, values, most, seconds = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process
+        if sys.platform != "win32":
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process
         reply = json.dumps(_reply(source, values, most))
-        signal.setitimer(signal.ITIMER_PROF, 0)
+        if sys.platform != "win32":
+            signal.setitimer(signal.ITIMER_PROF, 0)
         out.write(reply.encode() + b"\n")
         out.flush()
 
@@ -119,14 +124,17 @@ def render(source: str, values: dict[str, Any], most: int) -> tuple[int, str]:
             _child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         assert _child.stdin is not None
         assert _child.stdout is not None
-        line = b""
+        line, timer = b"", Timer(2 * MOST_SECONDS, _child.kill)
+        if sys.platform == "win32":
+            timer.start()
         try:
             _child.stdin.write(json.dumps([source, values, most, MOST_SECONDS]).encode() + b"\n")
             _child.stdin.flush()
             line = _child.stdout.readline()
-        except BrokenPipeError:
+        except OSError:  # a broken pipe
             pass
         finally:  # an interrupted request would leave its reply to the next one
+            timer.cancel()
             if not line.endswith(b"\n"):
                 _end()
         kind, text = json.loads(line) if line.endswith(b"\n") else (EXCESS, ENDLESS)
@@ -150,7 +158,8 @@ def _forget() -> None:
     _child, _lock = None, Lock()
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)
 
 if __name__ == "__main__":
     serve(sys.stdin.buffer, sys.stdout.buffer)

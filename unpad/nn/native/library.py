@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from unpad.errors import RecipeError
+from unpad.machine import lines_of, system_file
 from unpad.nn.scope import Scope
 
 SWITCH = "UNPAD_NATIVE"
@@ -116,8 +117,7 @@ def _load() -> tuple[Kernels | None, str]:
 
 def _openmp_runtimes() -> set[str]:
     """Files of OpenMP runtimes in this process; torch has loaded its own by now."""
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        files = {line.split()[-1] for line in maps if "/" in line}
+    files = {line.split()[-1] for line in lines_of(system_file("proc/self/maps")) if "/" in line}
     return {file for file in files if Path(file).name.startswith(("libgomp", "libiomp", "libomp"))}
 
 

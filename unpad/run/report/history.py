@@ -1,6 +1,5 @@
 """Files of a run read back: rows, log entries, and columns to draw."""
 
-import fcntl
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from unpad.errors import RecipeError, RunFileError, UnpadError
 from unpad.recipes.recipe import Recipe
 from unpad.run import upgrade
 from unpad.run.folder import made_by, run_recipe
+from unpad.storage.disk import NO_WAIT, take_lock
 from unpad.storage.reading import Count, Finite, Number, misfit, opened, read_file, read_lines
 from unpad.storage.strict_json import strict_value
 from unpad.terminal.table import number_of
@@ -330,11 +330,11 @@ def run_state(folder: Path, log: list[dict[str, Any]]) -> str:
     if kinds[:1] and kinds[0] in ENDINGS:
         return "stopped" if kinds[1:2] == ["time_limit"] else kinds[0]
     try:
-        descriptor = os.open(folder / storage.LOCK, os.O_RDONLY | os.O_NONBLOCK)
+        descriptor = os.open(folder / storage.LOCK, os.O_RDONLY | NO_WAIT)
     except OSError:
         return "killed"  # it never began, or the file system has no locks
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        take_lock(descriptor, shared=True)
     except BlockingIOError:
         return "running"
     except OSError:
