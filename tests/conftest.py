@@ -42,8 +42,9 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Choose the tests of `make test`: all but those marked nightly, and of slow functions the first case.
 
-    The first test of a promise that no other test shows then stays.
+    The first test of a promise that no other test shows then stays. The longest test begins first.
     """
+    items.sort(key=lambda item: item.path.name != "test_commands.py")
     if config.getoption("--set") == "all":
         return
     quick, functions, promises = set[pytest.Item](), set[str](), set[str]()

@@ -69,15 +69,9 @@ def locking(descriptor, mode, num):
 def test_a_small_run_is_trained_continued_and_answers(system, tmp_path):
     small = "model.width=16 model.blocks=1 model.heads=1 train.eval_every=2 train.max_steps=2"
     lines = f"train zh_chat --out run {small}", "train --resume --out run train.max_steps=3", "runs ."
-    command = [
-        sys.executable,
-        "-m",
-        "tests.test_elsewhere",
-        system,
-        *lines,
-        "generate run --prompt 你好 max_new_tokens=3",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=os.environ | {"UNPAD_CACHE": "c"})
+    command = [sys.executable, "-m", "tests.test_elsewhere", system, *lines, "generate run --prompt 你好"]
+    world = os.environ | {"UNPAD_CACHE": "c", "PYTHONPATH": os.path.dirname(os.path.dirname(os.path.abspath(__file__)))}
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=world)
     assert done.returncode == 0, done.stdout + done.stderr
     order = "(?s)step 2/2 .* mem unknown.*resumed  at step 2.*step 3/3 .*finished.*train.max_steps=3\n.+"
     assert re.search(order, done.stdout), done.stdout

@@ -77,6 +77,13 @@ IN_PLACE = """\
         os.write(descriptor, payload)
         os.fsync(descriptor)
 """
+REPLACED = """\
+<<            os.close(self._descriptor)  # Windows replaces no open file
+            try:
+                write_atomic(self.path, b"".join(kept))
+            finally:
+                self._open()
+>>"""
 CUT_IN_PLACE = """\
             os.ftruncate(self._descriptor, 0)
             os.write(self._descriptor, b"".join(kept))
@@ -148,7 +155,7 @@ FAULTS = [
     Fault(
         "lines cut in place",
         "storage.line_log",
-        '<<            write_atomic(self.path, b"".join(kept))\n>>',
+        REPLACED,
         CUT_IN_PLACE,
     ),
     Fault("old checkpoints deleted first", "run.checkpoint", SAVE, DELETE_FIRST),

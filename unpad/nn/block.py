@@ -114,6 +114,9 @@ class AttentionSettings:
     angles: Literal["global", "local", "none"] = "global"
 
 
+Seeds = Sequence[int | None] | Tensor  # of dropout, one a place; None where nothing is dropped
+
+
 class Cache(Protocol):
     """Keys and values of earlier tokens, for decoding; implemented in `nn/cache.py`."""
 
@@ -345,26 +348,27 @@ class Block(nn.Module):
         Returns:
             The stream of these tokens; `keep_index` narrows only `x` and `delta`, which nothing but a norm may read.
         """
-        seeds: Sequence[int] | Tensor = self._seeds(stream)
+        seeds: Seeds = self._seeds(stream)
         if not torch.is_grad_enabled():
             return self.advance(stream, cache, index, keep_index, seeds)
         advance = Block.advance if self.backend is None else _compiled(self.backend)
         if self.backend is not None and any(seeds):
             _ = stream.layout.places  # kept by the layout; a graph cannot make them, as their number is data
-            seeds = torch.tensor(seeds, pin_memory=stream.x.is_cuda).to(stream.x.device, non_blocking=True)
+            drawn = torch.tensor([seed or 0 for seed in seeds], pin_memory=stream.x.is_cuda)
+            seeds = drawn.to(stream.x.device, non_blocking=True)
         given = self, stream, cache, index, keep_index, seeds
         if self.recomputes:  # the only random draws are dropout's, which its seeds repeat
             return checkpoint(advance, *given, use_reentrant=False, preserve_rng_state=False)
         return advance(*given)
 
-    def _seeds(self, stream: Stream) -> list[int]:
-        """Seeds of dropout in the first norm, in attention and in the second norm; 0 where nothing is dropped."""
+    def _seeds(self, stream: Stream) -> list[int | None]:
+        """Seeds of dropout in the first norm, in attention and in the second norm; None where nothing is dropped."""
         first = self.norm_1.dropout if stream.delta is not None else 0.0
         shares = first, self.attention.dropout, self.norm_2.dropout
-        return [draw() if share and self.training else 0 for share in shares]
+        return [draw() if share and self.training else None for share in shares]
 
     def advance(
-        self, stream: Stream, cache: Cache | None, index: int, keep_index: Tensor | None, seeds: Sequence[int] | Tensor
+        self, stream: Stream, cache: Cache | None, index: int, keep_index: Tensor | None, seeds: Seeds
     ) -> Stream:
         """`forward` with seeds of dropout that were drawn before."""
         x, y = self.norm_1(stream.x, stream.delta, stream.layout, seed=seeds[0])
