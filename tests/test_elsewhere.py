@@ -35,7 +35,7 @@ def become(system):
     builtins.open = io.open
     if system == "win32":
         os.open, os.rename, os.O_BINARY = partial(open_file, os.open), partial(rename, os.rename), BINARY
-        signal.valid_signals = lambda: {2, 4, 6, 8, 11, 15}
+        signal.valid_signals, signal.signal = lambda: {2, 4, 6, 8, 11, 15}, partial(handle, signal.signal)
 
 
 def open_text(opens, path, *more, **named):
@@ -55,6 +55,11 @@ def open_file(opens, path, flags, mode=0o777, dir_fd=None):
 def rename(renames, source, target):
     assert not os.path.lexists(target), f"{target} exists"
     renames(source, target)
+
+
+def handle(handles, number, handler):
+    assert number in signal.valid_signals()
+    return handles(number, handler)
 
 
 def locking(descriptor, mode, num):
