@@ -372,7 +372,8 @@ def test_bodies_have_a_bound_together_and_short_ones_find_room_beside_it(chats, 
     long = chats.request(CHAT, {**ASK, "user": "x" * 150_000})
     with chats.connect(long[:120_000]):
         wait_for(lambda: chats.service._num_bytes > 50_000)
-        error(chats.post(CHAT, {**ASK, "user": "x" * 150_000}), 503, "too_many_bytes")
+        # Refused by its last bytes: a body that is not read to its end may end the connection before the answer.
+        error(chats.post(CHAT, {**ASK, "user": "x" * 80_000}), 503, "too_many_bytes")
         assert chats.post(CHAT, {**ASK, "user": "x" * 1000, "max_tokens": 1}).status_code == 200
     wait_for(lambda: chats.service._num_bytes == 0)
 
