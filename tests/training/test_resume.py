@@ -358,7 +358,7 @@ def test_what_is_left_of_a_killed_start_is_no_run_and_its_id_goes(tmp_path):
 
 @pytest.mark.promise("batch.windows")
 def test_a_run_resumed_within_a_window_is_the_same_and_plans_no_other(tmp_path, monkeypatch):
-    recipe = one_stage(tmp_path, plan={"tokens_per_step": 70, "window": 30}, train={"max_epochs": 2})
+    recipe = one_stage(tmp_path, plan={"tokens_per_step": 150, "window": 30}, train={"max_epochs": 2})
     run(recipe, tmp_path / "whole")
     expected, planned = rows(tmp_path / "whole", "train"), list[tuple[int, int]]()
 
