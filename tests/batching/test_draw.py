@@ -61,6 +61,12 @@ def test_only_more_than_ten_million_sequences_are_windows_unless_asked_for():
 
 
 @pytest.mark.promise("batch.windows")
+def test_each_window_is_shuffled_by_itself_and_the_first_as_a_whole_epoch():
+    orders = [plan(np.full(99, 9), PlanSettings(), seed=0, epoch=0, window=one).order.tolist() for one in (None, 0, 1)]
+    assert orders[0] == orders[1] != orders[2]
+
+
+@pytest.mark.promise("batch.windows")
 def test_a_window_is_planned_in_memory_of_its_own_size(tmp_path):
     lengths = np.memmap(tmp_path / "lengths", np.int32, "w+", shape=400_000)
     lengths[:] = np.random.default_rng(0).integers(1, 60, len(lengths))
