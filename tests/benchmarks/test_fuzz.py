@@ -18,10 +18,10 @@ import pytest
 from benchmarks.fuzz import BEGIN, END, FOUND, PAGE, STATE, table
 from tests.helpers.fuzz.crew import Totals
 from tests.helpers.fuzz.target import Target, Verdict, judge, random_of
-from tests.helpers.fuzz.targets import MODULES, builders
+from tests.helpers.fuzz.targets import MODULES, builders, pictures
 from unpad.data.pixels import decode
 from unpad.data.sources import reader, row
-from unpad.data.tokens import cache, words
+from unpad.data.tokens import cache
 from unpad.nn import product_speed
 from unpad.recipes.lines import LineLoader
 from unpad.storage import folders
@@ -114,7 +114,7 @@ PLANTED: dict[str, tuple[str, Any, str, Callable[[Any], Any], str]] = {
         lambda was: lambda *given: (row for i, row in enumerate(was(*given)) if i != 1), "neither used nor bad",
     ),
     "a header that is misread": (
-        "bmp", decode, "probe",
+        "bmp", pictures, "probe",
         lambda was: lambda data: decode.ImageInfo(was(data).height, was(data).width, "BMP", was(data).notes), "",
     ),
     "a checksum that is not compared": (
@@ -127,7 +127,6 @@ PLANTED: dict[str, tuple[str, Any, str, Callable[[Any], Any], str]] = {
         "recipe_fields", LineLoader, "construct_object",
         lambda was: LineLoader.__mro__[1].construct_object, "Error",
     ),
-    "a word that is there twice": ("tokenizer_words", words, "set", lambda was: list, ""),
     "a file of another shape": (
         "speeds_file", product_speed._File, "model_validate_json",
         lambda was: lambda data: json.loads(data)["entries"], "",
