@@ -5,9 +5,9 @@ divides every weight among processes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,9 +20,12 @@ from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import ExactSum, FastSum, GradientSum
 from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
+from unpad.run.saving import Saving
 from unpad.training.memory import DoesNotFitError, Room
 from unpad.training.passes import MicroResult, Passes
 from unpad.training.stage import StageSetup
+
+AfterSave = Callable[[checkpoint.State], None]
 
 
 @dataclass(frozen=True)
@@ -131,14 +134,21 @@ class Parallelism(ABC):
         """Whole tensors in the leading process; the result in other processes is undefined."""
         return dict(tensors)
 
-    def save(self, folder: Path, state: checkpoint.State, keep: int) -> Path:
-        """Write a checkpoint, as of `checkpoint.save`.
+    def save(self, folder: Path, state: checkpoint.State, keep: int, then: AfterSave | None = None) -> Saving:
+        """Begin to write a checkpoint, as of `checkpoint.save`.
 
         Args:
             state: this process's tensors.
+            then: is called in the leading process once it is written, with all weights at least.
         """
-        whole = checkpoint.State(state.step, self.gathered(state.tensors), state.values)
-        return folder / self.group.of_leader(lambda: checkpoint.save(folder, whole, keep).name)
+
+        def write(copy: checkpoint.State) -> None:
+            if self.group.leads:
+                checkpoint.save(folder, copy, keep)
+                if then is not None:
+                    then(copy)
+
+        return Saving(self.group, replace(state, tensors=state.tensors if self.group.leads else {}), write)
 
     def held(self, model: Model) -> checkpoint.Held:
         """Tensors that determine the division of a checkpoint, by their names in it."""

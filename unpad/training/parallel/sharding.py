@@ -12,6 +12,7 @@ gradients are sums here.
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from unpad import storage
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import LostProcessError, RecipeError, needs_memory
+from unpad.errors import RecipeError, needs_memory
 from unpad.models import lower_sizes
 from unpad.models.adapters import kept_weights
 from unpad.models.contract import HasLatent, Model, PrunesTokens, Trainable
@@ -45,44 +46,48 @@ from unpad.run.checkpoint import (
     tensor_files,
 )
 from unpad.run.folder import STATE
+from unpad.run.saving import Saving
 from unpad.terminal.table import number_of
 from unpad.training.optim import freeze
-from unpad.training.parallel.parallelism import Lockstep, Parallelism, Replicas
+from unpad.training.parallel.parallelism import AfterSave, Lockstep, Parallelism, Replicas
 from unpad.training.stage import StageSetup, epoch_plan
 
 
-def save_shards(folder: Path, state: State, keep: int, group: Group) -> Path:
-    """Write a checkpoint like `checkpoint.save`; collective.
+def save_shards(
+    folder: Path, state: State, keep: int, group: Group, then: Callable[[], None] = lambda: None
+) -> Saving:
+    """Begin to write a checkpoint like `checkpoint.save`; collective.
 
     All processes must see the same folder, so several hosts need a shared file system. Every process writes, flushes
     and hashes one file for the model and one for all else; then the first process writes the state and the manifest,
-    and renames the folder.
+    renames the folder, and calls `then`.
 
     Args:
         state: this process's tensors, sharded or whole.
 
     Raises:
         NonFiniteError, DiskError: as `checkpoint.save`, in all processes.
-        LostProcessError: a process is gone; written files keep a temporary name, and the next run deletes them.
     """
     target = step_folder(folder, state.step)
     temporary = Path(group.of_leader(lambda: str(_begin(target))))
-    try:
-        with group.together() as talk:
-            talk.own = _write_own(temporary, state, group)
-        with group.together():
-            if group.leads:
-                entries = {name: entry for listed in talk.told for name, entry in listed.items()}
-                entries[STATE] = storage.write_part(temporary, STATE, state_file(state, group.size))
-                storage.end_folder(temporary, target, entries)
-                remove_old(folder, state.step, keep)
-    except LostProcessError:
-        raise  # another process may still be writing
-    except BaseException:
-        if group.leads:
-            storage.discard(temporary)
-        raise
-    return target
+    values = state_file(state, group.size)
+    tensors, rows = dict[str, Tensor](), dict[str, int]()
+    for name, tensor in state.tensors.items():
+        if not is_divided(tensor) and not group.leads:
+            continue
+        own, first = own_rows(tensor)
+        if own.numel() or not is_divided(tensor):
+            tensors[name], rows[name.removeprefix(PREFIX)] = own, first
+
+    def end(entries_of_all: Sequence[dict[str, storage.Entry]]) -> None:
+        entries = {name: entry for listed in entries_of_all for name, entry in listed.items()}
+        entries[STATE] = storage.write_part(temporary, STATE, values)
+        storage.end_folder(temporary, target, entries)
+        remove_old(folder, state.step, keep)
+        then()
+
+    write = partial(_write_own, temporary, rows, group)
+    return Saving(group, State(state.step, tensors, {}), write, end, drop=partial(storage.discard, temporary))
 
 
 def _begin(target: Path) -> Path:
@@ -91,16 +96,13 @@ def _begin(target: Path) -> Path:
     return storage.begin_folder(target)
 
 
-def _write_own(temporary: Path, state: State, group: Group) -> dict[str, storage.Entry]:
-    """Write the files of this process, and return their entries of the manifest."""
-    tensors, rows = {}, {}
-    for name, tensor in state.tensors.items():
-        if not is_divided(tensor) and not group.leads:
-            continue
-        values, first = own_rows(tensor)
-        if values.numel() or not is_divided(tensor):
-            tensors[name], rows[name.removeprefix(PREFIX)] = values, first
-    files = tensor_files(State(state.step, tensors, {}), partial(places, rows=rows))
+def _write_own(temporary: Path, rows: Mapping[str, int], group: Group, own: State) -> dict[str, storage.Entry]:
+    """Write the files of this process, and return their entries of the manifest.
+
+    Args:
+        rows: as of `places`; own: with the tensors that this process writes.
+    """
+    files = tensor_files(own, partial(places, rows=rows))
     storage.check_space(temporary, sum(map(len, files.values())))
     return {
         shard: storage.write_part(temporary, shard, data)
@@ -250,9 +252,13 @@ class Sharding(Parallelism):
         """See `Parallelism`."""
         return whole_tensors(tensors, self.group)
 
-    def save(self, folder: Path, state: State, keep: int) -> Path:
+    def save(self, folder: Path, state: State, keep: int, then: AfterSave | None = None) -> Saving:
         """See `Parallelism`: every process writes the rows that it holds."""
-        return save_shards(folder, state, keep, self.group)
+        if then is None:
+            return save_shards(folder, state, keep, self.group)
+        weights = {name: tensor for name, tensor in state.tensors.items() if name.startswith(PREFIX)}
+        whole = replace(state, tensors=self.gathered(weights))
+        return save_shards(folder, state, keep, self.group, partial(then, whole))
 
     def held(self, model: Model) -> Held:
         """See `Parallelism`: the weights, also under the names of their moments."""
