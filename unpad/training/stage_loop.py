@@ -15,6 +15,7 @@ from unpad.evaluation.family import held_out
 from unpad.models.contract import HasLatent, Model
 from unpad.models.cost import cells_per_token
 from unpad.nn.block import compiled
+from unpad.processes.sums import sum_kind
 from unpad.run.checkpoint import State, step_folder
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.kept import REFERENCE
@@ -169,6 +170,7 @@ def _start_stage(run: RunContext, setup: StageSetup, state: State | None, *, beg
     for watch in watches:
         if message := watch.describe():
             run.monitor.log(watch.subject, message=message)
+    kind = sum_kind(recipe.train.sums, run.setup.device.type, run.setup.group.size)
     return StageRun(
         run,
         setup,
@@ -180,9 +182,9 @@ def _start_stage(run: RunContext, setup: StageSetup, state: State | None, *, beg
         watches,
         HeapKeeper(),
         SaveClock(recipe.checkpoint.every_seconds),
-        sums=run.setup.parallelism.gradient_sum(recipe.train.sums, model),
+        sums=run.setup.parallelism.gradient_sum(kind, model),
         cells_per_token=cells_per_token(model),
-        room=run.setup.parallelism.room(recipe.train.sums, progress.most_tokens),
+        room=run.setup.parallelism.room(kind, progress.most_tokens),
         max_epochs=num_epochs(setup, epochs),
         epochs_per_evaluation=epochs_per_evaluation(setup, epochs),
     )

@@ -100,7 +100,7 @@ class Parallelism(ABC):
 
     @abstractmethod
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
-        """The sum named by a recipe's `train.sums`; None where autograd adds the gradients of one process."""
+        """The sum of a kind, as of `sum_kind`; None where autograd adds the gradients of one process."""
 
     def room(self, kind: str, most: int | None) -> Room | None:
         """Room for the passes of a run; None if micro-batches are never cut, because other processes wait for passes or
