@@ -17,10 +17,10 @@ from unpad.batching.plan import Micro
 from unpad.data.family import Data, RowSpan, family_of
 from unpad.data.sources.example import place_of
 from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
+from unpad.processes.sums import sum_kind
 from unpad.receipts import starts
 from unpad.receipts.starts import Cut, Session, StartingPoint
 from unpad.recipes.recipe import Recipe
-from unpad.processes.sums import sum_kind
 from unpad.run.checkpoint import State
 from unpad.run.folder import find_run
 from unpad.run.kept import REFERENCE, open_files, read_reference

@@ -1,10 +1,9 @@
 """Checkpoints that a thread of each process writes while training goes on, one at a time."""
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 from unpad.errors import LostProcessError
@@ -12,6 +11,7 @@ from unpad.machine import available_memory, peak_memory, process_memory
 from unpad.processes.group import Group
 from unpad.run.checkpoint import State, copied
 
+Work = Callable[..., Any]
 COPIES = 3  # of the tensors: the one that is written, and two while it becomes the bytes of a file
 
 
@@ -31,42 +31,31 @@ class Saving:
         end: completes the checkpoint in the leading process, given the values of all.
         drop: deletes in the leading process what an error leaves.
 
+    Attributes:
+        written: the value of `write` in this process.
+        in_background: whether training may go on meanwhile.
+
     Raises:
         NonFiniteError: a weight is NaN or infinite; nothing is written.
     """
 
-    def __init__(
-        self,
-        group: Group,
-        state: State,
-        write: Callable[[State], Any] = _nothing,
-        end: Callable[[Sequence[Any]], None] = _nothing,
-        drop: Callable[[], None] = _nothing,
-    ) -> None:
-        self._group, self._end, self._drop, self._written = group, end, drop, Future[Any]()
+    def __init__(self, group: Group, state: State, write: Work, end: Work = _nothing, drop: Work = _nothing) -> None:
+        self.written = Future[Any]()
+        self._group, self._end, self._drop = group, end, drop
         with self._dropping(), group.together() as talk:
             copy = copied(state) if has_room(state) else None
             talk.own = copy is not None
         self.in_background = all(talk.told)
         if copy is not None and self.in_background:
-            threading.Thread(target=self._run, args=[partial(write, copy)], name="unpad-saving", daemon=True).start()
+            threading.Thread(target=self._run, args=(write, copy), name="unpad-saving", daemon=True).start()
         else:
-            self._run(partial(write, state))
+            self._run(write, state)
 
-    def _run(self, work: Callable[[], Any]) -> None:
+    def _run(self, write: Work, state: State) -> None:
         try:
-            self._written.set_result(work())
+            self.written.set_result(write(state))
         except BaseException as error:
-            self._written.set_exception(error)
-
-    @property
-    def is_written(self) -> bool:
-        """True if this process has written its part, or failed."""
-        return self._written.done()
-
-    def wait(self) -> None:
-        """Wait until this process has written its part, or failed."""
-        self._written.exception()
+            self.written.set_exception(error)
 
     def finish(self) -> None:
         """Wait until the checkpoint is complete: collective.
@@ -77,7 +66,7 @@ class Saving:
         """
         with self._dropping():
             with self._group.together() as talk, self._group.at_length():
-                talk.own = self._written.result()
+                talk.own = self.written.result()
             with self._group.together(), self._group.at_length():
                 if self._group.leads:
                     self._end(talk.told)
@@ -105,21 +94,20 @@ class Saver:
     """The checkpoint of a run that is being written, if any; `begin` and `finish` are collective."""
 
     def __init__(self) -> None:
-        self._saving: Saving | None = None
-        self._tell: Callable[[], None] = _nothing
+        self._being: tuple[Saving, Work] | None = None
 
     @property
     def has_written(self) -> bool:
         """True if this process has written its part of a checkpoint that is not finished yet."""
-        return self._saving is not None and self._saving.is_written
+        return self._being is not None and self._being[0].written.done()
 
-    def begin(self, saving: Saving, tell: Callable[[], None]) -> None:
+    def begin(self, saving: Saving, tell: Work) -> None:
         """Let a checkpoint be written while training goes on; the one before is finished.
 
         Args:
             tell: is called once it is complete.
         """
-        self._saving, self._tell = saving, tell
+        self._being = saving, tell
         if not saving.in_background:
             self.finish()
 
@@ -129,17 +117,14 @@ class Saver:
         Raises:
             UnpadError: as of `Saving.finish`.
         """
-        if self._saving is not None:
-            saving, self._saving = self._saving, None
+        if self._being is not None:
+            (saving, tell), self._being = self._being, None
             saving.finish()
-            self._tell()
+            tell()
 
-    @contextmanager
-    def waiting(self) -> Iterator[None]:
-        """Wait for this process's thread if the block ends with an error, which is the one to report."""
-        try:
-            yield
-        except Exception:
-            if self._saving is not None:
-                self._saving.wait()
-            raise
+    def __enter__(self) -> None:
+        """Begin a block that, if it ends with an error, which is the one to report, waits for this process's thread."""
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._being is not None and kind is not None and issubclass(kind, Exception):
+            self._being[0].written.exception()

@@ -8,7 +8,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired
 
-import torch
+from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import TypedDict
 
 from unpad import storage
@@ -138,12 +139,7 @@ def check_values(state: checkpoint.State, where: str) -> None:
 
 
 def save_checkpoint(
-    setup: Setup,
-    progress: Progress,
-    optimizer: torch.optim.Optimizer,
-    additional: dict[str, torch.Tensor],
-    *,
-    best: bool = False,
+    setup: Setup, progress: Progress, optimizer: Optimizer, additional: dict[str, Tensor], *, best: bool = False
 ) -> Saving:
     """Begin to write everything the run needs to continue from here.
 
@@ -168,12 +164,10 @@ def save_best(setup: Setup, progress: Progress) -> None:
 
 
 def _save_best(setup: Setup, stage: int, state: checkpoint.State) -> None:
-    """Write the weights of a state, whose other tensors are left out, as the final ones of a stage, given its number."""
+    """Write the weights of a state, without its other tensors, as the final ones of the stage of this number."""
     weights = checkpoint.model_weights(state.tensors)
     name = best_name(setup, setup.stages[min(stage, len(setup.stages) - 1)])
-    checkpoint.save_named(
-        setup.folder / CHECKPOINTS, name, replace(state, tensors=checkpoint.model_tensors(weights))
-    )
+    checkpoint.save_named(setup.folder / CHECKPOINTS, name, replace(state, tensors=checkpoint.model_tensors(weights)))
     if setup.recipe.lora is not None and setup.base is not None and name == "best":
         storage.replace_folder(setup.folder / ADAPTER_FOLDER, peft_files(weights, setup.recipe.lora, setup.base.run))
 
@@ -196,7 +190,7 @@ def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
         save_best(setup, progress)
 
 
-def _state(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -> checkpoint.State:
+def _state(setup: Setup, progress: Progress, weights: dict[str, Tensor]) -> checkpoint.State:
     tensors = checkpoint.model_tensors(weights)
     values = {
         "progress": progress.to_values(),

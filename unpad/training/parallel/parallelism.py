@@ -5,7 +5,7 @@ divides every weight among processes.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,12 +20,10 @@ from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import ExactSum, FastSum, GradientSum
 from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
-from unpad.run.saving import Saving
+from unpad.run.saving import Saving, Work
 from unpad.training.memory import DoesNotFitError, Room
 from unpad.training.passes import MicroResult, Passes
 from unpad.training.stage import StageSetup
-
-AfterSave = Callable[[checkpoint.State], None]
 
 
 @dataclass(frozen=True)
@@ -78,13 +76,14 @@ class Parallelism(ABC):
     @classmethod
     @abstractmethod
     def divide(
-        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
+        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device, half: bool
     ) -> "tuple[Model, Parallelism]":
         """Divide a model, which must not be used afterwards; return this process's part and the division.
 
         Args:
             model: with equal weights in all processes; on the processor without `replicates`.
-            stages: stages of the run; device: the device that trains.
+            stages: stages of the run; device: the device that trains; half: whether weights may travel in
+                bf16.
 
         Raises:
             RecipeError: a stage cannot train a divided model.
@@ -134,12 +133,12 @@ class Parallelism(ABC):
         """Whole tensors in the leading process; the result in other processes is undefined."""
         return dict(tensors)
 
-    def save(self, folder: Path, state: checkpoint.State, keep: int, then: AfterSave | None = None) -> Saving:
+    def save(self, folder: Path, state: checkpoint.State, keep: int, then: Work | None = None) -> Saving:
         """Begin to write a checkpoint, as of `checkpoint.save`.
 
         Args:
             state: this process's tensors.
-            then: is called in the leading process once it is written, with all weights at least.
+            then: is called in the leading process once it is written, with a state that has all weights at least.
         """
 
         def write(copy: checkpoint.State) -> None:
@@ -172,7 +171,7 @@ class Replicas(Parallelism):
 
     @classmethod
     def divide(
-        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
+        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device, half: bool
     ) -> tuple[Model, Parallelism]:
         """See `Parallelism`: the model stays whole."""
         return model, cls(group)

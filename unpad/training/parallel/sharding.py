@@ -33,29 +33,17 @@ from unpad.processes.divided import is_divided, own_rows, whole_tensors
 from unpad.processes.group import ALONE, Group, lost_connections
 from unpad.processes.sums import GradientSum
 from unpad.recipes.recipe import Recipe
-from unpad.run.checkpoint import (
-    PREFIX,
-    Held,
-    State,
-    model_tensors,
-    places,
-    remove_old,
-    shard_name,
-    state_file,
-    step_folder,
-    tensor_files,
-)
+from unpad.run import checkpoint
+from unpad.run.checkpoint import PREFIX, Held, State, model_tensors, model_weights
 from unpad.run.folder import STATE
-from unpad.run.saving import Saving
+from unpad.run.saving import Saving, Work
 from unpad.terminal.table import number_of
 from unpad.training.optim import freeze
-from unpad.training.parallel.parallelism import AfterSave, Lockstep, Parallelism, Replicas
+from unpad.training.parallel.parallelism import Lockstep, Parallelism, Replicas
 from unpad.training.stage import StageSetup, epoch_plan
 
 
-def save_shards(
-    folder: Path, state: State, keep: int, group: Group, then: Callable[[], None] = lambda: None
-) -> Saving:
+def save_shards(folder: Path, state: State, keep: int, group: Group, then: Work = lambda: None) -> Saving:
     """Begin to write a checkpoint like `checkpoint.save`; collective.
 
     All processes must see the same folder, so several hosts need a shared file system. Every process writes, flushes
@@ -68,9 +56,9 @@ def save_shards(
     Raises:
         NonFiniteError, DiskError: as `checkpoint.save`, in all processes.
     """
-    target = step_folder(folder, state.step)
+    target = checkpoint.step_folder(folder, state.step)
+    values = checkpoint.state_file(state, group.size)
     temporary = Path(group.of_leader(lambda: str(_begin(target))))
-    values = state_file(state, group.size)
     tensors, rows = dict[str, Tensor](), dict[str, int]()
     for name, tensor in state.tensors.items():
         if not is_divided(tensor) and not group.leads:
@@ -83,7 +71,7 @@ def save_shards(
         entries = {name: entry for listed in entries_of_all for name, entry in listed.items()}
         entries[STATE] = storage.write_part(temporary, STATE, values)
         storage.end_folder(temporary, target, entries)
-        remove_old(folder, state.step, keep)
+        checkpoint.remove_old(folder, state.step, keep)
         then()
 
     write = partial(_write_own, temporary, rows, group)
@@ -102,12 +90,12 @@ def _write_own(temporary: Path, rows: Mapping[str, int], group: Group, own: Stat
     Args:
         rows: as of `places`; own: with the tensors that this process writes.
     """
-    files = tensor_files(own, partial(places, rows=rows))
+    files = checkpoint.tensor_files(own, partial(checkpoint.places, rows=rows))
     storage.check_space(temporary, sum(map(len, files.values())))
     return {
         shard: storage.write_part(temporary, shard, data)
         for name, data in files.items()
-        for shard in [shard_name(name, group.rank, group.size)]
+        for shard in [checkpoint.shard_name(name, group.rank, group.size)]
     }
 
 
@@ -155,6 +143,7 @@ class Sharding(Parallelism):
         model: whole, with the same weights in every process; sharded afterwards.
         empty: a batch without sequences, of the model's family.
         device: where the model computes; a model on the CPU is moved there block by block.
+        half: whether the weights of blocks travel in bf16; their gradients are added in fp32.
 
     Attributes:
         used: indices of the parameters that got a gradient from a micro-batch of this process.
@@ -162,9 +151,11 @@ class Sharding(Parallelism):
 
     unequal = "the model is divided among processes (train.shard), so the bits of gradients depend on their number"
 
-    def __init__(self, model: Model, empty: RaggedBatch, group: Group, device: torch.device) -> None:
+    def __init__(
+        self, model: Model, empty: RaggedBatch, group: Group, device: torch.device, *, half: bool = False
+    ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
         # A block may return a view: rows without those that complete a product. Nothing writes into it.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
@@ -173,8 +164,10 @@ class Sharding(Parallelism):
         self.holders = group.size
         self._scale, mesh = 1.0, init_device_mesh(device.type, (group.size,))
         self.num_blocks = len(blocks := divided_blocks(model))
+        sent, added = (torch.bfloat16, torch.float32) if half else (None, None)
+        travel = MixedPrecisionPolicy(sent, added, cast_forward_inputs=False)  # the stream stays in fp32
         for block in blocks:
-            fully_shard(block, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=travel)
             for module in block.modules():
                 if isinstance(module, Linear):
                     module.recasts = True
@@ -219,7 +212,7 @@ class Sharding(Parallelism):
 
     @classmethod
     def divide(
-        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
+        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device, half: bool
     ) -> tuple[Model, Parallelism]:
         """See `Parallelism`; a run without a step keeps its model whole."""
         with group.together():
@@ -232,7 +225,7 @@ class Sharding(Parallelism):
         if empty is None:
             return model.to(device), Replicas(group)
         with needs_memory("the model", lower_sizes(model.config)):
-            return model, cls(model, empty.to(device), group, device)
+            return model, cls(model, empty.to(device), group, device, half=half)
 
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
         """See `Parallelism`."""
@@ -252,13 +245,11 @@ class Sharding(Parallelism):
         """See `Parallelism`."""
         return whole_tensors(tensors, self.group)
 
-    def save(self, folder: Path, state: State, keep: int, then: AfterSave | None = None) -> Saving:
+    def save(self, folder: Path, state: State, keep: int, then: Work | None = None) -> Saving:
         """See `Parallelism`: every process writes the rows that it holds."""
-        if then is None:
-            return save_shards(folder, state, keep, self.group)
-        weights = {name: tensor for name, tensor in state.tensors.items() if name.startswith(PREFIX)}
-        whole = replace(state, tensors=self.gathered(weights))
-        return save_shards(folder, state, keep, self.group, partial(then, whole))
+        weights = model_weights(state.tensors) if then else {}
+        whole = replace(state, tensors=model_tensors(self.gathered(weights)))
+        return save_shards(folder, state, keep, self.group, lambda: then and then(whole))
 
     def held(self, model: Model) -> Held:
         """See `Parallelism`: the weights, also under the names of their moments."""
