@@ -230,8 +230,7 @@ def _parts(inner: str, values: Tensor, config: Config, architecture: str) -> lis
 def _interleaved(rows: Tensor, heads: int) -> Tensor:
     """Rows of queries or keys with the two halves of every head interleaved."""
     halves = rows.unflatten(0, (heads, 2, -1))  # (heads, 2, head_dim / 2, width), without the width for biases
-    interleaved: Tensor = halves.transpose(1, 2).reshape(rows.shape)
-    return interleaved
+    return halves.transpose(1, 2).reshape(rows.shape)
 
 
 def _no_biases(config: Config) -> Iterator[tuple[str, Tensor]]:
@@ -422,5 +421,4 @@ def _pattern(given: Mapping[str, Any] | None) -> str | None:
         return DIGITS if _pattern(bytes_) == "" else None
     fits = split["type"] == "Split" and split.get("behavior") == "Isolated" and not split.get("invert")
     fits = fits and bytes_["type"] == "ByteLevel" and not bytes_.get("use_regex", True)
-    expression: str | None = split["pattern"].get("Regex") if fits else None
-    return expression
+    return split["pattern"].get("Regex") if fits else None

@@ -158,5 +158,4 @@ for _name, (_pattern, _first) in _CORE.items():
 
 def to_yaml(values: Any) -> str:
     """Write values so that `LineLoader` reads them back, and readers of YAML 1.1 do too."""
-    text: str = yaml.dump(values, Dumper=_Dumper, allow_unicode=True, sort_keys=False)
-    return text
+    return yaml.dump(values, Dumper=_Dumper, allow_unicode=True, sort_keys=False)

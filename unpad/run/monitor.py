@@ -80,10 +80,9 @@ class StepRecord:
 
 def perplexity(loss: float) -> float:
     """exp(loss); infinite where that overflows."""
-    try:
+    with suppress(OverflowError):
         return math.exp(loss)
-    except OverflowError:
-        return math.inf
+    return math.inf
 
 
 class Monitor:

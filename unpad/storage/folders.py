@@ -205,10 +205,9 @@ def _write_temporary_folder(parent: Path, files: dict[str, bytes]) -> Path:
 
 
 def _is_same_folder(path: Path, files: dict[str, bytes]) -> bool:
-    try:
+    with suppress(CheckpointError):
         return read_folder(path) == files
-    except CheckpointError:
-        return False
+    return False
 
 
 def _remove(path: Path) -> None:

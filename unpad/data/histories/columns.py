@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -502,19 +503,17 @@ def _no_number(text: str, expected: str, decimal: Decimal | None, limits: Limits
 
 def are_whole(ids: pa.Array) -> bool:
     """Check that all ids, strings, are whole numbers in their usual form that fit int64; "007" is not."""
-    try:
+    with suppress(pa.ArrowInvalid):
         return bool(ids.cast(pa.int64()).cast(pa.string()).equals(ids))
-    except pa.ArrowInvalid:
-        return False
+    return False
 
 
 def is_utf8(column: pa.Array) -> bool:
     """Check that all texts of a column are UTF-8."""
-    try:
+    with suppress(pa.ArrowInvalid):
         column.validate(full=True)
         return True
-    except pa.ArrowInvalid:
-        return False
+    return False
 
 
 def _shown(text: str) -> str:
@@ -527,7 +526,6 @@ def _is_calendar(kind: pa.DataType) -> bool:
 
 
 def _is_real(text: str | None) -> bool:
-    try:
+    with suppress(ValueError):
         return text is not None and bool(datetime.fromisoformat(text))
-    except ValueError:
-        return False
+    return False

@@ -380,8 +380,7 @@ class EventRows:
     origin: np.ndarray
 
     def where(self, event: int) -> str:
-        place: str = self.parts[self.source[event]].table.where(int(self.origin[event]))
-        return place
+        return self.parts[self.source[event]].table.where(int(self.origin[event]))
 
     def bad(self, event: int, code: str, what: str, fix: str) -> BadRow:
         """A row that cannot be used, with the pseudonym of its patient."""

@@ -7,6 +7,7 @@ are compressed zeros. What compresses far better than any data does was made to 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -194,10 +195,9 @@ def _columns(table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str
 
 def column_named(table: pq.ParquetFile, name: str) -> str:
     """The column of an open file that is read under a known name."""
-    try:
+    with suppress(RowFault):
         return next(iter(_columns(table, (name,), ())))
-    except RowFault:
-        return name
+    return name
 
 
 def _sample(path: Path, table: pq.ParquetFile) -> list[dict[str, Any]]:
@@ -205,11 +205,10 @@ def _sample(path: Path, table: pq.ParquetFile) -> list[dict[str, Any]]:
     import pyarrow as pa
 
     names = dict.fromkeys(table.schema_arrow.names, "")
-    try:
-        batch = next(ParquetRows(path, table, list(names)).batches(0, SAMPLE_ROWS), None)
-        return [names, *(row for row in _rows(batch) if isinstance(row, dict))] if batch is not None else [names]
-    except (pa.ArrowException, GrowthError, OSError):
-        return [names]
+    with suppress(pa.ArrowException, GrowthError, OSError):
+        for batch in ParquetRows(path, table, list(names)).batches(0, SAMPLE_ROWS):
+            return [names, *(row for row in _rows(batch) if isinstance(row, dict))]
+    return [names]
 
 
 def _unreadable(error: Exception, what: str) -> RowFault:

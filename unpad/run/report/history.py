@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -56,8 +57,7 @@ def parse_row(line: bytes, where: str, fault: Callable[[dict[str, Any]], str] | 
     if reason:
         fix = "correct it from a backup, or delete the line; what is missing is named by the page and by a resume"
         raise RunFileError(f"this line is damaged: {reason}", where=where, fix=fix)
-    parsed: dict[str, Any] = row
-    return parsed
+    return row
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -308,17 +308,15 @@ def _refuse_untrained(folder: Path) -> None:
 
 
 def _read_recipe(folder: Path) -> Recipe | None:
-    try:
+    with suppress(RecipeError):
         return run_recipe(folder)
-    except RecipeError:
-        return None  # a run of another loop or version has another recipe, or none
+    return None  # a run of another loop or version has another recipe, or none
 
 
 def _recipe_text(folder: Path) -> str:
-    try:
+    with suppress(UnpadError):
         return read_file(folder / RECIPE).decode("utf-8", "replace")
-    except UnpadError:
-        return ""
+    return ""
 
 
 ENDINGS = ("finished", "stopped")

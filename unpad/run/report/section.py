@@ -134,8 +134,7 @@ def family_section(family: str) -> FamilySection:
     """Section of a family; one without content for a family that has no file here."""
     if not (Path(__file__).parent / f"{family}.py").is_file():
         return NO_SECTION
-    section: FamilySection = import_module(f"unpad.run.report.{family}").SECTION
-    return section
+    return import_module(f"unpad.run.report.{family}").SECTION
 
 
 def part_note(evaluation: dict[str, Any]) -> str:
