@@ -177,8 +177,7 @@ def beside_perfect(
     place, rng = np.unique(groups, return_inverse=True)[1], np.random.default_rng(0)
     below = np.cumsum(p, 1)[:, :-1] if p.ndim > 1 else 1 - p[:, None]
     each = (rng.random(place.max() + 1)[place] for _ in range(NUM_RESAMPLES))
-    errors = [error((chance[:, None] >= below).sum(1)) for chance in each]
-    low, high = np.percentile(errors, TAILS)
+    low, high = np.percentile([error((chance[:, None] >= below).sum(1)) for chance in each], TAILS)
     return replace(metric, low=np.nan, high=np.nan, note=f"perfect probabilities: {written(low)} to {written(high)}")
 
 

@@ -139,8 +139,7 @@ class _Picture(nn.Module):
             for convolution in self.model.convolutions:
                 x = F.max_pool2d(F.relu(convolution(x)), 2)
             features = x.mean((2, 3))[0]
-        scores: Tensor = self.model.head(features[None])[0]
-        return scores.log_softmax(0)
+        return self.model.head(features[None])[0].log_softmax(0)
 
 
 def _features(model: Vit, pixels: Tensor, size: Tensor | None) -> Tensor:

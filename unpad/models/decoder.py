@@ -262,8 +262,7 @@ class Decoder(Generates, LearnsPreferences):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
         dtype = compute_dtype(hidden)
-        out = product(hidden.to(dtype), computing_copy(self.head_weight, dtype))
-        return widened(out)
+        return widened(product(hidden.to(dtype), computing_copy(self.head_weight, dtype)))
 
     def losses(self, batch: RaggedBatch, between: Between | None = None) -> Terms:
         """Loss terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing. While

@@ -164,8 +164,7 @@ def declared_splits(names: Iterable[SplitName | None]) -> NDArray[np.int8]:
 
 def split_number(name: str) -> Split:
     """`Split` of a name of SPLIT_NAMES in any case; UNDECLARED for another."""
-    known = SPLIT_NAMES.get(name.strip().lower())
-    return _BY_NAME[known]
+    return _BY_NAME[SPLIT_NAMES.get(name.strip().lower())]
 
 
 def describe_split(split: NDArray[np.uint8]) -> str:

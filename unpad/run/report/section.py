@@ -166,5 +166,4 @@ def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> l
         if fault := misfit(row["values"], shape):
             fix = "correct the line of this step from a backup, or delete it"
             raise SourceError(f"metrics.jsonl: values.{fault}", where=f"row {kind} of step {row['step']}", fix=fix)
-    section: Callable[[list[Reading], Recipe | None], PageSection] = module.section
-    return [section(rows, recipe)]
+    return [module.section(rows, recipe)]
