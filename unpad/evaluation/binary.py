@@ -188,8 +188,7 @@ def class_calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarr
     Kull et al. (2019), "Beyond temperature scaling: obtaining well-calibrated multiclass probabilities with Dirichlet
     calibration", with bins of equal size.
     """
-    each = [calibration_error(labels == place, p[:, place], weights) for place in range(p.shape[1])]
-    return np.mean(each, 0)
+    return np.mean([calibration_error(labels == place, p[:, place], weights) for place in range(p.shape[1])], 0)
 
 
 def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:

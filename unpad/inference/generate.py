@@ -142,9 +142,7 @@ class Continuing:
 
     def _why(self, num_ids: int, limit: int) -> Finished:
         """The reason of the end of a text that beams found."""
-        if num_ids < limit:
-            return "eos"
-        return "length" if limit == self.settings.max_new_tokens else "context"
+        return "eos" if num_ids < limit else "length" if limit == self.settings.max_new_tokens else "context"
 
 
 def complete(

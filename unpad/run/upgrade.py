@@ -7,7 +7,6 @@ a function here.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -85,12 +84,6 @@ def precision(log: Sequence[Mapping[str, Any]]) -> Any:
 
 
 # --------------------------------------------------------------------------- logs and rows
-
-
-def old_log(folder: Path) -> Path | None:
-    """A log of the old name, which it keeps, so that no entry moves or is lost; None if there is none."""
-    old = folder / OLD_LOG
-    return old if old.is_file() else None
 
 
 def entry(values: dict[str, Any]) -> dict[str, Any]:

@@ -187,7 +187,8 @@ def describe_gaps(file: str, gaps: list[tuple[int, int]]) -> str:
 
 def log_file(folder: Path) -> Path:
     """Path of a run's log."""
-    return upgrade.old_log(folder) or folder / LOG
+    old = folder / upgrade.OLD_LOG  # which keeps its name, so that no entry moves or is lost
+    return old if old.is_file() else folder / LOG
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
