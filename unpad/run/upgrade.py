@@ -13,7 +13,7 @@ import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from unpad.recipes.file import field_schema
-from unpad.recipes.lines import LineLoader, Lines
+from unpad.recipes.lines import OCTAL, LineLoader, Lines
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe
 
 OLD_LOG = "events.jsonl"
@@ -28,7 +28,7 @@ class Yaml11Loader(LineLoader):
     """Loader with the numbers, truths and dates of YAML 1.1, and octal numbers of YAML 1.2 besides."""
 
     def scalar_tag(self, node: yaml.ScalarNode, is_plain: bool) -> str:
-        if not is_plain or self.is_octal(node):
+        if not is_plain or OCTAL.match(node.value):
             return str(node.tag)
         return str(_YAML_1_1.resolve(yaml.ScalarNode, node.value, (True, False)))
 

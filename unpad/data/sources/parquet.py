@@ -54,7 +54,7 @@ class ParquetRows:
     def __init__(self, path: Path, table: pq.ParquetFile, columns: Sequence[str]) -> None:
         self._path, self._table, self._columns = path, table, list(columns)
         self._in_file = path.stat().st_size
-        # Sizes of row groups: a damaged footer ends the process at their columns, unless these were read (`_probe`).
+        # Sizes of row groups: a damaged footer ends the process at their columns, unless these were read.
         stated = sum(table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups))
         self._stated = max(stated, ROW_BYTES * table.metadata.num_rows)
         self._decoded = 0
@@ -73,7 +73,8 @@ class ParquetRows:
         import pyarrow as pa
 
         self._refuse(self._stated)
-        self._probe(group)
+        # A first row: pyarrow tells of a damaged footer there; elsewhere it ends the process for the same.
+        next(self._table.iter_batches(1, [group], self._columns), None)
         repeated = [chunk.path_in_schema for chunk in self._chunks(group) if _repeats_texts(chunk)]
         longest = self._longest_entry(group, repeated) if repeated else 0
         rows = min(batch_rows, MOST_AT_ONCE // max(longest, 1)) or 1
@@ -87,11 +88,6 @@ class ParquetRows:
             yield batch
         if num_rows != expected:
             raise pa.ArrowInvalid(f"a row group holds {num_rows:,} rows or more, and its footer says {expected:,}")
-
-    def _probe(self, group: int) -> None:
-        """Read a first row, where pyarrow tells of a damaged footer; elsewhere it ends the process for the same."""
-        for _ in self._table.iter_batches(1, [group], self._columns):
-            break
 
     def _chunks(self, group: int) -> list[pq.ColumnChunkMetaData]:
         row_group = self._table.metadata.row_group(group)
