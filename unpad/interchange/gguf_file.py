@@ -22,7 +22,7 @@ from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.models.contract import Model
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.activation import GATED
-from unpad.nn.rope import position_table, rotary_frequencies, scaled_frequencies
+from unpad.nn.rope import position_table, rotary_frequencies
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -245,17 +245,10 @@ def _no_biases(config: Config) -> Iterator[tuple[str, Tensor]]:
 
 def rotary_divisors(config: Config) -> Tensor | None:
     """Divisors of the rotary frequencies by Llama 3.1's rule, (head_dim / 2,) fp32; None without `rope_scaling`."""
-    if (scaling := config.rope_scaling) is None:
+    if config.rope_scaling is None:
         return None
     plain = rotary_frequencies(config.head_dim, config.rope_theta, "none", 1.0)
-    scaled = scaled_frequencies(
-        plain,
-        factor=scaling.factor,
-        low=scaling.low_freq_factor,
-        high=scaling.high_freq_factor,
-        context=scaling.original_context,
-    )
-    return (plain / scaled).float()
+    return (plain / config.rope_scaling.scaled(plain)).float()
 
 
 TYPES = ("f32", "f16", "q8_0", "q4_0")

@@ -449,11 +449,9 @@ class Column:
         naive = [one.astimezone(UTC).replace(tzinfo=None) if one and one.tzinfo else one for one in read]
         times = pa.array(naive, pa.timestamp("us")).take(encoded.indices)
 
-        def explain(row: int) -> tuple[str, str]:
-            what = f"is not in the format {layout}{_shown(self.values[row].as_py())}"
-            return what, "write it so, or set the format that the column has"
-
-        self.refuse(~(np.asarray(pc.is_valid(times)) | self.empty), "E_UNIT", explain)
+        wrong, what = ~(np.asarray(pc.is_valid(times)) | self.empty), f"is not in the format {layout}"
+        fix = "write it so, or set the format that the column has"
+        self.refuse(wrong, "E_UNIT", lambda row: (f"{what}{_shown(self.values[row].as_py())}", fix))
         return times
 
 
