@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.data.sources.split import PARTS, Split
 from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
@@ -111,10 +111,9 @@ def prefill_operations(model: VisionLanguage, prompts: RaggedBatch) -> int:
 
     Merging and ranking are not counted, nor what is the same in every mode: tower, projector, and an image's way in.
     """
-    assert prompts.media is not None, "prompts with images"
-    assert prompts.media_seqs is not None, "and their rows"
     lengths, config = prompts.layout.lengths(), model.config
-    patches = torch.zeros_like(lengths).index_add(0, prompts.media_seqs, prompts.media.layout.lengths())
+    seqs, media = required(prompts.media_seqs), required(prompts.media)
+    patches = torch.zeros_like(lengths).index_add(0, seqs, media.layout.lengths())
     visual = [counts.tolist() for counts in model.kept] or [patches.tolist()] * config.language.blocks
     text = (lengths - patches).tolist()
     read = [[a + b for a, b in zip(block, text, strict=True)] for block in visual]
