@@ -62,7 +62,7 @@ def score_sets(over: Measuring[EventData], reconstruction: bool, next_set: bool)
     assert isinstance(model, PredictsSets), "a model of patients"
     parts: list[tuple[np.ndarray, ...]] = [_nothing()]
     for micro in replace(over, targets=once_each).micros():
-        batch = data.load(micro).to(over.device)
+        batch = data.load(micro).to(over.model.device)
         patient = place[micro.seq_ids][batch.require(EventSets).history.seq_of_token().cpu().numpy()]
         rebuilt = _rebuilt(model, batch, patient) if reconstruction else _nothing()[1:5]
         sets, codes = entries(batch, data.num_outputs)

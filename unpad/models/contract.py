@@ -118,6 +118,11 @@ class Model(nn.Module, ABC):
     optional: ClassVar[tuple[str, ...]] = ()
     _trained: Mapping[str, Weight] | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights, which computes."""
+        return next((one.device for one in self.parameters()), torch.device("cpu"))
+
     @abstractmethod
     def forward(self, batch: RaggedBatch) -> Tensor:
         """Hidden states, (total_tokens, width), in the computing dtype."""
