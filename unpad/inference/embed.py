@@ -182,8 +182,7 @@ def predicts(run: LoadedRun) -> tuple[bool, bool]:
     assert isinstance(run.model, PredictsSets), "a run of patients"
     labels = run.recipe.events.labels  # without labels a head learns nothing, regardless of its weight
     classifies = labels is not None and bool(labels.label or labels.horizon) and gives_probability(run.model)
-    has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
-    return classifies, has_hazards
+    return classifies, labels is not None and labels.duration is not None and trains(run.model, "hazard")
 
 
 def moved(recipe: Recipe, path: Path, *, labelled: bool = False) -> Recipe:
@@ -236,7 +235,7 @@ def embed(run: LoadedRun, data: EventData, level: Level) -> Vectors:
     for micro in Measuring(model, data, ids, run.recipe.plan, targets=once_each).micros():
         batch = data.load(micro)
         with independent_rows():
-            vectors.append(model.vectors(batch, level).float().numpy())
+            vectors.append(model.vectors(batch.to(model.device), level).float().cpu().numpy())
         mine, sets = micro.seq_ids, batch.require(EventSets)
         patients.append(mine if level == "patient" else np.repeat(mine, sets.history.lengths().numpy()))
         times.append(sets.times.numpy())
@@ -245,7 +244,6 @@ def embed(run: LoadedRun, data: EventData, level: Level) -> Vectors:
     patient, embedding = patient[order], np.concatenate(vectors or [np.zeros((0, 1), np.float32)])[order]
     if level == "patient":
         return Vectors(patient, embedding)
-    first = np.searchsorted(patient, patient)
-    set_index = (np.arange(len(patient)) - first).astype(np.int32)
+    set_index = (np.arange(len(patient)) - np.searchsorted(patient, patient)).astype(np.int32)
     days = np.where(data.sets.timeless, np.float32(np.nan), np.concatenate(times)[order])
     return Vectors(patient, embedding, set_index, days)

@@ -17,6 +17,7 @@ from unpad.batching.plan import Micro
 from unpad.data.family import Data, RowSpan, family_of
 from unpad.data.sources.example import place_of
 from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
+from unpad.processes.sums import sum_kind
 from unpad.receipts import starts
 from unpad.receipts.starts import Cut, Session, StartingPoint
 from unpad.recipes.recipe import Recipe
@@ -122,8 +123,8 @@ def reasons(
             found.append(f"{name} is {setup.environment.get(key)}, was {was[key]}")
     if newest is not None and values["update_rule"] != UPDATE_RULE:
         found.append(OTHER_DRAWS)
-    processes = was.get("processes")
-    if session.recipe.train.sums == "fast" and processes not in (None, 1):
+    processes = was.get("processes", 1)
+    if processes > 1 and sum_kind(session.recipe.train.sums, was["device"], processes) == "fast":
         found.append(f"{processes} processes trained with train.sums=fast: the bits depend on their number")
     if values.get(SHARDED_AMONG, 1) != 1:
         found.append(f"the model was divided among {values[SHARDED_AMONG]} processes")

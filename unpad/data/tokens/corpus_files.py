@@ -189,8 +189,7 @@ def judge_rows(work: Preparation) -> tuple[list[BadRow], int]:
         bad += work.rows(index).bad if shard is None else shard.bad_rows(str(file.file.path))
         used[file.kind] += len(work.rows(index).examples) if shard is None else shard.num_rows
     total = sum(used.values())
-    files = [file.file for file in work.files]
-    apply_policy(bad, total + count_bad(bad), work.recipe.data, files=files)
+    apply_policy(bad, total + count_bad(bad), work.recipe.data, files=[file.file for file in work.files])
     for kind, count in used.items():
         refuse_empty(count, kind, [file.file for file in work.files if file.kind == kind])
     return bad, total
