@@ -7,7 +7,7 @@
 
 Every case is decided by its target and its number alone. A case is a finding where a reader does anything but return
 a result or raise an error of the right kind; where rows are neither used nor bad, or a damaged checkpoint loads; and
-where it takes 10 seconds of processor time, or the process 1 GB of memory. A finding is reduced and kept in
+where it takes 10 seconds of processor time, or the process 1 GB of memory. A finding is kept in
 tests/helpers/fuzz/found, one file per signature, where `make test` tries it again from then on. Totals add up over
 runs in benchmarks/fuzz.json and stand in docs/internals/reliability.md. Exit code 1 where a finding is open.
 """

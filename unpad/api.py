@@ -61,7 +61,7 @@ def plan(
     Args:
         lengths: positions the model sees per sequence, (num_seqs,).
         first_step: steps before this epoch, for grow_per="step".
-        settings: fields of the recipe's `plan` section, such as strategy="pack" or tokens_per_step=4096.
+        settings: fields of the recipe's `plan` section but `window`, such as strategy="pack" or tokens_per_step=4096.
     """
     chosen = checked(PlanSettings, settings)
     return make_plan(np.asarray(lengths), chosen, seed=seed, epoch=epoch, first_step=first_step)

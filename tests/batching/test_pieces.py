@@ -34,9 +34,9 @@ def cut(
     lengths: np.ndarray, targets: TargetCount | None = None, ids: np.ndarray | None = None, **settings
 ) -> tuple[Pieces, Ledger]:
     """The pieces that a plan would have, and its account of every token."""
-    sizes, wanted = check_lengths(lengths), PlanSettings(**settings)
-    pieces, counts, lost = cut_and_count(sizes, ids, wanted, targets)
-    return pieces, lost + account(pieces, counts, sizes, wanted.overflow)
+    lengths, wanted = np.asarray(lengths), PlanSettings(**settings)
+    pieces, counts, lost = cut_and_count(lengths, ids, wanted, targets)
+    return pieces, lost + account(pieces, counts, lengths, wanted.overflow)
 
 
 def spans(pieces: Pieces) -> list[tuple[int, int, int, int]]:
@@ -173,7 +173,7 @@ def test_sequences_are_chosen_and_repeated_by_id():
 @pytest.mark.parametrize("lengths", [[-1], [1.5], [[1, 2]], [2**31]])
 def test_lengths_that_are_no_counts_are_refused(lengths):
     with pytest.raises(PlanError, match=r"has length|lengths are"):
-        check_lengths(np.array(lengths))
+        check_lengths(np.array(lengths), np.arange(1))
 
 
 def test_sequence_ids_outside_the_lengths_are_refused():

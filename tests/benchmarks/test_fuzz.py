@@ -17,12 +17,11 @@ import pytest
 
 from benchmarks.fuzz import BEGIN, END, FOUND, PAGE, STATE, table
 from tests.helpers.fuzz.crew import Totals
-from tests.helpers.fuzz.reduce import reduce_case
 from tests.helpers.fuzz.target import Target, Verdict, judge, random_of
-from tests.helpers.fuzz.targets import MODULES, builders
+from tests.helpers.fuzz.targets import MODULES, builders, pictures
 from unpad.data.pixels import decode
 from unpad.data.sources import reader, row
-from unpad.data.tokens import cache, words
+from unpad.data.tokens import cache
 from unpad.nn import product_speed
 from unpad.recipes.lines import LineLoader
 from unpad.storage import folders
@@ -106,32 +105,31 @@ def test_a_case_is_decided_by_its_target_and_number_alone(opened):
 
 # --------------------------------------------------------------------------- planted faults
 
-PLANTED: dict[str, tuple[str, Any, str, Callable[[Any], Any], str, int]] = {
+PLANTED: dict[str, tuple[str, Any, str, Callable[[Any], Any], str]] = {
     "an error that nobody catches": (
-        "text_jsonl", row.Row, "split", lambda was: lambda row: {"train": "train"}[row["split"]], "KeyError", 60,
+        "text_jsonl", row.Row, "split", lambda was: lambda row: {"train": "train"}[row["split"]], "KeyError",
     ),
     "a row that vanishes": (
         "chat_jsonl", reader, "read_rows",
-        lambda was: lambda *given: (row for i, row in enumerate(was(*given)) if i != 1), "neither used nor bad", 60,
+        lambda was: lambda *given: (row for i, row in enumerate(was(*given)) if i != 1), "neither used nor bad",
     ),
     "a header that is misread": (
-        "bmp", decode, "probe",
-        lambda was: lambda data: decode.ImageInfo(was(data).height, was(data).width, "BMP", was(data).notes), "", 1000,
+        "bmp", pictures, "probe",
+        lambda was: lambda data: decode.ImageInfo(was(data).height, was(data).width, "BMP", was(data).notes), "",
     ),
     "a checksum that is not compared": (
-        "checkpoint_damage", folders, "_check_sha256", lambda was: lambda *given: None, "", 5000,
+        "checkpoint_damage", folders, "_check_sha256", lambda was: lambda *given: None, "",
     ),
     "a token cache whose checksum is not compared": (
-        "token_cache", cache.hashlib, "sha256", lambda was: lambda data=b"": _Same(), "damaged tokens are read", 3000,
+        "token_cache", cache.hashlib, "sha256", lambda was: lambda data=b"": _Same(), "damaged tokens are read",
     ),
     "a value of YAML that cannot be built": (
         "recipe_fields", LineLoader, "construct_object",
-        lambda was: LineLoader.__mro__[1].construct_object, "Error", 60,
+        lambda was: LineLoader.__mro__[1].construct_object, "Error",
     ),
-    "a word that is there twice": ("tokenizer_words", words, "set", lambda was: list, "", 6000),
     "a file of another shape": (
         "speeds_file", product_speed._File, "model_validate_json",
-        lambda was: lambda data: json.loads(data)["entries"], "", 60,
+        lambda was: lambda data: json.loads(data)["entries"], "",
     ),
 }  # fmt: skip
 
@@ -150,8 +148,8 @@ class _Same:
 
 @pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("fault", PLANTED)
-def test_a_planted_fault_is_found_and_reduced(fault, opened, monkeypatch):
-    name, module, function, planted, signature, most = PLANTED[fault]
+def test_a_planted_fault_is_found(fault, opened, monkeypatch):
+    name, module, function, planted, signature = PLANTED[fault]
     target = opened(name)
     monkeypatch.setattr(module, function, planted(getattr(module, function, None)), raising=False)
     for seed in range(400):
@@ -159,10 +157,8 @@ def test_a_planted_fault_is_found_and_reduced(fault, opened, monkeypatch):
         found = judge(target, data).signature
         if found:
             break
+    assert found
     assert signature in found
-    small = reduce_case(data, lambda part: judge(target, part).signature == found, trials=60, seconds=30)
-    assert judge(target, small).signature == found
-    assert len(small) <= most
 
 
 # --------------------------------------------------------------------------- processes
@@ -176,7 +172,7 @@ def fuzz_toys(folder: Path, cases: int, *names: str) -> subprocess.Popen[str]:
 
 
 def kept(folder: Path) -> dict[str, str]:
-    """Signatures of the findings of a folder, and their reduced bytes."""
+    """Signatures of the findings of a folder, and their bytes."""
     found = [json.loads(path.read_text(encoding="utf-8")) for path in (folder / "found").glob("*.json")]
     return {one["signature"]: one["data"] for one in found}
 
@@ -194,11 +190,11 @@ ENDINGS = {
 
 @pytest.mark.promise("input.fuzz")
 @pytest.mark.parametrize("name", ENDINGS)
-def test_a_reader_that_fails_hangs_dies_or_takes_too_much_memory_is_found_and_its_case_reduced(name, tmp_path):
+def test_a_reader_that_fails_hangs_dies_or_takes_too_much_memory_is_found_and_kept(name, tmp_path):
     run = fuzz_toys(tmp_path, 100, name)
     run.communicate(timeout=300)
     assert run.returncode == 0
-    assert kept(tmp_path)[ENDINGS[name]] == "x"
+    assert "x" in kept(tmp_path)[ENDINGS[name]]
     total = Totals.read(tmp_path / "state.json").targets[name]
     assert total.cases == total.next >= 100
     assert total.failed > 0

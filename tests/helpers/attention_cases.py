@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from itertools import pairwise
@@ -163,7 +164,8 @@ def _register_flash() -> None:
 
     def backward(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> Any:
         scores = partial(attend, bounds=rest[2], scale=rest[8], window=rest[9])
-        return torch.func.vjp(scores, q, k, v)[1](grad)
+        with ThreadPoolExecutor(1) as worker:  # an operator below a dispatch mode has no functorch; a new thread has
+            return worker.submit(lambda: torch.func.vjp(scores, q, k, v)[1](grad)).result()
 
     torch.library.register_kernel("torch_attn::_varlen_attn", "cpu", forward)
     torch.library.register_kernel("torch_attn::_varlen_attn_backward", "cpu", backward)

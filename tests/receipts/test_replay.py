@@ -89,9 +89,9 @@ def test_the_rows_are_those_that_the_loader_gave_to_training(tmp_path, monkeypat
         return result
 
     monkeypatch.setattr(LOOP, "train_step", counting)
-    run(write_toy(tmp_path), tmp_path / "run", "train.max_steps=5")
+    run(write_toy(tmp_path), tmp_path / "run", "train.max_steps=6", "plan.window=20")
     trained = list(given)
-    for step in (2, 5):
+    for step in (2, 6):
         learnt = replay(tmp_path / "run", step).micros
         assert [([r.stop - r.start for r in m], [sum(r.targets for r in m)]) for m in learnt] == trained[step - 1]
 

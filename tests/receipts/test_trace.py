@@ -53,13 +53,13 @@ def places(found: Trace) -> list[tuple[int, int, int, int]]:
 
 @pytest.mark.promise("receipts.trace")
 def test_rows_of_every_kind_of_text_are_those_of_the_loader(tmp_path, given):
-    """Split documents and drawn ones; a stopped run of two stages."""
+    """Split documents and drawn ones, in windows; a stopped run of two stages."""
     recipe = write_toy(
         tmp_path,
         data={"text": [{"path": str(tmp_path / "texts.jsonl"), "weight": 1.5}]},
-        plan={"tokens_per_step": 200, "tokens_per_micro": 90, "max_tokens": 20, "stride": 15},
+        plan={"tokens_per_step": 200, "tokens_per_micro": 90, "max_tokens": 20, "stride": 15, "window": 20},
     )
-    run(recipe, tmp_path / "run", "train.max_steps=20")
+    run(recipe, tmp_path / "run", "train.max_steps=24")
     history = open_history(tmp_path / "run")
     texts = [trace_row(history, f"{tmp_path}/texts.jsonl:{line}") for line in range(1, 61)]
     for line, found in enumerate(texts, start=1):

@@ -11,11 +11,13 @@ import pytest
 import yaml
 
 from tests.helpers.toy import LOOP, events, rows, run, same_tensors, scripted_heldout, weights, write_toy
+from unpad.batching.plan import Plan, plan
 from unpad.errors import CheckpointError, Interrupted, RecipeError, ResumeError, UnpadError
 from unpad.recipes.file import load_recipe
 from unpad.run import checkpoint
 from unpad.run.folder import COMMAND, RECIPE
 from unpad.training import progress
+from unpad.training import stage as stages
 from unpad.training.progress import resumed_recipe
 
 
@@ -352,3 +354,21 @@ def test_what_is_left_of_a_killed_start_is_no_run_and_its_id_goes(tmp_path):
     (tmp_path / "run" / COMMAND).write_text('{"recipe": "toy", "overrides": [], "id": "0123456789abcdef"}')
     run(one_stage(tmp_path), tmp_path / "run", "train.max_steps=1")
     assert json.loads((tmp_path / "run" / COMMAND).read_text())["id"] != "0123456789abcdef"
+
+
+@pytest.mark.promise("batch.windows")
+def test_a_run_resumed_within_a_window_is_the_same_and_plans_no_other(tmp_path, monkeypatch):
+    recipe = one_stage(tmp_path, plan={"tokens_per_step": 150, "window": 30}, train={"max_epochs": 2})
+    run(recipe, tmp_path / "whole")
+    expected, planned = rows(tmp_path / "whole", "train"), list[tuple[int, int]]()
+
+    def watched(*given: Any, **known: Any) -> Plan:
+        planned.append((known["epoch"], known["window"]))
+        return plan(*given, **known)
+
+    run(recipe, tmp_path / "run", f"train.max_steps={len(expected) * 3 // 4}")
+    monkeypatch.setattr(stages, "plan", watched)
+    run(recipe, tmp_path / "run", "train.max_steps=null", resume=True)
+    assert set(planned) == {(0, 0), (1, 1), (1, 2)}
+    assert rows(tmp_path / "run", "train") == expected
+    assert same_tensors(weights(tmp_path / "run"), weights(tmp_path / "whole"))

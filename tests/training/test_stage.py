@@ -1,11 +1,12 @@
 """A stage: its sequences, the plans of its epochs, and its length, from a table of positions alone."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from unpad.batching.ledger import Ledger
 from unpad.batching.plan import Plan, plan
 from unpad.data.family import SequenceTable, sequence_table
 from unpad.data.sources.split import Split
@@ -146,7 +147,7 @@ def test_epochs_that_grow_by_steps_are_counted_as_they_are_planned(grow, max_ste
     }
     stage = stage_of(**sections)
     counts = steps_of_every_epoch(stage_of(**sections), 6)
-    epochs = stage_epochs(stage, epoch_plan(stage, 0))
+    epochs = stage_epochs(stage)
     assert epochs.first == tuple(range(len(epochs.steps)))
     assert epochs.steps == tuple(counts[: len(epochs.steps)])
     grown, end = max(grow, default=1) - 1, max_steps or 10**9
@@ -158,9 +159,9 @@ def test_epochs_that_grow_by_steps_are_counted_as_they_are_planned(grow, max_ste
 def test_epochs_that_grow_by_epochs_are_planned_once_for_each_size():
     stage = stage_of(plan={**UNEVEN, "grow": {3: 200, 6: 400, 9: 800}}, train={"max_epochs": 6})
     counts = steps_of_every_epoch(stage, 6)
-    assert stage_epochs(stage, epoch_plan(stage, 0)) == Epochs((0, 2, 5), (counts[0], counts[2], counts[5]))
+    assert stage_epochs(stage) == Epochs((0, 2, 5), (counts[0], counts[2], counts[5]))
     endless = stage_of(plan={**UNEVEN, "grow": {3: 200, 9: 800}}, train={"max_epochs": None, "max_steps": 5})
-    assert stage_epochs(endless, epoch_plan(endless, 0)).first == (0, 2, 8)
+    assert stage_epochs(endless).first == (0, 2, 8)
 
 
 @pytest.mark.parametrize(
@@ -193,10 +194,10 @@ def test_a_stage_of_fewer_steps_than_min_steps_runs_more_epochs_unless_max_steps
 def test_a_stage_that_is_lengthened_grows_its_steps_as_one_of_as_many_epochs(per):
     growing = {**UNEVEN, "grow": {3: 200, 9: 400, 90: 800}, "grow_per": per}
     short, long = stage_of(plan=growing, train={"max_epochs": 2, "min_steps": 100}), stage_of(plan=growing)
-    epochs = stage_epochs(short, epoch_plan(short, 0))
+    epochs = stage_epochs(short)
     found = num_epochs(short, epochs)
     long = stage_of(plan=growing, train={"max_epochs": found})
-    assert epochs == stage_epochs(long, epoch_plan(long, 0))
+    assert epochs == stage_epochs(long)
     assert epochs.steps_before(found - 1) < 100 <= epochs.steps_before(found)
 
 
@@ -205,3 +206,57 @@ def test_a_stage_that_is_lengthened_is_evaluated_as_often_as_it_would_have_been(
     found = [epochs_per_evaluation(stage_of(train={"max_epochs": 3, "min_steps": least}), Epochs((0,), (10,)))
              for least in (None, 30, 31, 60, 61, 500)]  # fmt: skip
     assert found == [1, 1, 1, 2, 2, 17]
+
+
+# --------------------------------------------------------------------------- windows
+
+MANY = np.random.default_rng(2).integers(1, 60, 1200)
+
+
+def windowed(table: dict[str, Any] | None = None, **sections: Any) -> StageSetup:
+    """1,200 sequences in six windows."""
+    sections["plan"] = {**UNEVEN, "window": 200, **sections.get("plan", {})}
+    return stage_of(sequence_table(MANY, np.zeros(1200, np.uint8), **table or {}), **sections)
+
+
+def drawn(stage: StageSetup, epoch: int = 0) -> list[list[int]]:
+    """Sequences of every window of an epoch, in the order of its steps."""
+    plans = (epoch_plan(stage, epoch, window) for window in range(stage.windows))
+    return [[seq for step in contents(made) for micro in step for seq in micro] for made in plans]
+
+
+@pytest.mark.promise("batch.windows")
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_windows_hold_every_sequence_of_an_epoch_once_in_another_order_each_time(drop_last):
+    stage = windowed(plan={"drop_last": drop_last})
+    first, again, second = (drawn(stage, epoch) for epoch in (0, 0, 1))
+    assert first == again
+    assert [set(window) for window in first] != [set(window) for window in second]
+    assert len(first) == 6
+    assert max(map(len, first)) <= 201
+    assert drop_last or sorted(np.concatenate(first).tolist()) == list(range(1200))
+    ledger = sum((epoch_plan(stage, 0, window).ledger for window in range(6)), Ledger())
+    assert ledger.total == MANY.sum()
+    assert drop_last == bool(ledger.dropped)
+
+
+@pytest.mark.promise("batch.windows")
+def test_pairs_stay_in_one_micro_batch_and_sources_keep_their_weights():
+    bundle = np.concatenate([np.arange(600), np.arange(600)[::-1]])  # replies far apart
+    pairs = replace(windowed({"bundle": bundle}, data={"pairs": "unused.jsonl"}), kinds=("pairs",))
+    micros = [micro for window in range(6) for step in contents(epoch_plan(pairs, 0, window)) for micro in step]
+    assert all(np.array_equal(np.unique(bundle[micro]), np.sort(bundle[micro])[::2]) for micro in micros)
+    assert sorted(np.concatenate(micros).tolist()) == list(range(1200))
+    weighed = windowed({"source": np.arange(1200) % 2, "weights": (1.0, 2.5)})
+    times = np.bincount(np.concatenate(drawn(weighed)))
+    assert set(times[::2]) == {1}
+    assert times[1::2].sum() == pytest.approx(2.5 * 600, abs=6)
+
+
+@pytest.mark.promise("batch.windows")
+def test_steps_that_grow_are_counted_through_windows_and_the_others_estimated():
+    growing = {"plan": {"grow": {100: 400}, "grow_per": "step"}, "train": {"max_epochs": 2}}
+    counts = [epoch_plan(windowed(**growing), 0, window).num_steps for window in range(6)]
+    assert counts[0] > 1.5 * counts[-1]
+    epochs = stage_epochs(windowed(**growing))
+    assert epochs.steps == pytest.approx((sum(counts), 6 * counts[-1]), abs=6)

@@ -120,7 +120,7 @@ def test_a_preview_has_the_epochs_and_steps_that_training_has(made):
     assert [(name, int(epochs)) for name, _, epochs in lines] == [("pretrain", 2), ("tune", 3)]
     assert abs(sum(int(steps) for _, steps, _ in lines) - length) <= 3
     stage = setup_of(recipe, "train.min_steps=100").stages[0]
-    assert planned(stage).epochs == num_epochs(stage, stage_epochs(stage, epoch_plan(stage, 0))) == 17
+    assert planned(stage).epochs == num_epochs(stage, stage_epochs(stage)) == 17
 
 
 @pytest.mark.promise("cli.long-work")

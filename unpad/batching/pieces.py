@@ -54,7 +54,7 @@ def cut_and_count(
     """Apply the overflow policy, and drop pieces without a target.
 
     Args:
-        lengths: positions per sequence, indexed by sequence id, (num_sequences,) int64 of `check_lengths`.
+        lengths: positions per sequence, indexed by sequence id, (num_sequences,) int; only those of `seq_ids` are read.
         seq_ids: sequences to cut, (n,) int, repeats allowed; None is every sequence once.
         settings: `max_tokens` limits a piece, `overflow` is the policy for longer sequences, and windows of split start
             every `stride` tokens, by default `max_tokens`. Where windows overlap, positions that an earlier window has
@@ -68,10 +68,11 @@ def cut_and_count(
         The pieces, their numbers of targets (num_pieces,) int64, and the ledger of all tokens that are in no piece.
 
     Raises:
-        PlanError: a sequence is too long and overflow is error, or would cut a bundle; the stride leaves gaps.
+        PlanError: a sequence is too long and overflow is error, or would cut a bundle; the stride leaves gaps; as
+            `check_lengths`.
     """
     ids = np.arange(len(lengths)) if seq_ids is None else _check_ids(seq_ids, len(lengths))
-    sizes, overflow = lengths[ids], settings.overflow
+    sizes, overflow = check_lengths(lengths, ids), settings.overflow
     limit = settings.max_tokens or max(int(sizes.max(initial=1)), 1)
     over = sizes > limit
     if bundles is not None and over.any():
@@ -129,22 +130,27 @@ def account(pieces: Pieces, counts: np.ndarray, lengths: np.ndarray, overflow: s
     )
 
 
-def check_lengths(lengths: np.ndarray) -> np.ndarray:
-    """Return the lengths as (num_sequences,) int64.
+def check_lengths(lengths: np.ndarray, seq_ids: np.ndarray) -> np.ndarray:
+    """Return the lengths of sequences, (n,) int64.
+
+    Args:
+        lengths: (num_sequences,) int; seq_ids: (n,) int64, indices into it.
 
     Raises:
-        PlanError: not a list of whole numbers from 0 to 2**31 - 1.
+        PlanError: not a list of whole numbers, or one of these is not from 0 to 2**31 - 1.
     """
-    array = np.asarray(lengths)
-    if array.size == 0:
+    if lengths.size == 0:
         return np.zeros(0, np.int64)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise PlanError(f"lengths are {array.dtype} of shape {array.shape}", fix="pass one whole number per sequence")
+    if lengths.ndim != 1 or lengths.dtype.kind not in "iu":
+        what = f"lengths are {lengths.dtype} of shape {lengths.shape}"
+        raise PlanError(what, fix="pass one whole number per sequence")
+    sizes = lengths[seq_ids]
     # int32: spans and cu_seqlens are indexed with it.
-    wrong = np.flatnonzero((array < 0) | (array >= 2**31))
+    wrong = np.flatnonzero((sizes < 0) | (sizes >= 2**31))
     if len(wrong):
-        raise PlanError(f"sequence {wrong[0]} has length {array[wrong[0]]}", fix="lengths are 0 to 2147483647 tokens")
-    return array.astype(np.int64)
+        what = f"sequence {seq_ids[wrong[0]]} has length {sizes[wrong[0]]}"
+        raise PlanError(what, fix="lengths are 0 to 2147483647 tokens")
+    return sizes.astype(np.int64)
 
 
 def _check_ids(seq_ids: np.ndarray, num_sequences: int) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The plan: sequences of every optimizer step and micro-batch of an epoch, and what happens to every token.
 
-A plan is data, returned by a pure function of lengths, settings, seed and epoch.
+A plan is data, returned by a pure function of lengths, settings, seed and epoch. An epoch of very many sequences is
+several plans, of a window of it each.
 """
 
 import math
@@ -13,7 +14,8 @@ import numpy as np
 
 from unpad.batching.grouping import Grouping, bundled, joined, split_steps, sum_runs, unfold
 from unpad.batching.ledger import Ledger, entry
-from unpad.batching.pieces import Pieces, TargetCount, account, check_lengths, cut_and_count
+from unpad.batching.pieces import Pieces, TargetCount, account, cut_and_count
+from unpad.errors import PlanError
 from unpad.recipes.training import PlanSettings
 
 SPAN = ("seq_ids", "starts", "stops", "first_target")  # of a piece: the arrays of a Micro
@@ -125,18 +127,20 @@ def plan(
     seed: int,
     epoch: int,
     first_step: int = 0,
+    window: int | None = None,
     max_tokens: int | None = None,
     context_field: str = "model.context",
     seq_ids: np.ndarray | None = None,
     targets: TargetCount | None = None,
     bundles: np.ndarray | None = None,
 ) -> Plan:
-    """Plan one epoch. Pure: equal arguments give an equal plan.
+    """Plan one epoch, or a window of it. Pure: equal arguments give an equal plan.
 
     Args:
-        lengths: positions per sequence, indexed by sequence id, (num_sequences,) int.
+        lengths: positions per sequence, indexed by sequence id, (num_sequences,) int, possibly mapped from a file.
         settings: the recipe's section; its strategy names the function that groups the pieces.
-        first_step: steps of the stage before this epoch, for settings that grow by steps.
+        first_step: steps of the stage before this epoch or window, for settings that grow by steps.
+        window: number of the window of the epoch that `seq_ids` are, from `window_places`; None is the whole epoch.
         max_tokens: the model's context length; the smaller of this and settings.max_tokens applies.
         context_field: recipe field that sets the model's context, named in an error.
         seq_ids: the sequences of this epoch, (n,) int, repeats allowed; None is every sequence once.
@@ -146,20 +150,23 @@ def plan(
             one micro-batch, and count as one where settings count sequences.
 
     Raises:
-        PlanError: the settings do not fit the lengths.
+        PlanError: the settings do not fit the lengths, or ask for windows of a whole epoch.
     """
+    if window is None and settings.window is not None:
+        what = "windows are of the epochs of a training, and here all sequences are planned at once"
+        raise PlanError(what, where="plan.window", fix="leave it out, and plan some of the lengths after the others")
     limits = {"plan.max_tokens": settings.max_tokens, context_field: max_tokens}
     limit = min((one for one in limits.values() if one is not None), default=None)
     limited_by = " and ".join(name for name, one in limits.items() if one == limit)
     settings = settings.model_copy(update={"max_tokens": limit})
-    lengths = check_lengths(lengths)
+    lengths = np.asarray(lengths)
     pieces, counts, lost = cut_and_count(lengths, seq_ids, settings, targets, limited_by, bundles)
     grouped, offsets = pieces.lengths, np.arange(len(pieces) + 1)
     if bundles is not None:
         order, offsets = bundled(bundles[pieces.seq_ids])
         pieces, counts = pieces.take(order), counts[order]
         grouped = sum_runs(pieces.lengths, offsets)
-    grouping, settings = _grouped(grouped, settings.parts(epoch, first_step), np.random.default_rng([seed, epoch]))
+    grouping, settings = _grouped(grouped, settings.parts(epoch, first_step), _random(seed, epoch, 0, window))
     is_dropped = np.zeros(len(grouped), bool)
     if settings.drop_last:
         grouping, is_dropped = _without_short_last_step(grouping, grouped, settings)
@@ -215,11 +222,47 @@ def _without_short_last_step(
 
 # --------------------------------------------------------------------------- sequences of an epoch
 
+# Sequences of an epoch that are planned at once, some 150 bytes and a microsecond each; and of a window of more.
+MOST_AT_ONCE, WINDOW = 10_000_000, 2_000_000
+BLOCK = 4096  # neighbouring sequences that stay in one window, to be read from one place of a file
 
-def draw_sequences(source_of: np.ndarray, weights: Sequence[float], seed: int, epoch: int) -> np.ndarray:
-    """Draw the sequences of one epoch: weight w takes each sequence floor(w) times, and a random share of the rest.
 
-    The share is drawn without replacement, and its size is right on average over epochs.
+def num_windows(num_sequences: int, settings: PlanSettings) -> int:
+    """Windows that an epoch is planned in; at least 1."""
+    size = settings.window or (WINDOW if num_sequences > MOST_AT_ONCE else num_sequences)
+    return -(-num_sequences // size) if num_sequences else 1
+
+
+def window_places(num_sequences: int, windows: int, window: int, seed: int, epoch: int) -> np.ndarray:
+    """Sequences of one of several windows: blocks of neighbours, which every epoch deals out anew.
+
+    Args:
+        windows: from `num_windows`; all hold the same number of blocks, or one less.
+
+    Returns:
+        Places in ascending order, (n,) int64; every one of `num_sequences` is in one window.
+    """
+    assert 0 <= window < windows, "there is such a window"
+    block = max(min(BLOCK, num_sequences // windows // 64), 1)  # 64 blocks and more, so that windows are alike
+    num_blocks = -(-num_sequences // block)
+    first, last = (number * num_blocks // windows for number in (window, window + 1))
+    chosen = np.sort(_random(seed, epoch, 2).permutation(num_blocks)[first:last])
+    places = (chosen[:, None] * block + np.arange(block)).ravel()
+    return places[places < num_sequences]
+
+
+def _random(seed: int, epoch: int, stream: int, window: int | None = None) -> np.random.Generator:
+    """Generator of one use of random numbers. Zeros at the end change nothing: stream 0 is that of (seed, epoch)."""
+    return np.random.default_rng([seed, epoch, stream, window or 0])
+
+
+def draw_sequences(
+    source_of: np.ndarray, weights: Sequence[float], seed: int, epoch: int, window: int = 0
+) -> np.ndarray:
+    """Draw the sequences of one epoch, or of a window of it: weight w takes each sequence floor(w) times, and a random
+    share of the rest.
+
+    The share is drawn without replacement, and its size is right on average over epochs and windows.
 
     Args:
         source_of: source of each sequence, an index into weights, (num_sequences,) int.
@@ -229,8 +272,7 @@ def draw_sequences(source_of: np.ndarray, weights: Sequence[float], seed: int, e
         Sequence ids in ascending order, (n,) int64; all of them once where every weight is 1.
     """
     source_of = np.asarray(source_of).astype(np.int64)
-    # The third word separates this stream from the one that orders the plan.
-    rng = np.random.default_rng([seed, epoch, 1])
+    rng = _random(seed, epoch, 1, window)
     times = np.floor(np.array(weights)).astype(np.int64)[source_of]  # (num_sequences,)
     for source, weight in enumerate(weights):
         members = np.flatnonzero(source_of == source)

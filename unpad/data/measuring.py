@@ -121,7 +121,7 @@ class Measuring(Generic[DataType]):
 
     def _plan(self) -> Plan:
         """Plan micro-batches with every sequence that has a target, once each."""
-        fields = {"overflow": self.overflow, "drop_last": False, "strategy": "pack"}
+        fields = {"overflow": self.overflow, "drop_last": False, "strategy": "pack", "window": None}
         fields["tokens_per_step"] = self.settings.tokens_per_micro
         return plan(
             self.data.table.positions,

@@ -94,7 +94,7 @@ def schedule(subject: Subject) -> Found | None:
     others = names.get(optim.schedule, ("warmup", "floor"))
     fields = [subject.field(f"optim.{name}") for name in ("schedule", *others)]
     values = {"name": optim.schedule, "field": fields[0], "others": ", ".join(fields[1:])}
-    epochs = stage_epochs(subject.stage, subject.plan)
+    epochs = stage_epochs(subject.stage)
     taken = np.unique(np.linspace(0, steps - 1, 2000).astype(int)).tolist()
     rates = np.array([Schedule(optim, epochs, steps).rate(step, int(epochs.epochs_before(step))) for step in taken])
     area, end = float(rates.mean()) / peak, float(rates[-1])

@@ -158,7 +158,7 @@ def _at_stage(name: str, folder: Path | None, step: int, setup: Setup, model: Mo
             continue
         plan = epoch_plan(stage, 0)
         if plan.num_steps:
-            num_steps = last_step(stage, 0, stage_epochs(stage, plan))
+            num_steps = last_step(stage, 0, stage_epochs(stage))
             return Subject(name, folder, step, setup, setup.data, model, stage, plan, num_steps, clock)
     fix = "give data to train on; `unpad plan` counts what a plan leaves out"
     raise RecipeError("no stage has a step", where="stages", fix=fix)

@@ -356,6 +356,7 @@ class Block(nn.Module):
             _ = stream.layout.places  # kept by the layout; a graph cannot make them, as their number is data
             drawn = torch.tensor([seed or 0 for seed in seeds], pin_memory=stream.x.is_cuda)
             seeds = drawn.to(stream.x.device, non_blocking=True)
+            torch._dynamo.mark_static(seeds)  # or a graph made of two sequences, with three bounds, is for two alone
         given = self, stream, cache, index, keep_index, seeds
         if self.recomputes:  # the only random draws are dropout's, which its seeds repeat
             return checkpoint(advance, *given, use_reentrant=False, preserve_rng_state=False)

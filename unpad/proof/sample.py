@@ -332,7 +332,7 @@ def _plan(setup: Setup, seq_ids: np.ndarray, settings: PlanSettings, targets: Ta
 
 def _settings(setup: Setup, strategy: str) -> PlanSettings:
     """The last stage's plan with everything in one step."""
-    everything = {"strategy": strategy, "tokens_per_step": 1 << 30, "grow": {}, "drop_last": False}
+    everything = {"strategy": strategy, "tokens_per_step": 1 << 30, "grow": {}, "drop_last": False, "window": None}
     return plan_of_run(setup).model_copy(update=everything)
 
 

@@ -151,7 +151,8 @@ class Receipt:
     Args:
         start: where the computation began; num_computed: steps that it took, this one included.
         seconds: that it took, reading the data included.
-        epoch_step: number of the step within its epoch, from 1, of `epoch_steps`; 0 if it could not be taken.
+        epoch_step: number of the step within its epoch, from 1, of `epoch_steps`, which is 0 where these are not known
+            as the epoch has several windows; 0 if it could not be taken.
         columns: the step's, compared; first_differing: first computed step that differs, None without one.
         failure: reason why the step could not be recomputed; "" if it could.
         why: likely reasons for a difference.
@@ -211,7 +212,8 @@ class Receipt:
         taken = "this step alone" if self.num_computed == 1 else f"{self.num_computed:,} steps"
         place = f"{self.stage}, epoch {self.epoch}"
         if self.epoch_step:
-            place += f", step {self.epoch_step:,} of {self.epoch_steps:,} of the epoch"
+            of = f" of {self.epoch_steps:,}" if self.epoch_steps else ""
+            place += f", step {self.epoch_step:,}{of} of the epoch"
         facts = [("stage", place), ("began from", self.start.name)]
         facts += [("", damage) for damage in self.damages]
         facts.append(("computed", f"{taken}, in {self.seconds:.1f} s"))
@@ -365,7 +367,7 @@ def _replay(
             failure = f"{error.what}, where the run went on"
     others = [one for one, row in found.items() if one in steps.rows and differing(compare(steps.rows[one], row))]
     columns = compare(steps.rows[step], found.get(step))
-    plan = epoch_plan(setup.stages[steps.index], progress.epoch)
+    plan = epoch_plan(setup.stages[steps.index], progress.epoch, progress.window)
     is_taken = step in found
     cuts = starts.cuts_until(sessions, step)
     why = []
@@ -378,7 +380,7 @@ def _replay(
         stage=steps.name,
         epoch=steps.rows[step]["epoch"],
         epoch_step=progress.epoch_step if is_taken else 0,
-        epoch_steps=plan.num_steps,
+        epoch_steps=plan.num_steps if setup.stages[steps.index].windows == 1 else 0,
         start=start,
         num_computed=step - start.after,
         seconds=perf_counter() - began,
@@ -387,7 +389,7 @@ def _replay(
         failure=failure,
         why=why,
         damages=damages,
-        micros=learnt(setup.data, plan.step(progress.epoch_step - 1)) if is_taken else [],
+        micros=learnt(setup.data, plan.step(progress.window_step - 1)) if is_taken else [],
         units=family_of(recipe).UNITS[1],
         by_plan_alone=steps.rows[step]["rows"] is None,
         is_checked=newest is not None,

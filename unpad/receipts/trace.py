@@ -21,7 +21,7 @@ from unpad.terminal.progress import counted
 from unpad.terminal.table import text_table, wrapped
 from unpad.training.progress import refuse_changed_data
 from unpad.training.setup import resolved
-from unpad.training.stage import StageSetup, epoch_plan, make_stage, plan_inputs
+from unpad.training.stage import StageSetup, epoch_plan, make_stage, plan_inputs, window_ids
 
 MOST_STEPS = 40  # that are printed
 
@@ -189,24 +189,31 @@ def _trace_stages(tracing: _Tracing, recipe: Recipe, done: Sequence[starts.Stage
 def _trace_stage(tracing: _Tracing, stage: StageSetup, steps: starts.StageSteps) -> None:
     before, num_epochs = steps.before, max(row["epoch"] for row in steps.rows.values())
     for epoch in counted(range(num_epochs), f"planning {stage.name}", num_epochs, "epochs"):
-        plan = epoch_plan(stage, epoch)
-        _trace_epoch(tracing, stage, epoch, plan, before, steps.rows)
-        before += plan.num_steps
+        for window in range(stage.windows):
+            plan = epoch_plan(stage, epoch, window)
+            _trace_window(tracing, stage, (epoch, window), plan, before, steps.rows)
+            before += plan.num_steps
 
 
-def _trace_epoch(
-    tracing: _Tracing, stage: StageSetup, epoch: int, plan: Plan, before: int, taken: Mapping[int, dict[str, Any]]
+def _trace_window(
+    tracing: _Tracing,
+    stage: StageSetup,
+    place: tuple[int, int],
+    plan: Plan,
+    before: int,
+    taken: Mapping[int, dict[str, Any]],
 ) -> None:
-    """Add the steps of an epoch that learnt from the row.
+    """Add the steps of an epoch, or a window of it, that learnt from the row.
 
     Args:
-        before: steps of the run before the epoch; taken: rows of those of the stage that it took.
+        place: epoch and window.
+        before: steps of the run before it; taken: rows of those of the stage that it took.
     """
-    parts, pieces, found = tracing.row.parts, plan.pieces, False
-    places = np.flatnonzero(np.isin(pieces.seq_ids[plan.order], [part[0] for part in parts]))
-    for place in places.tolist():
-        piece = int(plan.order[place])
-        micro = int(np.searchsorted(plan.micro_offsets, place, "right")) - 1
+    epoch, pieces, found = place[0], plan.pieces, False
+    seq_ids = [part[0] for part in tracing.row.parts]
+    for at in np.flatnonzero(np.isin(pieces.seq_ids[plan.order], seq_ids)).tolist():
+        piece = int(plan.order[at])
+        micro = int(np.searchsorted(plan.micro_offsets, at, "right")) - 1
         index = int(np.searchsorted(plan.step_offsets, micro, "right")) - 1
         span = (pieces.seq_ids, pieces.starts, pieces.stops, pieces.first_target)
         rows = _rows_in(tracing, *(int(column[piece]) for column in span))
@@ -218,8 +225,8 @@ def _trace_epoch(
         number = micro - int(plan.step_offsets[index]) + 1
         skipped = bool(taken.get(step, {}).get("skipped"))
         tracing.learnt += [Learnt(stage.name, epoch + 1, step, number, **asdict(row), skipped=skipped) for row in rows]
-    if not found:
-        tracing.why[_reason(tracing, stage, epoch, plan)] += 1
+    if not found and np.isin(seq_ids, window_ids(stage, *place)).any():
+        tracing.why[_reason(tracing, stage, place, plan)] += 1
 
 
 def _rows_in(tracing: _Tracing, seq_id: int, start: int, stop: int, first_target: int) -> list[RowSpan]:
@@ -236,9 +243,9 @@ def _rows_in(tracing: _Tracing, seq_id: int, start: int, stop: int, first_target
     return rows
 
 
-def _reason(tracing: _Tracing, stage: StageSetup, epoch: int, plan: Plan) -> str:
-    """The reason why an epoch has no piece of the row."""
-    seq_ids, (lengths, settings, known) = [part[0] for part in tracing.row.parts], plan_inputs(stage, epoch)
+def _reason(tracing: _Tracing, stage: StageSetup, place: tuple[int, int], plan: Plan) -> str:
+    """The reason why an epoch has no piece of the row; place: as of `_trace_window`."""
+    seq_ids, (lengths, settings, known) = [part[0] for part in tracing.row.parts], plan_inputs(stage, *place)
     table = tracing.data.table
     if not np.isin(seq_ids, known["seq_ids"]).any():
         weight = table.weights[int(table.source[seq_ids[0]])]

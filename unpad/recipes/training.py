@@ -111,6 +111,9 @@ class PlanSettings(Section):
     """Join documents before windows are cut, as fixed blocks do."""
     drop_last: bool = False
     """Drop a last step smaller than the others."""
+    window: int | None = Field(None, ge=1)
+    """Sequences of an epoch that are planned at once, which bounds memory and what a resume plans again; default: all
+    of up to 10 million, and 2 million of more."""
 
     @model_validator(mode="after")
     def _batches_exist(self) -> PlanSettings:

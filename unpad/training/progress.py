@@ -54,6 +54,8 @@ class Progress:
     stage_step: Count = 0
     epoch: Count = 0
     epoch_step: Count = 0  # steps done within the epoch
+    window: Count = 0  # of the epoch, if it is planned in several
+    window_start: Count = 0  # steps of the epoch before its window
     best: float | None = None  # held-out loss, per stage
     best_step: Count = 0
     checks_without_progress: Count = 0
@@ -76,8 +78,20 @@ class Progress:
         watches: dict[str, Any] = values.pop("watches")
         return values | watches
 
+    @property
+    def window_step(self) -> int:
+        """Steps done within the window."""
+        return self.epoch_step - self.window_start
+
+    def next_window(self, windows: int) -> None:
+        """Begin the next of the windows of an epoch, or the next epoch."""
+        self.window, self.window_start = self.window + 1, self.epoch_step
+        if self.window >= windows:
+            self.epoch, self.epoch_step, self.window, self.window_start = self.epoch + 1, 0, 0, 0
+
     def next_stage(self) -> None:
         self.stage, self.stage_step, self.epoch, self.epoch_step = self.stage + 1, 0, 0, 0
+        self.window, self.window_start = 0, 0
         self.best, self.best_step, self.checks_without_progress = None, 0, 0
         self.watches = {}
 

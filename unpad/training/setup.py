@@ -35,7 +35,7 @@ from unpad.training.memory import choose_allocator
 from unpad.training.optim import Schedule, freeze, make_optimizer
 from unpad.training.parallel.divisions import parallelism_of
 from unpad.training.parallel.parallelism import ONE_PROCESS, Parallelism, Replicas
-from unpad.training.stage import StageSetup, epoch_plan, last_step, length_lines, make_stage, stage_epochs
+from unpad.training.stage import StageSetup, last_step, length_lines, make_stage, stage_epochs
 from unpad.training.step import OPTIMIZER_FIX
 
 
@@ -258,7 +258,7 @@ def check_stages(setup: Setup) -> None:
             )
         with needs_memory("the optimizer", OPTIMIZER_FIX):
             make_optimizer(setup.model, recipe.optim)
-        epochs = stage_epochs(stage, epoch_plan(stage, 0))
+        epochs = stage_epochs(stage)
         if 0 in epochs.steps:
             fix = f"lower {field('plan.tokens_per_step')}, or set {field('plan.drop_last')}=false and "
             fix += f"{field('plan.overflow')}=split"

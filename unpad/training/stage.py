@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from unpad.batching.grouping import bundled
-from unpad.batching.plan import Plan, draw_sequences, plan
+from unpad.batching.grouping import bundled, reorder_runs
+from unpad.batching.plan import Plan, draw_sequences, num_windows, plan, window_places
 from unpad.data.family import Data, SequenceTable
 from unpad.data.sources.split import Split
 from unpad.models import model_config
@@ -40,12 +40,17 @@ class StageSetup:
     train_ids: np.ndarray
     held_out_ids: np.ndarray
     longest: int
-    steps_of: dict[int, int] = field(init=False, default_factory=dict)  # steps of the epochs planned so far
+    steps_of: dict[int, int] = field(init=False, default_factory=dict)  # of the windows planned so far, through epochs
 
     @property
     def of_pairs(self) -> bool:
         """True if the stage learns from pairs of replies."""
         return bool(self.recipe.data.pairs) and "pairs" in self.kinds
+
+    @property
+    def windows(self) -> int:
+        """Windows that each epoch is planned in; 1 is without windows."""
+        return num_windows(len(self.train_ids), self.recipe.plan)
 
     @property
     def keeps_best(self) -> bool:
@@ -90,28 +95,46 @@ def prepare_model(model: Model, stage: StageSetup) -> Ready:
     return Ready(objective, num_frozen)
 
 
-def epoch_plan(stage: StageSetup, epoch: int) -> Plan:
-    """Plan one epoch: a pure function of the data, the recipe and the epoch."""
-    planned = _plan(stage, epoch, _steps_before(stage, epoch))
-    stage.steps_of[epoch] = planned.num_steps
+def epoch_plan(stage: StageSetup, epoch: int, window: int = 0) -> Plan:
+    """Plan one window of an epoch, which is all of it by default: a pure function of the data, the recipe and the two
+    numbers."""
+    return _plan(stage, epoch * stage.windows + window)
+
+
+def _plan(stage: StageSetup, number: int) -> Plan:
+    """Plan a window, numbered through all epochs."""
+    epoch, window = divmod(number, stage.windows)
+    lengths, settings, known = plan_inputs(stage, epoch, window)
+    planned = plan(lengths, settings, epoch=epoch, first_step=_steps_before(stage, number), **known)
+    stage.steps_of[number] = planned.num_steps
     return planned
 
 
-def _plan(stage: StageSetup, epoch: int, first_step: int) -> Plan:
-    lengths, settings, known = plan_inputs(stage, epoch)
-    return plan(lengths, settings, epoch=epoch, first_step=first_step, **known)
+def _steps(stage: StageSetup, number: int) -> int:
+    """Steps of a window, numbered through all epochs."""
+    return stage.steps_of[number] if number in stage.steps_of else _plan(stage, number).num_steps
 
 
-def _steps_before(stage: StageSetup, epoch: int) -> int:
-    """Steps of the stage before an epoch, as far as growth by steps depends on them."""
+def _steps_before(stage: StageSetup, number: int) -> int:
+    """Steps of the stage before a window, as far as growth by steps depends on them."""
     grown, before = _grown(stage), 0
-    for earlier in range(epoch):
+    for earlier in range(number):
         if before >= grown:
             break
-        if earlier not in stage.steps_of:
-            stage.steps_of[earlier] = _plan(stage, earlier, before).num_steps
-        before += stage.steps_of[earlier]
+        before += _steps(stage, earlier)
     return before
+
+
+def _epoch_steps(stage: StageSetup, epoch: int) -> int:
+    """Steps of an epoch. Of several windows those after the first that begins with steps of their last size are taken
+    to be as long as it, since to plan them all takes as long as an epoch of plans."""
+    num_steps, windows = 0, range(epoch * stage.windows, (epoch + 1) * stage.windows)
+    for number in windows:
+        is_grown, steps = _steps_before(stage, number) >= _grown(stage), _steps(stage, number)
+        if is_grown:
+            return num_steps + steps * (windows.stop - number)
+        num_steps += steps
+    return num_steps
 
 
 def _grown(stage: StageSetup) -> int:
@@ -120,11 +143,12 @@ def _grown(stage: StageSetup) -> int:
     return max(settings.grow) - 1 if settings.grow and settings.grow_per == "step" else 0
 
 
-def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings, dict[str, Any]]:
-    """Arguments of the planner for one epoch: positions per sequence, settings, and the others by name."""
-    recipe, data, table, ids = stage.recipe, stage.data, stage.data.table, stage.train_ids
+def plan_inputs(stage: StageSetup, epoch: int, window: int = 0) -> tuple[np.ndarray, PlanSettings, dict[str, Any]]:
+    """Arguments of the planner for one window of an epoch: positions per sequence, settings, and the others by name."""
+    recipe, data, table = stage.recipe, stage.data, stage.data.table
+    ids = window_ids(stage, epoch, window)
     if any(weight != 1 for weight in table.weights):
-        draw = partial(draw_sequences, weights=table.weights, seed=recipe.train.seed, epoch=epoch)
+        draw = partial(draw_sequences, weights=table.weights, seed=recipe.train.seed, epoch=epoch, window=window)
         ids = ids[draw(table.source[ids])] if not stage.of_pairs else _drawn_pairs(table, ids, draw)
     settings = recipe.plan
     lengths, longest = data.lengths((recipe.train.seed, epoch)), stage.longest
@@ -132,6 +156,7 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
         longest = min(longest, max(int(lengths.max(initial=1)), 1))
     known = {
         "seed": recipe.train.seed,
+        "window": window,
         "max_tokens": longest,
         "context_field": model_config(recipe.model).context_field,
         "seq_ids": ids,
@@ -141,8 +166,20 @@ def plan_inputs(stage: StageSetup, epoch: int) -> tuple[np.ndarray, PlanSettings
     return lengths, settings, known
 
 
+def window_ids(stage: StageSetup, epoch: int, window: int) -> np.ndarray:
+    """Training sequences of a window, (n,) int64, before sources are weighed; a pair of replies stays together."""
+    ids, deal = stage.train_ids, partial(window_places, seed=stage.recipe.train.seed, epoch=epoch)
+    if stage.windows == 1:
+        return ids
+    if not stage.of_pairs:
+        return ids[deal(len(ids), stage.windows, window)]
+    assert stage.data.table.bundle is not None, "pairs are bundles"
+    order, offsets = bundled(stage.data.table.bundle[ids])
+    return ids[order[reorder_runs(offsets, deal(len(offsets) - 1, stage.windows, window))[0]]]
+
+
 def replanned(stage: StageSetup, **changes: object) -> Plan:
-    """The plan of a stage's first epoch with changed plan settings."""
+    """The plan of a stage's first epoch, or its first window, with changed plan settings."""
     lengths, settings, known = plan_inputs(stage, 0)
     return plan(lengths, settings.model_copy(update=changes), epoch=0, **known)
 
@@ -160,31 +197,29 @@ def _drawn_pairs(table: SequenceTable, ids: np.ndarray, draw: Callable[[np.ndarr
     return ids[np.concatenate([np.zeros(0, np.int64), *members])]
 
 
-def stage_epochs(stage: StageSetup, first: Plan) -> Epochs:
+def stage_epochs(stage: StageSetup) -> Epochs:
     """Count the steps in the epochs of a stage. Each distinct size of step is planned once, or each epoch while steps
     grow by steps.
 
-    Epochs with steps of one size may differ by a few steps, as each is shuffled; schedules ignore that.
-
-    Args:
-        first: the plan of epoch 0.
+    Epochs with steps of one size may differ by a few steps, as each is shuffled, and several windows are estimated by
+    one; schedules ignore that.
     """
     train, last = stage.recipe.train, stage.recipe.train.max_epochs
     least = train.min_steps or 0
     if stage.recipe.plan.grow_per == "step":
-        counts = [first.num_steps]
+        counts = [_epoch_steps(stage, 0)]
         while sum(counts[:-1]) < _grown(stage) and counts[-1]:
             if last is not None and len(counts) >= last and sum(counts) >= least:
                 break
             if train.max_steps is not None and sum(counts) >= train.max_steps:
                 break
-            counts.append(epoch_plan(stage, len(counts)).num_steps)
+            counts.append(_epoch_steps(stage, len(counts)))
         return Epochs(tuple(range(len(counts))), tuple(counts))
-    found = Epochs((0,), (first.num_steps,))
+    found = Epochs((0,), (_epoch_steps(stage, 0),))
     for begin in (epoch - 1 for epoch in sorted(stage.recipe.plan.grow)):
         if last is not None and begin >= last and found.steps_before(begin) >= least:
             break
-        found = Epochs((*found.first, begin), (*found.steps, epoch_plan(stage, begin).num_steps))
+        found = Epochs((*found.first, begin), (*found.steps, _epoch_steps(stage, begin)))
     return found
 
 
@@ -281,7 +316,8 @@ class RunLength:
 
 
 def run_length(stages: Sequence[StageSetup]) -> RunLength:
-    """Plan the epochs of all stages to count their steps; beyond MOST_PLANNED sequences the rest is estimated."""
+    """Plan the epochs of all stages to count their steps; beyond MOST_PLANNED sequences the rest is estimated, and so
+    are windows."""
     left, lengths = MOST_PLANNED, list[StageLength | None]()
     for stage in stages:
         if stage.train_ids.size == 0 or stage.recipe.train.max_epochs == 0:
@@ -294,9 +330,10 @@ def run_length(stages: Sequence[StageSetup]) -> RunLength:
 
 def _stage_length(stage: StageSetup, left: int) -> tuple[StageLength, int]:
     """Length of a stage, planning at most `left` sequences; also returns how many of these remain."""
-    train, first = stage.recipe.train, epoch_plan(stage, 0)
-    epochs = stage_epochs(stage, first)
-    most, steps = num_epochs(stage, epochs), first.num_steps
+    train, epochs = stage.recipe.train, stage_epochs(stage)
+    most, steps = num_epochs(stage, epochs), epochs.steps[0]
+    if stage.windows > 1:
+        return StageLength(epochs, most, train.max_steps), left
     length = StageLength(epochs, most, train.max_steps, {0: steps})
     for epoch in counted(range(1, most or 1), f"planning {stage.name}", most, "epochs"):
         left -= stage.train_ids.size + PLAN_COST
@@ -356,9 +393,8 @@ def course(stages: Sequence[StageSetup]) -> dict[str, StageCourse]:
     found, at = dict[str, StageCourse](), 0
     for stage in stages:
         if stage.train_ids.size and stage.recipe.train.max_epochs != 0:
-            plan = epoch_plan(stage, 0)
-            epochs = stage_epochs(stage, plan)
-            last = last_step(stage, at, epochs) if plan.num_steps else at
+            epochs = stage_epochs(stage)
+            last = last_step(stage, at, epochs) if epochs.steps[0] else at
             found[stage.name] = StageCourse(stage, at, max(at, last), num_epochs(stage, epochs))
             at = found[stage.name].last
     return found
@@ -394,7 +430,8 @@ def _counted(steps: StageCourse) -> str:
     train, num = steps.stage.recipe.train, number_of(steps.num_steps, "steps")
     if steps.longer == "train.max_steps":
         return f"{num}, then train.max_steps={train.max_steps} ends it"
-    about = "about " if steps.max_epochs != 1 else ""  # other epochs may differ from the first by a few
+    # Other epochs and windows may differ from the first by a few.
+    about = "about " if steps.max_epochs != 1 or steps.stage.windows > 1 else ""
     in_epochs = f"{about}{num} in {number_of(steps.max_epochs or 0, 'epochs')}"
     if steps.longer != "train.min_steps":
         return in_epochs

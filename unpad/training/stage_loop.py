@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from unpad.batching.batch import describe_batch
-from unpad.batching.plan import Micro, rows_digest
+from unpad.batching.plan import Micro, Plan, rows_digest
 from unpad.data.measuring import Measuring
 from unpad.errors import OutOfMemoryError, Stopped, needs_memory
 from unpad.evaluation.family import held_out
@@ -64,21 +64,23 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
         message = f"{name}: it ended at step {progress.step}; {_what_ended(stage)}"
         run.monitor.log("nothing_to_do", message=message, name=name)
     end, first = run.length.last(progress.stage, before), stage.first
-    about = {"epoch_steps": first.num_steps, "frozen": stage.num_frozen, "ledger": first.ledger.to_json()}
+    about: dict[str, object] = {"epoch_steps": stage.schedule.epochs.steps[0], "frozen": stage.num_frozen}
+    about |= {"windows": setup.windows, "ledger": first.ledger.to_json()}  # of the first of these
     run.monitor.stage(name, end.step, exact=end.exact, max_epochs=stage.max_epochs, **about)
     while not _is_over(stage):
         with run.timers("plan"):
-            plan = epoch_plan(setup, progress.epoch) if progress.epoch else first
-        run.length.learn(progress.stage, progress.epoch, plan.num_steps)
+            plan = _present_plan(stage)
+        if progress.window == setup.windows - 1:
+            run.length.learn(progress.stage, progress.epoch, progress.window_start + plan.num_steps)
         end = run.length.last(progress.stage, before)
         run.monitor.expect(end.step, end.exact)
         if plan.num_steps == 0:  # a source weight below 1 can leave an epoch empty
-            progress.epoch += 1
+            progress.next_window(setup.windows)
             run.signals.agree(run.setup.group.exchange(run.signals.received))
         for update in epoch_updates(stage, plan):
             _one_step(stage, update)
-            _after_step(stage, progress.epoch_step == plan.num_steps, update.is_saved)
-            if progress.epoch_step == 0 or _is_over(stage):
+            _after_step(stage, progress.window_step == plan.num_steps, update.is_saved)
+            if progress.window_step == 0 or _is_over(stage):
                 break
         if run.signals.stops is not None:  # it came after the last step of the epoch
             _save(stage)
@@ -109,15 +111,22 @@ def repeat_steps(run: RunContext, setup: StageSetup, state: State | None, last: 
     progress = run.progress
     stage = _start_stage(run, setup, state, begins=not (run.setup.folder / REFERENCE).is_file())
     while progress.step < last:
-        plan = epoch_plan(setup, progress.epoch) if progress.epoch else stage.first
-        progress.epoch += plan.num_steps == 0
+        plan = _present_plan(stage)
+        if plan.num_steps == 0:
+            progress.next_window(setup.windows)
         for update in epoch_updates(stage, plan):
             _one_step(stage, update)
             if progress.step < last or goes_on:
-                _count_epoch_and_watch(stage, progress.epoch_step == plan.num_steps)
-            if progress.step == last or progress.epoch_step == 0:
+                _count_epoch_and_watch(stage, progress.window_step == plan.num_steps)
+            if progress.step == last or progress.window_step == 0:
                 break
     return State(last, optimizer_tensors(run.setup.model, stage.optimizer) | _watch_tensors(stage), {})
+
+
+def _present_plan(stage: StageRun) -> Plan:
+    """The plan of the epoch, or its window, that the next step is of."""
+    epoch, window = stage.run.progress.epoch, stage.run.progress.window
+    return epoch_plan(stage.setup, epoch, window) if epoch or window else stage.first
 
 
 def _put_reference(run: RunContext, setup: StageSetup, *, begins: bool) -> str:
@@ -142,7 +151,7 @@ def _start_stage(run: RunContext, setup: StageSetup, state: State | None, *, beg
     """
     with run.timers("plan"):
         first = epoch_plan(setup, 0)
-        epochs = stage_epochs(setup, first)  # a resumed stage counts from its first step as well
+        epochs = stage_epochs(setup)  # a resumed stage counts from its first step as well
     before = run.progress.step - run.progress.stage_step
     schedule = Schedule(setup.recipe.optim, epochs, last_step(setup, before, epochs) - before)
     objective, num_frozen = prepare_model(run.setup.model, setup)
@@ -177,14 +186,16 @@ def _start_stage(run: RunContext, setup: StageSetup, state: State | None, *, beg
     )
 
 
-def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
+def _after_step(stage: StageRun, ends_plan: bool, is_saved: bool) -> None:
     """Evaluate, log and save if due after a step; stop if a signal has arrived.
 
     Args:
+        ends_plan: whether it is the last step of the epoch or its window.
         is_saved: whether a checkpoint is due by time.
     """
     run, recipe, progress = stage.run, stage.setup.recipe, stage.run.progress
-    _count_epoch_and_watch(stage, ends_epoch)
+    _count_epoch_and_watch(stage, ends_plan)
+    ends_epoch = progress.epoch_step == 0
     ends_epochs = ends_epoch and progress.epoch % stage.epochs_per_evaluation == 0
     evaluate = _due(recipe.train.eval_every, progress.stage_step, ends_epochs) or _is_over(stage)
     improved, stop = _evaluate(stage) if evaluate else (False, False)
@@ -204,11 +215,11 @@ def _after_step(stage: StageRun, ends_epoch: bool, is_saved: bool) -> None:
         raise Stopped(what, where=str(run.setup.folder), fix=f"continue with {resume_run(run.setup.folder)}")
 
 
-def _count_epoch_and_watch(stage: StageRun, ends_epoch: bool) -> None:
-    """Count a finished epoch, and let the due watches read the model: everything that changes later steps."""
+def _count_epoch_and_watch(stage: StageRun, ends_plan: bool) -> None:
+    """Count a finished epoch or window, and let the due watches read the model: everything that changes later steps."""
     progress = stage.run.progress
-    if ends_epoch:
-        progress.epoch, progress.epoch_step = progress.epoch + 1, 0
+    if ends_plan:
+        progress.next_window(stage.setup.windows)
     for watch in stage.watches:
         if watch.due(progress.step):
             _consult(stage, watch)

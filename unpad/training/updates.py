@@ -63,13 +63,13 @@ class Loaded:
 
 
 def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
-    """Yield the rest of an epoch's updates; model and optimizer are prepared for each.
+    """Yield the rest of the updates of an epoch or its window; model and optimizer are prepared for each.
 
     Raises:
-        CheckpointError: the checkpoint lies at the end of an epoch; a valid one would name the next epoch.
+        CheckpointError: the checkpoint lies at the end of the plan; a valid one would name the next.
     """
-    run, setup, first = stage.run, stage.run.setup, stage.run.progress.epoch_step
-    if first and first >= plan.num_steps:
+    run, setup, first = stage.run, stage.run.setup, stage.run.progress.window_step
+    if first and not 0 <= first < plan.num_steps:
         what = f'{STATE} is not that of this training: progress: "epoch_step" is {first} of {plan.num_steps}'
         fix = "use another copy of the run, or start a new one with --out"
         raise CheckpointError(what, where=str(setup.folder), fix=fix)

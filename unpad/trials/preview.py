@@ -169,6 +169,7 @@ class StagePreview:
     Args:
         trials: by strategy, without refused ones, those that did not fit into memory, and those that were not tried.
         units: names of sequences and their tokens.
+        windows: plans of an epoch, of which this shows the first.
         attends: whether attention runs over tokens, so that its cells can be counted; otherwise sequences are never
             cut, and each has one target.
         shared: the stage on several processes, if requested; measured: rates and memory, if requested.
@@ -182,13 +183,14 @@ class StagePreview:
     settings: PlanSettings
     units: Units
     attends: bool
+    windows: int = 1
     shared: ProcessTable | None = None
     measured: MeasuredStage | None = None
 
     def estimated_seconds(self, row: StrategyRow) -> float:
         """Time of the stage's epochs: computed tokens at the trial's rate."""
         trial = self.trials[row.name]
-        return trial.seconds / max(trial.tokens, 1) * row.padded_tokens * self.epochs
+        return trial.seconds / max(trial.tokens, 1) * row.padded_tokens * self.windows * self.epochs
 
 
 def planned(stage: StageSetup) -> StagePreview:
@@ -198,10 +200,11 @@ def planned(stage: StageSetup) -> StagePreview:
     rows = compare(lengths, settings, **known)
     epochs = recipe.train.max_epochs if recipe.train.max_epochs is not None else 1
     if recipe.train.min_steps is not None:
-        epochs = num_epochs(stage, stage_epochs(stage, epoch_plan(stage, 0))) or epochs
+        epochs = num_epochs(stage, stage_epochs(stage)) or epochs
     sequences, tokens = family_of(recipe).UNITS
     units, attends = Units(stage.data.unit or sequences, tokens), stage.data.table.attended is None
-    return StagePreview(stage.name, lengths[known["seq_ids"]], rows, {}, epochs, settings, units, attends)
+    lengths = lengths[known["seq_ids"]]
+    return StagePreview(stage.name, lengths, rows, {}, epochs, settings, units, attends, stage.windows)
 
 
 # --------------------------------------------------------------------------- the screen
@@ -216,6 +219,8 @@ def padding_lines(stage: StagePreview) -> list[str]:
     """Lengths and the table of padding of a stage."""
     units, num_tokens = stage.units, int(stage.lengths.sum())
     head = f"{stage.name}: {len(stage.lengths):,} {units.sequences}, {num_tokens:,} {units.tokens}"
+    if stage.windows > 1:
+        head += f", the first of {stage.windows:,} windows of an epoch"
     return ["", head, *("  " + line for line in histogram_lines(stage.lengths)), *_table(stage)]
 
 

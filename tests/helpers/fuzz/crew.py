@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.helpers.fuzz.target import Builder
-from tests.helpers.fuzz.worker import Limits, Process, reduce_ending, run_cases, signature_of, start, try_again
+from tests.helpers.fuzz.worker import Limits, Process, run_cases, signature_of, start, tell_ending, try_again
 
 TURN_SECONDS = 8.0
 SAVE_SECONDS = 2.0
@@ -160,8 +160,8 @@ class _Crew:
         self.entry = next(same, None) or {**plan.origin, "cases": 0, "seconds": 0.0}
         if self.entry not in self.totals.runs:
             self.totals.runs.append(self.entry)
-        self.running: dict[int, tuple[Process, bool]] = {}  # by descriptor; whether it reduces a case
-        self.to_reduce: list[tuple[str, int, str]] = []
+        self.running: dict[int, tuple[Process, bool]] = {}  # by descriptor; whether it tells an ending
+        self.endings: list[tuple[str, int, str]] = []
         self.new: list[Path] = []
         self.selector = selectors.DefaultSelector()
         self.root = Path(tempfile.mkdtemp(prefix="unpad-fuzz-", dir=_memory_folder()))
@@ -187,11 +187,11 @@ class _Crew:
         self.saved = time.monotonic()
 
     def _start(self) -> bool:
-        """Start a process, for an ending to reduce or for a turn; False when nothing is left to begin."""
+        """Start a process, for an ending to keep or for a turn; False when nothing is left to begin."""
         folder = Path(tempfile.mkdtemp(dir=self.root))
-        if self.to_reduce:
-            name, seed, why = self.to_reduce.pop()
-            work, reduces = reduce_ending(name, self.builders[name], folder, seed, why, self.plan.limits), True
+        if self.endings:
+            name, seed, why = self.endings.pop()
+            work, tells = tell_ending(name, self.builders[name], folder, seed, why), True
         else:
             left = self.plan.cases - self.totals.num_cases
             seconds = min(self.plan.turn_seconds, self.began + self.plan.seconds - time.monotonic())
@@ -201,14 +201,14 @@ class _Crew:
                 return False
             name = min(free, key=lambda one: self.totals.targets[one].seconds)
             first = self.totals.targets[name].next
-            work, reduces = run_cases(name, self.builders[name], folder, first, seconds, left, self.plan.limits), False
+            work, tells = run_cases(name, self.builders[name], folder, first, seconds, left, self.plan.limits), False
         process = start(name, work, folder)
-        self.running[process.output] = process, reduces
+        self.running[process.output] = process, tells
         self.selector.register(process.output, selectors.EVENT_READ)
         return True
 
     def _listen(self, descriptor: int) -> None:
-        process, reduces = self.running[descriptor]
+        process, tells = self.running[descriptor]
         said = process.read()
         if said is not None:
             process.heard = time.monotonic()
@@ -219,7 +219,7 @@ class _Crew:
         del self.running[descriptor]
         seed, why = process.seed, process.end()
         shutil.rmtree(process.folder, ignore_errors=True)
-        if why and not reduces:
+        if why and not tells:
             self._lost(process, seed, why)
 
     def _take(self, name: str, message: dict[str, Any]) -> None:
@@ -233,7 +233,7 @@ class _Crew:
             self.entry["seconds"] += message["seconds"]
 
     def _lost(self, process: Process, seed: int, why: str) -> None:
-        """Count the cases of a process that a case has ended, and see to the reduction of the first of its kind."""
+        """Count the cases of a process that a case has ended, and see to it that the first of its kind is kept."""
         total, name = self.totals.targets[process.name], process.name
         cases, seconds = max(seed + 1 - total.next, 0), time.monotonic() - process.heard
         said = dict.fromkeys(("refused", "slowest", "memory"), 0)
@@ -243,7 +243,7 @@ class _Crew:
         self.report(f"{name}: case {seed} ended its process: {why}")
         if (signature := signature_of(name, why)) not in self.known:
             self.known.add(signature)
-            self.to_reduce.append((name, seed, why))
+            self.endings.append((name, seed, why))
 
     def _keep(self, found: dict[str, Any]) -> None:
         """Keep a finding, unless one of its signature is kept and open."""

@@ -21,12 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.fuzz.reduce import reduce_case
 from tests.helpers.fuzz.target import Builder, Target, judge, random_of
 
 TOO_MUCH_MEMORY = 77  # exit code of a process that ends itself after a case
 TELL_SECONDS = 1.0  # between messages to the parent: what a kill can lose
-ENDING_TRIALS = 200  # processes that the reduction of a case that ends its process may start
 ADDRESSES = 6 << 30  # bytes beyond those at the start; memory that is never touched counts here
 
 Tell = Callable[[dict[str, Any]], None]  # sends a message to the parent
@@ -176,29 +174,20 @@ def _work(
             counts, told = dict.fromkeys(counts, 0), now
         if verdict.signature and verdict.signature not in known:
             known.add(verdict.signature)
-            tell({"found": _reduced(name, target, seed, data, verdict.signature)})
+            tell({"found": {**_found(name, seed, verdict.signature, verdict.detail, data), "ended": False}})
         if memory > limits.memory:
             os._exit(TOO_MUCH_MEMORY)
         if over:
             return
 
 
-def _reduced(name: str, target: Target, seed: int, data: bytes, signature: str) -> dict[str, Any]:
-    small = reduce_case(data, lambda part: judge(target, part).signature == signature)
-    return {**_found(name, seed, signature, judge(target, small).detail, small), "ended": False}
-
-
-def reduce_ending(
-    name: str, builder: Builder, folder: Path, seed: int, why: str, limits: Limits, seconds: float = 120.0
-) -> Work:
-    """Work of a child: reduce a case that ends its process, each trial in a process of its own."""
+def tell_ending(name: str, builder: Builder, folder: Path, seed: int, why: str) -> Work:
+    """Work of a child: make the bytes of a case that ended its process once more, and tell the finding."""
 
     def work(tell: Tell, at: mmap.mmap) -> None:
         at[:8] = seed.to_bytes(8, "little")
-        target = open_target(builder, folder)
-        data = target.make(random_of(name, seed))
-        small = reduce_case(data, lambda part: probe(target, part, limits) == why, ENDING_TRIALS, seconds)
-        tell({"found": {**_found(name, seed, signature_of(name, why), why, small), "ended": True}})
+        data = open_target(builder, folder).make(random_of(name, seed))
+        tell({"found": {**_found(name, seed, signature_of(name, why), why, data), "ended": True}})
 
     return work
 
