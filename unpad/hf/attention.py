@@ -56,9 +56,8 @@ def find_sequences(batch: int, seq: int, attention_mask: Tensor | None, named: M
     """Find the sequences of a batch; without any of the three, every row is one.
 
     Args:
-        attention_mask: (batch, seq), or None. If bool, True = real, and every row is one sequence; if int32, the
-            number of each token's sequence in its row, which counts where there is no `cu_seq_lens_q`. Or that of
-            `hand`.
+        attention_mask: (batch, seq) bool, True = real, whose every row is one sequence; that of `hand`, which counts
+            where there is no `cu_seq_lens_q`; or None.
         named: the batch's other arguments. `cu_seq_lens_q` is (num_seqs + 1,) int; `position_ids` (batch, seq),
             (1, seq) or, with several axes of positions, (axes, batch, seq), whose first begins a new sequence where it
             does not go up by one.
@@ -90,8 +89,6 @@ def _read(source: Tensor, batch: int, seq: int, named: Mapping[str, Any]) -> Seq
         return Sequences(_of_bounds(source, total, named.get("max_length_q")))
     if is_handed(source):
         return Sequences(Layout(source[0, 0, :, 0], source.shape[3], total=total))
-    if source.dtype != torch.bool:
-        return _of_starts(F.pad(source.diff(dim=1) != 0, (1, 0), value=True))
     return Sequences(build_layout(source.sum(1).cpu().numpy()).to(source.device), source.flatten().nonzero().flatten())
 
 
@@ -187,10 +184,10 @@ def make_mask(
         local_size: the window or chunk of local attention.
 
     Returns:
-        None where every row is one sequence; (batch, seq) bool where cells are padding; (batch, seq) int32, the number
-        of each token's sequence in its row, where transformers found several; a dense (batch, 1, queries, keys) bool
-        mask where a cache, chunks or the model's own visibility need one. In a graph of torch.compile, which reads no
-        number of a tensor, it is dense where cells may be padding, and else that of `hand`.
+        None where every row is one sequence; (batch, seq) bool where cells are padding; that of `hand` where
+        transformers found several; a dense (batch, 1, queries, keys) bool mask where a cache, chunks or the model's own
+        visibility need one. In a graph of torch.compile, which reads no number of a tensor, it is dense where cells may
+        be padding, and else that of `hand`.
 
     Raises:
         PlanError: layers of the model do not attend by `attend`.
@@ -214,18 +211,16 @@ def make_mask(
         return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **rest)
     if attention_mask is not None and not bool(attention_mask.all()):
         return attention_mask.bool()
-    if diagonal is None or bool((sees_last := diagonal(-1)).all()):
-        return None
     # Layers get the boundaries by the mask, since some models hand neither positions nor `cu_seq_lens_q` on to them.
-    return F.pad((~sees_last).cumsum(1, dtype=torch.int32), (1, 0))
+    layout = None if diagonal is None else _of_starts(F.pad(~diagonal(-1), (1, 0), value=True)).layout
+    return None if layout is None or layout.num_seqs == batch_size else hand(layout)
 
 
 @outside_graphs
 def _mask_outside(batch_size: int, q_length: int, kv_length: int, **given: Any) -> Tensor:
     """`make_mask` of a batch without padding, as graphs read it."""
     mask = make_mask(batch_size, q_length, kv_length, **given)
-    if mask is None or mask.dim() == 2:
-        mask = hand(find_sequences(batch_size, q_length, mask, {}).layout)
+    mask = hand(build_layout(np.full(batch_size, q_length))) if mask is None else mask
     return mask.to(given.get("device", "cpu"))
 
 

@@ -93,6 +93,7 @@ class Rectangles:
         self.inner = layer.forward
         self.boundaries = boundaries
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = {name: value for name, value in kwargs.items() if name not in BOUNDARIES}
         layout = self.boundaries.layout
