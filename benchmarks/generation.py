@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
+from llama import as_llama
 from measure import Contender, Work, describe_machine, measure_rounds, spread
 from torch import Tensor
 
@@ -28,9 +28,6 @@ from unpad.models import build_model, model_config
 from unpad.models.decoder import Decoder
 from unpad.nn.native import library
 from unpad.recipes.training import GenerateSettings
-
-os.environ["HF_HUB_OFFLINE"] = "1"  # nothing is downloaded, and nothing waits for an answer
-from transformers import LlamaConfig, LlamaForCausalLM
 
 VOCAB, CONTEXT, NUM_PROMPTS = 16_000, 1024, 32
 SIZES = {
@@ -63,35 +60,9 @@ def make_ours() -> Decoder:
     return model.eval()
 
 
-def make_peer(ours: Decoder, dtype: torch.dtype) -> LlamaForCausalLM:
+def make_peer(ours: Decoder, dtype: torch.dtype) -> Any:
     """A Llama of transformers with our weights, which never ends a text by itself."""
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=512,
-        intermediate_size=2048,
-        num_hidden_layers=6,
-        num_attention_heads=8,
-        max_position_embeddings=CONTEXT,
-        rms_norm_eps=ours.config.eps,
-        tie_word_embeddings=False,
-    )
-    weights = {"model.embed_tokens.weight": ours.embed.weight, "model.norm.weight": ours.norm.weight}
-    assert ours.head is not None
-    weights["lm_head.weight"] = ours.head.weight
-    blocks: Any = ours.blocks
-    for index, block in enumerate(blocks):
-        at = f"model.layers.{index}."
-        qkv, up = block.attention.to_qkv.weight.chunk(3), block.feed_forward.up.weight.chunk(2)
-        weights |= {f"{at}self_attn.{name}_proj.weight": part for name, part in zip("qkv", qkv, strict=True)}
-        weights |= {f"{at}mlp.{name}_proj.weight": part for name, part in zip(("gate", "up"), up, strict=True)}
-        weights |= {
-            f"{at}self_attn.o_proj.weight": block.attention.to_out.weight,
-            f"{at}mlp.down_proj.weight": block.feed_forward.down.weight,
-            f"{at}input_layernorm.weight": block.norm_1.weight,
-            f"{at}post_attention_layernorm.weight": block.norm_2.weight,
-        }
-    model = LlamaForCausalLM(config)
-    model.load_state_dict(weights)
+    model = as_llama(ours, max_position_embeddings=CONTEXT)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model.to(dtype).eval()
@@ -105,7 +76,7 @@ def our_side(model: Decoder, precision: str) -> Continue:
     return run
 
 
-def peer_side(model: LlamaForCausalLM) -> Continue:
+def peer_side(model: Any) -> Continue:
     def run(prompts: Prompts, num_new: int) -> list[list[int]]:
         longest = max(map(len, prompts))
         ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in prompts])

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import shutil
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache, cached_property
 from itertools import count
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
-from torch import nn
+from hf import word_tokenizer
+from llama import as_llama
+from torch import Tensor, nn
 
 from unpad.api import batches
 from unpad.batching.batch import RaggedBatch
@@ -25,108 +33,124 @@ from unpad.training.step import train_step
 
 @dataclass(frozen=True)
 class Sizes:
-    """Model, corpus and batches of a run.
+    """Model and corpus.
 
     Args:
-        mean, longest: of the log-normal lengths, in tokens; `sigma` is the spread of their logarithm.
-        tokens_per_update: real tokens of an update, the same for every side as nearly as its batches allow.
-        batch: sequences of a padded or flattened pass; the Trainer's default is 8.
-        rate: learning rate.
+        model: a Llama; its dropout is of ours alone, and its context the longest sequence.
+        mean, shortest: of the log-normal lengths, in tokens.
     """
 
-    width: int = 1024
-    blocks: int = 24
-    heads: int = 16
-    hidden: int = 2816
+    model: Config
     vocabulary: int = 32_000
     mean: int = 400
-    sigma: float = 1.0
     shortest: int = 16
-    longest: int = 4096
-    sequences: int = 16_000
-    tokens_per_update: int = 16_384
-    batch: int = 8
-    rate: float = 1e-4
+    sequences: int = 4000
 
+    @cached_property
     def lengths(self) -> np.ndarray:
         """(sequences,) int64."""
-        drawn = np.random.default_rng(0).lognormal(np.log(self.mean) - self.sigma**2 / 2, self.sigma, self.sequences)
-        return np.clip(drawn.round().astype(np.int64), self.shortest, self.longest)
+        drawn = np.random.default_rng(0).lognormal(np.log(self.mean) - 0.5, 1.0, self.sequences)
+        return np.clip(drawn.round().astype(np.int64), self.shortest, self.model.context)
 
+    @cached_property
     def corpus(self) -> list[np.ndarray]:
         """Random tokens; 0 to 2 are kept for padding, begin and end."""
         draw = np.random.default_rng(1)
-        return [draw.integers(3, self.vocabulary, length) for length in self.lengths()]
+        return [draw.integers(3, self.vocabulary, length) for length in self.lengths]
 
-    @property
-    def passes(self) -> int:
-        """Padded or flattened passes of an update."""
-        return max(round(self.tokens_per_update / self.batch / float(self.lengths().mean())), 1)
+    @cached_property
+    def dataset(self) -> Any:
+        """The corpus for a trainer."""
+        from datasets import Dataset
 
-
-class Side(Protocol):
-    """One way to train the model.
-
-    Args:
-        loss: of the last update, the mean over its targets or over its passes.
-    """
-
-    model: Any
-    optimizer: Any
-    loss: float | torch.Tensor
-
-    def update(self) -> np.ndarray:
-        """Run one optimizer update; returns the positions of its sequences, (num_seqs,): n - 1 of n tokens."""
-        ...
+        return Dataset.from_dict({"input_ids": [one.tolist() for one in self.corpus], "length": self.lengths})
 
 
 # --------------------------------------------------------------------------- ours
 
 
-def ours_config(sizes: Sizes) -> Config:
-    return Config(
-        width=sizes.width,
-        blocks=sizes.blocks,
-        heads=sizes.heads,
-        hidden=sizes.hidden,
-        context=sizes.longest,
-        activation="swiglu",
-        norm="rmsnorm",
-        positions="rotary",
-        tied=True,
-    )
-
-
 class Ours:
-    """Flat runs through `train_step`; on a GPU attention is torch's variable-length flash kernel."""
+    """Flat runs through `train_step`, with compiled blocks; attention is torch's variable-length flash kernel."""
 
-    def __init__(self, sizes: Sizes, device: torch.device, compiled: bool) -> None:
+    unit = 1.0
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
         torch.manual_seed(0)
         self.sizes, self.device = sizes, device
-        self.model = Decoder(ours_config(sizes), sizes.vocabulary).to(device).train()
-        self.optimizer = make_optimizer(self.model, OptimSettings(lr=sizes.rate))
-        if compiled:
-            # On a processor, for `--toy`, the blocks are only traced: to compile them would take longer than all else.
-            compile_blocks(self.model, "inductor" if device.type == "cuda" else "eager")
-        self.loss: float | torch.Tensor = float("nan")
-        self._updates = self._feed()
+        self.model = Decoder(sizes.model, sizes.vocabulary).to(device).train()
+        self.optimizer = make_optimizer(self.model, OptimSettings())
+        # On a processor, for `--check`, the blocks are only traced: to compile them would take longer than all else.
+        compile_blocks(self.model, "inductor" if device.type == "cuda" else "eager")
+        self._updates: Iterator[list[RaggedBatch]] = iter(())
 
-    def _feed(self) -> Iterator[list[RaggedBatch]]:
-        corpus = self.sizes.corpus()
-        counted = [np.ones(len(sequence), np.bool_) for sequence in corpus]
-        settings = dict.fromkeys(("tokens_per_step", "tokens_per_micro"), self.sizes.tokens_per_update)
+    def feed(self, size: int, tokens_per_update: int) -> None:
+        """Begin with the corpus anew, in passes of `size` tokens."""
+        self._updates = self._feed(size, tokens_per_update)
+
+    def _feed(self, size: int, tokens_per_update: int) -> Iterator[list[RaggedBatch]]:
+        settings: dict[str, Any] = {"tokens_per_step": tokens_per_update, "tokens_per_micro": size}
+        corpus: list[Any] = self.sizes.corpus
         for epoch in count():
-            for micros in batches(corpus, counted, epoch=epoch, strategy="pack", **settings):  # type: ignore[arg-type]
+            for micros in batches(corpus, epoch=epoch, strategy="pack", **settings):
                 yield [batch.to(self.device) for batch in micros]
 
     def update(self) -> np.ndarray:
+        """Run one optimizer update; returns the positions of its sequences, (num_seqs,): n - 1 of n tokens."""
         micros = next(self._updates)
-        result = train_step(self.model, micros, self.optimizer, weights=WEIGHTS, precision="bf16", clip=1.0)
-        self.loss = result.terms["nll"]
+        train_step(self.model, micros, self.optimizer, weights={"cross_entropy": 1.0}, precision="bf16", clip=1.0)
         return np.concatenate([batch.layout.lengths().cpu().numpy() for batch in micros])
 
 
 # --------------------------------------------------------------------------- peers
+
+
+def flash_attn_varlen_func(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_seqlen_q: int, max_seqlen_k: int,
+    softmax_scale: float | None = None, causal: bool = False,
+) -> Any:  # fmt: skip
+    """flash-attn's function of this name, by torch's kernel."""
+    from torch.nn.attention.varlen import varlen_attn
+
+    bounds = cu_seqlens_q, cu_seqlens_k, int(max_seqlen_q), int(max_seqlen_k)
+    return varlen_attn(q, k, v, *bounds, scale=softmax_scale, window_size=(-1, 0 if causal else -1))
+
+
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Any:
+    """The same for a rectangle, (rows, row, heads, head_dim)."""
+    rows, row = q.shape[:2]
+    bounds = torch.arange(0, rows * row + 1, row, dtype=torch.int32, device=q.device)
+    q, k, v = (x.flatten(0, 1) for x in (q, k, v))
+    return flash_attn_varlen_func(q, k, v, bounds, bounds, row, row, **options).unflatten(0, (rows, row))
+
+
+# A package that Transformers takes for flash-attn, and imports these functions from.
+PACKAGE = {
+    "flash_attn/__init__.py": "from gpu_sides import flash_attn_func, flash_attn_varlen_func\n"
+    "flash_attn_with_kvcache = None\n",
+    "flash_attn/bert_padding.py": "from transformers.modeling_flash_attention_utils import _pad_input as pad_input\n"
+    "from transformers.modeling_flash_attention_utils import _unpad_input as unpad_input\n",
+    "flash_attn-2.8.3.dist-info/METADATA": "Metadata-Version: 2.1\nName: flash-attn\nVersion: 2.8.3\n",
+    "flash_attn-2.8.3.dist-info/top_level.txt": "flash_attn\n",
+}
+
+
+@cache
+def install_flash() -> None:
+    """Write the package where flash-attn is absent, for as long as this process runs; call it before an import of
+    Transformers, which looks for packages once."""
+    if importlib.util.find_spec("flash_attn") is None:
+        folder = Path(tempfile.mkdtemp())
+        atexit.register(shutil.rmtree, folder)
+        for name, text in PACKAGE.items():
+            (folder / name).parent.mkdir(exist_ok=True)
+            (folder / name).write_text(text, encoding="utf-8")
+        sys.path.insert(0, str(folder))
+    from transformers.utils import import_utils
+
+    # A processor that stands in for a card has the kernel too; the answer is kept.
+    import_utils.is_flash_attn_2_available.cache_clear()
+    with mock.patch.object(import_utils, "is_torch_cuda_available", return_value=True):
+        assert import_utils.is_flash_attn_2_available()
 
 
 class Peer:
@@ -134,20 +158,18 @@ class Peer:
 
     Args:
         trainer: a `transformers.Trainer` or one of its kind.
-        passes: forward and backward passes of an update.
+        unit: real tokens of what `feed` counts, sequences or rows, on average.
     """
 
-    def __init__(self, trainer: Any, passes: int) -> None:
-        self.trainer, self.passes = trainer, passes
+    def __init__(self, trainer: Any, unit: float) -> None:
+        self.trainer, self.unit, self.passes = trainer, unit, 1
         self._lengths: deque[list[int]] = deque()  # of batches that the loader has made and that are not used yet
         trainer.data_collator = self._recording(trainer.data_collator)
         trainer.create_optimizer()
         self.optimizer = trainer.optimizer
         # What `train` does before its loop: autocast and the device are installed here and nowhere else.
         self.model = trainer.accelerator.prepare_model(trainer.model).train()
-        trainer.current_gradient_accumulation_steps = passes
-        self.loss: float | torch.Tensor = float("nan")
-        self._batches = self._feed()
+        self._batches: Iterator[Any] = iter(())
 
     def _recording(self, collate: Callable[..., Any]) -> Callable[..., Any]:
         def recorded(examples: Sequence[dict[str, Any]]) -> Any:
@@ -157,17 +179,24 @@ class Peer:
 
         return recorded
 
+    def feed(self, size: int, tokens_per_update: int) -> None:
+        """Begin with the corpus anew, in passes of `size` sequences or rows, as many as make about such an update."""
+        self.passes = max(round(tokens_per_update / (size * self.unit)), 1)
+        self.trainer.current_gradient_accumulation_steps = self.passes
+        self.trainer.args.per_device_train_batch_size = self.trainer._train_batch_size = size
+        self._batches = self._feed()
+
     def _feed(self) -> Iterator[Any]:
         while True:
+            self._lengths.clear()
             yield from self.trainer.get_train_dataloader()
 
     def update(self) -> np.ndarray:
         lengths: list[int] = []
-        self.loss = 0.0
         for _ in range(self.passes):
             inputs = next(self._batches)
             lengths += self._lengths.popleft()
-            self.loss = self.loss + self.trainer.training_step(self.model, inputs)
+            self.trainer.training_step(self.model, inputs)
         self.trainer.accelerator.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.model.zero_grad()
@@ -175,61 +204,28 @@ class Peer:
 
 
 def llama(sizes: Sizes) -> Any:
-    """The same model in Transformers, with the fastest attention that is installed."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
+    """Our model in Transformers, with flash attention, which `install_flash` provides."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=sizes.vocabulary,
-        hidden_size=sizes.width,
-        intermediate_size=sizes.hidden,
-        num_hidden_layers=sizes.blocks,
-        num_attention_heads=sizes.heads,
-        max_position_embeddings=sizes.longest,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-        attn_implementation=attention_name(),
-        use_cache=False,  # with a cache, sequences of a flattened run would see each other
-    )
-    return LlamaForCausalLM(config)
+    # With a cache, sequences of a flattened run would see each other.
+    more = {"attn_implementation": "flash_attention_2", "use_cache": False}
+    return as_llama(Decoder(sizes.model, sizes.vocabulary), max_position_embeddings=sizes.model.context, **more)
 
 
-def attention_name() -> str:
-    has_flash = torch.cuda.is_available() and importlib.util.find_spec("flash_attn") is not None
-    return "flash_attention_2" if has_flash else "sdpa"
-
-
-def _arguments(sizes: Sizes, device: torch.device, batch: int) -> dict[str, Any]:
+def _arguments(device: torch.device) -> dict[str, Any]:
     return {
         "output_dir": tempfile.mkdtemp(),
-        "per_device_train_batch_size": batch,
         "bf16": True,
-        "learning_rate": sizes.rate,
         "use_cpu": device.type == "cpu",
         "report_to": [],
         "save_strategy": "no",
         "disable_tqdm": True,
         "dataloader_pin_memory": device.type == "cuda",
         "optim": "adamw_torch_fused",
+        "use_liger_kernel": importlib.util.find_spec("liger_kernel") is not None,
     }
 
 
-def _trainer(sizes: Sizes, device: torch.device, collate: Callable[..., Any], **options: Any) -> Peer:
-    from datasets import Dataset
-    from transformers import Trainer, TrainingArguments
-
-    corpus = [sequence.tolist() for sequence in sizes.corpus()]
-    columns = {"input_ids": corpus, "labels": corpus, "length": [len(sequence) for sequence in corpus]}
-    arguments = TrainingArguments(**_arguments(sizes, device, sizes.batch), remove_unused_columns=False, **options)
-    trainer = Trainer(
-        model=llama(sizes), args=arguments, train_dataset=Dataset.from_dict(columns), data_collator=collate
-    )
-    return Peer(trainer, sizes.passes)
-
-
-def _pad(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+def pad(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
     """Pad to the batch's longest, as `DataCollatorForSeq2Seq` does, without a tokenizer."""
     tokens = [torch.tensor(example["input_ids"]) for example in examples]
     ids = nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=0)
@@ -237,67 +233,57 @@ def _pad(examples: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
     return {"input_ids": ids, "labels": labels, "attention_mask": (labels != -100).long()}
 
 
-def padded(sizes: Sizes, device: torch.device) -> Peer:
-    return _trainer(sizes, device, _pad)
+def make_trainer(sizes: Sizes, device: torch.device, collate: Callable[..., Any], **options: Any) -> Any:
+    """A `transformers.Trainer` of the model on the corpus."""
+    install_flash()
+    from transformers import Trainer, TrainingArguments
+
+    arguments = TrainingArguments(**_arguments(device), remove_unused_columns=False, **options)
+    return Trainer(model=llama(sizes), args=arguments, train_dataset=sizes.dataset, data_collator=collate)
 
 
 def grouped(sizes: Sizes, device: torch.device) -> Peer:
-    return _trainer(sizes, device, _pad, train_sampling_strategy="group_by_length")
+    trainer = make_trainer(sizes, device, pad, train_sampling_strategy="group_by_length")
+    return Peer(trainer, float(sizes.lengths.mean()))
 
 
 def flattened(sizes: Sizes, device: torch.device) -> Peer:
+    install_flash()
     from transformers import DataCollatorWithFlattening
 
-    flash = attention_name() != "sdpa"
-    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=flash)
+    collate = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
 
     def flat(examples: Sequence[dict[str, Any]]) -> Any:
-        return collate([{"input_ids": example["input_ids"], "labels": example["labels"]} for example in examples])
+        return collate([{"input_ids": example["input_ids"]} for example in examples])
 
-    return _trainer(sizes, device, flat)
+    return Peer(make_trainer(sizes, device, flat), float(sizes.lengths.mean()))
 
 
-def trl_packing(sizes: Sizes, device: torch.device) -> Peer:
-    from datasets import Dataset
-    from tokenizers import Tokenizer, models
-    from transformers import PreTrainedTokenizerFast
+def trl(sizes: Sizes, device: torch.device, packing: bool) -> Peer:
+    install_flash()
     from trl import SFTConfig, SFTTrainer
 
-    words = {f"t{i}": i for i in range(sizes.vocabulary)}
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(models.WordLevel(words, unk_token="t0")), eos_token="t2", pad_token="t0"
-    )
     arguments = SFTConfig(
-        **_arguments(sizes, device, 1),
-        packing=True,
+        **_arguments(device),
+        packing=packing,
         packing_strategy="bfd",
-        max_length=sizes.longest,
+        padding_free=True,
+        max_length=sizes.model.context if packing else None,
         gradient_checkpointing=False,
     )
-    corpus = Dataset.from_dict({"input_ids": [sequence.tolist() for sequence in sizes.corpus()]})
+    corpus = sizes.dataset.select_columns(["input_ids"])
+    tokenizer = word_tokenizer()  # the corpus is tokens already
     trainer = SFTTrainer(model=llama(sizes), args=arguments, train_dataset=corpus, processing_class=tokenizer)
-    return Peer(trainer, max(round(sizes.tokens_per_update / sizes.longest), 1))
+    return Peer(trainer, sizes.model.context if packing else float(sizes.lengths.mean()))
 
 
 # --------------------------------------------------------------------------- all sides
 
-Make = Callable[[Sizes, torch.device], Side]
-WEIGHTS = {"cross_entropy": 1.0}
-SIDES: dict[str, tuple[str, Make]] = {
-    "ours": ("ours, flat runs", lambda sizes, device: Ours(sizes, device, compiled=False)),
-    "compiled": ("ours, blocks compiled", lambda sizes, device: Ours(sizes, device, compiled=True)),
-    "padded": ("Transformers, padded", padded),
-    "grouped": ("Transformers, padded, grouped by length", grouped),
-    "flattened": ("Transformers, flattened", flattened),
-    "trl": ("TRL, packed rows", trl_packing),
+Side = Ours | Peer
+SIDES: dict[str, Callable[[Sizes, torch.device], Side]] = {
+    "ours": Ours,
+    "flattened": flattened,
+    "trl packing": lambda sizes, device: trl(sizes, device, packing=True),
+    "trl padding_free": lambda sizes, device: trl(sizes, device, packing=False),
+    "grouped": grouped,
 }
-PACKAGES = {
-    "padded": ("transformers", "datasets"),
-    "grouped": ("transformers", "datasets"),
-    "flattened": ("transformers", "datasets"),
-    "trl": ("trl",),
-}
-
-
-def missing_packages(side: str) -> list[str]:
-    return [name for name in PACKAGES.get(side, ()) if importlib.util.find_spec(name) is None]

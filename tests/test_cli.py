@@ -63,17 +63,6 @@ def assert_three_lines(outcome: Outcome, code: int, kind: str) -> None:
     assert "Traceback" not in outcome.out + outcome.err
 
 
-@pytest.mark.parametrize(
-    ("override", "says"),
-    [("model.heads=7", "width 256 is not a multiple of heads 7"), ("optim.lr=-1", "greater than 0"),
-     ("plan.batch_size=0", "greater than or equal to 1"), ("lr", "is not key=value")],
-)  # fmt: skip
-def test_a_value_that_cannot_be_is_refused_before_any_work(unpad, override, says):
-    outcome = unpad("train", "zh_chat", override)
-    assert_three_lines(outcome, 2, "RecipeError")
-    assert says in outcome.err
-
-
 @pytest.mark.promise("llm.your-data")
 def test_a_directory_with_a_run_is_not_overwritten(unpad, tmp_path):
     arguments = ["train", write_toy(tmp_path / "toy"), "train.max_steps=1", "--out", tmp_path / "run"]
@@ -260,16 +249,6 @@ def test_losses_of_training_and_of_held_out_text_stand_beside_each_other_every_e
     last = json.loads(unpad("eval", tmp_path / "run", "--json").out)
     parts = [last[f"{name}_loss"]["value"] for name in ("text", "chat")]
     assert min(parts) < min(row["loss"] for row in held_out) < max(parts), "both kinds of text, weighted by targets"
-
-
-def test_plan_and_prove_speak_to_people(unpad, tmp_path):
-    recipe = write_toy(tmp_path / "toy")
-    planned = unpad("plan", recipe).out
-    for word in ("fixed", "dynamic", "bucket", "budget", "pack *", "rows", "trained", "█", "bucket width:"):
-        assert word in planned, word
-    proved = unpad("prove", recipe).out
-    assert "plan pack = alone" in proved
-    assert re.search(r"all \d+ lines hold", proved)
 
 
 def test_numbers_without_end_are_still_json(unpad, tmp_path, monkeypatch):

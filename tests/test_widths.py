@@ -46,7 +46,7 @@ def test_the_plan_of_a_large_corpus_fits():
     numbers |= {"attention_cells_needed": 10**12, "attention_cells_computed": 123 * 10**12}
     rows = [StrategyRow(name, length_correlation=-0.123, ledger=ledger, **numbers) for name in STRATEGIES]
     rows[0] = StrategyRow(STRATEGIES[0], refused="a sequence of 512 tokens does not fit")
-    trials = {name: StepCost(10**6, 1e5, 10**6, 123 << 30, 1 << 30) for name in STRATEGIES}
+    trials = {name: StepCost(10**6, 1e5, 123 << 30, 1 << 30) for name in STRATEGIES}
     for units, attends in ((Units(), True), (Units("questions about images", "visual tokens"), False)):
         stage = StagePreview("tune", np.array([9]), rows, trials, 1000, PlanSettings(), units, attends)
         assert too_wide(_table(stage)) == []

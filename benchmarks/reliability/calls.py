@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import io
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ class Calls:
         self._root, self._before, self._after = os.path.abspath(root) + os.sep, before, after
         self._paths: dict[int, str] = {}  # of open files
         self._is_inside = False  # of `before` or `after`
+        self._lock = threading.RLock()  # a thread writes checkpoints
 
     def install(self) -> None:
         """Put the watched functions in place of the real ones."""
@@ -57,12 +59,15 @@ class Calls:
         return whole[len(self._root) :] if f"{whole}{os.sep}".startswith(self._root) else None
 
     def _around(self, name: str, path: str | None, args: tuple[Any, ...], call: Callable[[], Any]) -> Any:
-        if path is None or self._is_inside:
+        if path is None:
             return call()
-        self._tell(self._before, name, path, args)
-        result = call()
-        self._tell(self._after, name, path, args, result)
-        return result
+        with self._lock:
+            if self._is_inside:
+                return call()
+            self._tell(self._before, name, path, args)
+            result = call()
+            self._tell(self._after, name, path, args, result)
+            return result
 
     def _tell(self, hook: Callable[..., None], *args: Any) -> None:
         self._is_inside = True

@@ -99,6 +99,7 @@ DELETE_FIRST = """\
 """
 BEST_FIRST = """\
     if improved and stage.setup.keeps_best:
+        from unpad.training.progress import save_best
         save_best(run.setup, progress)
 """
 

@@ -166,19 +166,3 @@ def test_the_calls_of_the_path_are_those_of_a_run(run):
     assert len(re.findall(rf"`{NAME}`", claims)) > 30
     assert len(re.findall(CALLS, claims)) >= 5
     assert faults(TEXT, *run) == []
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("line", "wrong", "told"),
-    [
-        ("10 training/passes.Passes._pass ", "10 training/passes.Passes._sum ", "the way to models/decoder.Decoder"),
-        ("4  training/stage_loop.run_stage ", "", "the way to training/optim.update is"),
-        ("`data/sources/split.assign`", "`data/sources/split.assign_by_hash`", "split.assign_by_hash is not called"),
-        ("`training/step.train_step` calls", "`training/loop.train` calls", "loop.train does not call training/"),
-        ("`data/sources/files.expand`", "`batching/plan.plan`", "reader.read_file runs before batching/plan.plan"),
-    ],
-)  # fmt: skip
-def test_a_wrong_line_of_the_path_is_found(line, wrong, told, run):
-    assert line in TEXT
-    assert any(told in fault for fault in faults(TEXT.replace(line, wrong, 1), *run))

@@ -69,7 +69,7 @@ def test_the_pages_show_the_tables_of_the_packaged_example(monkeypatch):
     shown = {block[0].page: block[0] for block in BLOCKS if block[0].command.startswith("unpad plan zh_chat")}
     assert set(shown) == {"plan.md", "processes.md"}
     counts = process_counts(shown["processes.md"].command.partition("--processes ")[2])
-    monkeypatch.setattr(preview, "_try", lambda *_: preview.StepCost(2048, 1.0, 4096, 700 << 20, 500 << 20))
+    monkeypatch.setattr(preview, "_try", lambda *_: preview.StepCost(2048, 1.0, 700 << 20, 500 << 20))
     out = StringIO()
     preview.preview("zh_chat", [], None, Console(file=out, width=200), counts)
     for page in shown.values():

@@ -80,7 +80,7 @@ class InTurn(Group):
         return self._get("message", self._put("message", data))
 
     @contextmanager
-    def _at_length(self) -> Iterator[None]:
+    def at_length(self) -> Iterator[None]:
         yield  # no thread that tells the others of long work, as they have their turn after it
 
     def add(self, values: Tensor) -> None:

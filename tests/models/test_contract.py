@@ -148,12 +148,6 @@ def test_methods_that_compute_with_weights_are_named(model):
     assert all(model.get_submodule(name) for name in model.optional)
 
 
-def test_code_vectors_are_taken():
-    model = EXAMPLES["set_sequence"][0]()
-    assert model.code_vector_size == 4
-    model.load_code_vectors(torch.eye(NUM_CODES, 4))
-
-
 def test_what_training_tells_a_model_replaces_its_own_weights():
     model = tiny_model()
     model.trained = {"cross_entropy": 0.5}

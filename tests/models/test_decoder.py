@@ -12,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.autograd import gradcheck
-from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from tests.conftest import VOCAB, random_batch, random_sequences, tiny_model
@@ -342,27 +341,11 @@ def test_every_default_can_be_overridden(field):
     assert getattr(model_config(section), field) == values[field] != getattr(model_config({}), field)
 
 
-def test_the_vocabulary_decides_the_embedding_and_the_head():
-    model = build_model(model_config({**SIZES, "tied": False, "bias": True}), 123)
-    assert model.embed.weight.shape == (123, 8)
-    assert model.head.weight.shape == (123, 8)
-    assert model.logits(torch.zeros(3, 8)).shape == (3, 123)
-
-
 def test_a_model_may_have_more_rows_than_the_tokenizer_has_ids_and_never_fewer():
     model = build_model(model_config({**SIZES, "vocab_size": 130}), 123)
     assert model.vocab_size == len(model.embed.weight) == 130
     with pytest.raises(RecipeError, match="the tokenizer has 131 ids, the model 130"):
         build_model(model_config({**SIZES, "vocab_size": 130}), 131)
-
-
-def test_a_token_sees_no_further_back_than_the_windows_of_all_blocks_reach():
-    model = tiny_model(sliding_window=3, blocks=2).eval()
-    one = random_sequences([12])[0]
-    other = [(one[0] + 1) % VOCAB, *one[1:]]
-    with torch.no_grad():
-        changed = (model(from_sequences([one])) != model(from_sequences([other]))).any(1)
-    assert changed.tolist() == [True] * 5 + [False] * 6  # two blocks, each two places back
 
 
 @pytest.mark.promise("train.refusals")
@@ -372,15 +355,3 @@ def test_ids_outside_of_the_vocabulary_are_an_error_and_never_a_number():
         model(from_sequences([[1, VOCAB, 2]]))
     with pytest.raises((IndexError, RuntimeError), match=r"out of (range|bounds)"):
         model.losses(from_sequences([[1, 2, VOCAB]]))
-
-
-def test_norms_sit_before_each_part_and_before_the_head():
-    model = tiny_model(blocks=1).eval()
-    batch = random_batch([6])
-    block = model.blocks[0]
-    with torch.no_grad():
-        rotary = model._rotary(batch.position_ids, torch.float64)
-        x = F.embedding(batch.input_ids, model.embed.weight)
-        x = x + block.attention(block.norm_1(x)[1], Stream(x, None, batch.layout, rotary))
-        x = x + block.feed_forward(block.norm_2(x)[1])
-        torch.testing.assert_close(model(batch), model.norm(x)[1], rtol=1e-12, atol=1e-12)

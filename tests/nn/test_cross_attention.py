@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.helpers.largest import Largest
-from tests.helpers.samples import VISION, WIDTH, bounds_of, check_alone, make_samples, moved
+from tests.helpers.samples import VISION, WIDTH, bounds_of, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
 from unpad.nn import cross_attention as across
 from unpad.nn import cross_attention as module
@@ -75,16 +75,6 @@ def test_what_keys_receive_is_the_mean_of_the_weights(lengths, causal, kv_heads)
         torch.testing.assert_close(got[c:d], wanted, rtol=1e-11, atol=1e-12)
 
 
-def test_weights_add_up_to_one_and_their_mean_is_over_heads():
-    samples = make_samples()
-    q, k, v, _ = inputs(samples.vision_layout, samples.question_layout)
-    weights = across.attention_weights(q, k, across.pair_sequences(samples.vision_layout, samples.question_layout))
-    dense = weights.average(torch.eye(len(k), dtype=torch.float64))  # (num_queries, num_keys)
-    asked = (samples.question_layout.lengths() > 0)[samples.vision_layout.seq_of_token()].double()
-    torch.testing.assert_close(dense.sum(1), asked)
-    torch.testing.assert_close(dense @ v[:, 0], weights.apply(v[:, :1].expand(-1, HEADS, -1)).mean(1))
-
-
 @pytest.mark.parametrize(("name", "value"), [("MAX_CELLS", 1), ("MAX_GROUPS", 1), ("LENGTH_STEPS", (1e6,))])
 @pytest.mark.parametrize("dropout", [0.0, 0.4])
 def test_grouping_changes_nothing(name, value, dropout, monkeypatch):
@@ -122,19 +112,6 @@ def test_without_gradient_no_tensor_holds_the_pairs_of_the_whole_batch(monkeypat
     with torch.no_grad(), Largest() as largest:
         across.received_attention(q, k, across.pair_sequences(layout, layout))
     assert largest.numel <= 2 * HEADS * 60 * 60
-
-
-def test_a_layer_gives_every_sample_what_it_gives_it_alone():
-    attention = moved(across.CrossAttention(WIDTH, 4, 0.0))
-    check_alone(
-        lambda s: (
-            attention(s.vision, s.question, across.pair_sequences(s.vision_layout, s.question_layout))[0],
-            s.vision_layout,
-        ),
-        attention,
-    )
-    projection = moved(across.Projection(WIDTH, 8))
-    check_alone(lambda s: (projection(s.vision), s.vision_layout), projection)
 
 
 def test_inside_independent_rows_a_sequence_has_the_bits_that_it_has_alone():

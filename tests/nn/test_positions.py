@@ -61,38 +61,6 @@ def test_places_of_equal_number_in_images_of_unlike_shape_differ():
 
 
 @torch.no_grad()
-def test_transposing_the_image_transposes_the_roles():
-    module = positions()
-    swapped = positions()
-    swapped.row, swapped.column = module.column, module.row
-    upright = module(*images((3, 5))).unflatten(0, (3, 5))
-    turned = swapped(*images((5, 3))).unflatten(0, (5, 3))
-    torch.testing.assert_close(turned.transpose(0, 1), upright, rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(module(*images((5, 3))).unflatten(0, (5, 3)).transpose(0, 1), upright)
-
-
-@torch.no_grad()
-def test_one_half_of_what_is_seen_is_absolute_and_the_other_a_fraction_of_the_side():
-    ids, grid, layout = images((4, 7), (9, 3))
-    last = layout.cu_seqlens[1:].long() - 1  # the bottom right corners
-    half = 2 * positions().num_waves
-
-    fractions = positions()
-    for linear in (fractions.row, fractions.column):
-        linear.weight.data[:, :half] = 0
-    at = fractions(ids, grid, layout)
-    torch.testing.assert_close(at[last[0]], at[last[1]], rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(at[8], at[28 + 4])  # row 1, column 1 of both
-
-    coordinates = positions()
-    for linear in (coordinates.row, coordinates.column):
-        linear.weight.data[:, half:] = 0
-    at = coordinates(ids, grid, layout)
-    torch.testing.assert_close(at[8], at[28 + 4], rtol=1e-12, atol=1e-12)
-    assert not torch.allclose(at[last[0]], at[last[1]])
-
-
-@torch.no_grad()
 def test_patches_left_when_others_were_dropped_keep_their_places():
     module, (ids, grid, layout) = positions(), images(*SIZES)
     kept = torch.rand(len(ids)) < 0.5

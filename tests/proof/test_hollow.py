@@ -1,6 +1,7 @@
 """A line that compared nothing says so and why, and is never PASS."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from unpad.proof.certificate import _groups, prove
 from unpad.proof.foreign.collators import padded
 from unpad.proof.line import Line
 from unpad.proof.processes import _Case, _UpdateResults
+from unpad.recipes.recipe import Recipe
 
 ISOLATED = "fp32 sequences are isolated, bit for bit"
 
@@ -92,8 +94,8 @@ def test_groups_tell_any_two_sequences_apart(num):
 
 @pytest.mark.promise("certificate.not-proven")
 def test_a_process_without_work_shows_no_sum():
-    setup = type("Setup", (), {"recipe": type("R", (), {"train": type("T", (), {"sums": "exact"})})})
-    case = _Case(setup, None, {})
+    recipe = Recipe(model={"kind": "decoder"})
+    case = _Case(SimpleNamespace(recipe=recipe, device=torch.device("cpu")), None, {})
     one, ones = torch.ones(3), torch.zeros(3)
     for gradients, shares, passed in ((one, [2, 2], True), (one, [1, 0], None), (ones, [2, 2], None)):
         update = _UpdateResults(gradients, one, shares, ["a", "a"])

@@ -93,14 +93,6 @@ def test_compared_runs_show_where_they_differ_and_what_they_reached(unpad, two):
     assert values["recipes"]["optim.lr"] == ["0.01", "0.002"]
 
 
-def test_runs_that_do_not_fit_beside_each_other_follow_below(unpad, two):
-    names = [f"a_run_with_quite_a_long_name_{i}" for i in range(4)]
-    for name in names:
-        two[0].with_name(name).symlink_to(two[0])
-    out = unpad("compare", *[str(two[0].with_name(name)) for name in names], "slow").out
-    assert max(cell_len(line) for line in out.splitlines()) <= 80
-
-
 def test_held_out_losses_of_other_data_are_said_to_be_so(unpad, two, tmp_path):
     run(write_toy(tmp_path / "other", data={"holdout": 0.3}), tmp_path / "runs/third", "train.max_steps=6")
     note = "their data or its split differs: held-out losses are not of the same examples"

@@ -57,10 +57,9 @@ def test_the_old_end_of_a_run_is_not_its_best_when_it_goes_on(tmp_path, monkeypa
     run(recipe, tmp_path / "run", "train.max_steps=3")
     best, seen, save = tmp_path / "run/checkpoints/best", list[bool](), LOOP.save_checkpoint
 
-    def watched(*given: object) -> Path:
+    def watched(*given: object, **options: object) -> object:
         seen.append(best.exists())
-        path: Path = save(*given)
-        return path
+        return save(*given, **options)
 
     monkeypatch.setattr(LOOP, "save_checkpoint", watched)
     run(recipe, tmp_path / "run", "train.max_steps=6", resume=True)

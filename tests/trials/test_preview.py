@@ -69,7 +69,7 @@ def test_the_time_of_a_stage_is_that_of_the_tokens_of_all_its_epochs(made):
         for row in stage.rows:
             timed = replace(
                 stage,
-                trials={row.name: StepCost(tokens=100, seconds=2.5, largest_tokens=0, peak_bytes=0, base_bytes=0)},
+                trials={row.name: StepCost(tokens=100, seconds=2.5, peak_bytes=0, base_bytes=0)},
             )
             assert stage.epochs == epochs
             assert timed.estimated_seconds(row) == pytest.approx(0.025 * row.padded_tokens * epochs)
@@ -129,7 +129,7 @@ def test_the_table_of_padding_is_there_before_anything_is_tried(tmp_path, monkey
 
     def tried(setup: Setup, recipe: object, made: object) -> StepCost:
         seen.append(out.getvalue())
-        return StepCost(1, 2.0, 1, 3 << 30, 0)
+        return StepCost(1, 2.0, 3 << 30, 0)
 
     monkeypatch.setattr("unpad.trials.preview._try", tried)
     monkeypatch.setattr(module, "free_memory", lambda device: 10 << 30)
@@ -188,7 +188,7 @@ def test_a_strategy_that_does_not_fit_is_said_and_only_that_of_the_recipe_is_an_
     def tried(setup: Setup, stage: StageSetup, made: Plan) -> StepCost:
         if made.strategy in padded:
             raise OutOfMemoryError("a micro-batch does not fit", where="here", fix="a smaller one")
-        return StepCost(100, 1.0, 50, 2 << 20, 1 << 20)
+        return StepCost(100, 1.0, 2 << 20, 1 << 20)
 
     monkeypatch.setattr(module, "_try", tried)
     recipe = str(write_toy(tmp_path, stages=[], train={"max_epochs": 1}))

@@ -26,7 +26,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Preview, st
     """A preview on several processes, its screen, and its recipe."""
     folder, out = tmp_path_factory.mktemp("processes"), StringIO()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("unpad.trials.preview._try", lambda *_: StepCost(1, 1.0, 1, 1, 0))
+        patch.setattr("unpad.trials.preview._try", lambda *_: StepCost(1, 1.0, 1, 0))
         recipe = str(write_toy(folder, plan={"row_tokens": 64}))
         yield preview(recipe, [], console=Console(file=out, width=80), processes=COUNTS), out.getvalue(), recipe
 

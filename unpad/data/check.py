@@ -392,6 +392,6 @@ def _kind_of_row(value: Any) -> str:
         return "chat" if chat.looks_like_chat(value) else "text"
     if "image" in value:
         return "images" if "label" in value else "vqa" if {"question", "caption", *MESSAGES} & {*value} else ""
-    if pairs.looks_like_pair(value):
+    if all(name in value for name in pairs.REPLIES):
         return "pairs"
     return "chat" if chat.looks_like_chat(value) else "text" if "text" in value else ""

@@ -235,11 +235,10 @@ class CheckReport:
             {"where": row.where, "code": row.code, "what": row.what, "fix": row.fix, "rows": row.num_rows}
             for row in self.bad
         ]
-        rows, used = self.num_rows, self.num_used
         return {
             "passed": self.passed,
-            "rows": rows,
-            "used": used,
+            "rows": self.num_rows,
+            "used": self.num_used,
             "bad": count_bad(self.bad),
             "files": files,
             "notes": self.notes,

@@ -420,8 +420,7 @@ class Family(Protocol):
 
 def family_name(recipe: Recipe) -> str:
     """Name of the family that the recipe's model reads."""
-    name: str = model_module(recipe.model["kind"]).DATA
-    return name
+    return model_module(recipe.model["kind"]).DATA
 
 
 def family_of(recipe: Recipe) -> Family:
@@ -463,8 +462,7 @@ def open_data(
 
 def folder_files(recipe: Recipe) -> Callable[[Path], dict[str, bytes]] | None:
     """Reader of the files that a run keeps, from a folder of Hugging Face; None for a family of other models."""
-    read: Callable[[Path], dict[str, bytes]] | None = getattr(family_of(recipe), "folder_files", None)
-    return read
+    return getattr(family_of(recipe), "folder_files", None)
 
 
 def next_command(recipe: Recipe, run: str) -> str:

@@ -64,8 +64,7 @@ class ImageData(rows.ClassData[ImageExample]):
         return np.isin(np.arange(len(self.table)), seq_ids)
 
     def lengths(self, epoch_seed: tuple[int, int]) -> np.ndarray:
-        patches: np.ndarray = self.album.drawn_grids(np.arange(len(self.examples)), epoch_seed).prod(1)
-        return patches
+        return self.album.drawn_grids(np.arange(len(self.examples)), epoch_seed).prod(1)
 
     def load(self, micro: Micro) -> RaggedBatch:
         ids = micro.seq_ids

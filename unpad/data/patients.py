@@ -480,8 +480,7 @@ def _landmarks(tables: PatientTables) -> np.ndarray:
     """Landmarks of the examples as the recipe or its table has them, (num_examples,); see `EventData`."""
     days, clock = tables.cohort.landmark, tables.clock
     if clock.unit != "timestamp":
-        landmarks: np.ndarray = np.round(days * clock.per_day, 6)  # a day is not always a whole number of units
-        return landmarks
+        return np.round(days * clock.per_day, 6)  # a day is not always a whole number of units
     moments = np.round(days * 86_400e6).astype("datetime64[us]")
     return np.strings.replace(np.datetime_as_string(moments, unit="s"), "T", " ").astype(object)
 

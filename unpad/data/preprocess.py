@@ -83,8 +83,7 @@ def preprocess(
             another number of them than images, an image with more or fewer patches than its grid, of another size or
             with NaN, an empty answer, an id outside the vocabulary, spans that are not aligned.
     """
-    lists = {"images": images, "questions": questions, "answers": answers, "sample_ids": sample_ids}
-    ids = _check_lengths(lists)
+    ids = _check_lengths({"images": images, "questions": questions, "answers": answers, "sample_ids": sample_ids})
     _check_images(images, ids)
     pairs, spans, seq_ids = [], [], np.array(ids, np.int64)
     for index, where in enumerate(f"sample {id}" for id in ids):

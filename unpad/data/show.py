@@ -57,8 +57,7 @@ class Shown:
     def to_json(self) -> dict[str, Any]:
         """Fields by name; pictures as data URLs of PNG."""
         spans = [asdict(span) for span in self.spans]
-        pictures = [data_url(picture) for picture in self.pictures]
-        return {**vars(self), "spans": spans, "pictures": pictures}
+        return {**vars(self), "spans": spans, "pictures": [data_url(picture) for picture in self.pictures]}
 
     def lines(self, *, coloured: bool, whole: bool) -> "list[tuple[int, Text]]":
         """The sequence for a terminal, without its pictures: lines to be wrapped, each with its indentation.

@@ -304,8 +304,7 @@ def questions_about(
     asked = [(question, every)] if together else [(question, (image,)) for image in every]
     examples = [VqaExample("", shown, question, ("?",), None, False) for question, shown in asked]
     listed = ListedRows(recipe, "vqa", [], examples, [0] * len(examples), [])
-    chosen = choose_questions(listed, images, Wanted.NEW)
-    data = _lay_out(chosen, images, tokenizer, None)
+    data = _lay_out(choose_questions(listed, images, Wanted.NEW), images, tokenizer, None)
     return replace(data, album=replace(data.album, cache=PixelCache(0)))  # every image is read once
 
 

@@ -204,7 +204,6 @@ def write_picture(path: Path, sweep: Sweep, rate: float, language: Language) -> 
     marks = [(f"{rate:.1e}，本配方" if zh else f"{rate:.1e}, the recipe's", float(np.log10(rate)))]
     marks += [(f"{end:.1e}", float(np.log10(end))) for end in (sweep.low, sweep.high) if end]
     title = f"损失随学习率的变化，{num} 步" if zh else f"Loss over the learning rate, {num} steps"
-    over = "学习率" if zh else "learning rate"
-    axes = Axes(size=WIDE, begin=float(np.log10(LOWEST)), powers=True, over=over)
+    axes = Axes(size=WIDE, begin=float(np.log10(LOWEST)), powers=True, over="学习率" if zh else "learning rate")
     curve = Curve("main", [(np.log10(sweep.rates[shown]), sweep.losses[shown])])
     write_atomic(path, picture(title, curve, axes, marks))

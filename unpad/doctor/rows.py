@@ -27,8 +27,7 @@ class Labelled(NamedTuple):
 
 def look(subject: Subject) -> list[Finding]:
     """Findings of a family without a file of its own here."""
-    rows = labelled(subject)
-    return [*of_rows(subject, rows), *sees_target(subject), *cut_short(subject)]
+    return [*of_rows(subject, labelled(subject)), *sees_target(subject), *cut_short(subject)]
 
 
 def of_rows(subject: Subject, rows: Sequence[Labelled]) -> list[Finding]:
@@ -127,10 +126,7 @@ def near_rows(subject: Subject) -> Found | None:
     return Found(share, *names, num=near.num, unit=near.unit, where=near.pairs[0][0])
 
 
-SETTLED = {"labels_random", "by_heart", "constant_labels"}
-
-
-@finding("clashing_labels", explains=SETTLED,
+@finding("clashing_labels", explains={"labels_random", "by_heart", "constant_labels"},
     en=("{number:.0%} of {num:,} training inputs equal others with other labels or answers, which contradict theirs, "
         "such as {where}: {first!r} and {second!r}.", "look at how labels are matched with rows"),
     zh=("{num:,} 个训练输入中有 {number:.0%} 以不同的标签或答案再次出现，例如 {where}：{first!r} 和 {second!r}。",

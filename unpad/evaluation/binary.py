@@ -177,8 +177,7 @@ def beside_perfect(
     place, rng = np.unique(groups, return_inverse=True)[1], np.random.default_rng(0)
     below = np.cumsum(p, 1)[:, :-1] if p.ndim > 1 else 1 - p[:, None]
     each = (rng.random(place.max() + 1)[place] for _ in range(NUM_RESAMPLES))
-    errors = [error((chance[:, None] >= below).sum(1)) for chance in each]
-    low, high = np.percentile(errors, TAILS)
+    low, high = np.percentile([error((chance[:, None] >= below).sum(1)) for chance in each], TAILS)
     return replace(metric, low=np.nan, high=np.nan, note=f"perfect probabilities: {written(low)} to {written(high)}")
 
 
@@ -189,8 +188,7 @@ def class_calibration_error(labels: np.ndarray, p: np.ndarray, weights: np.ndarr
     Kull et al. (2019), "Beyond temperature scaling: obtaining well-calibrated multiclass probabilities with Dirichlet
     calibration", with bins of equal size.
     """
-    each = [calibration_error(labels == place, p[:, place], weights) for place in range(p.shape[1])]
-    return np.mean(each, 0)
+    return np.mean([calibration_error(labels == place, p[:, place], weights) for place in range(p.shape[1])], 0)
 
 
 def calibration_intercept(labels: np.ndarray, p: np.ndarray, weights: np.ndarray | None = None) -> np.ndarray:

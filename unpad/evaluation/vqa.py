@@ -391,8 +391,7 @@ def candidate_losses(over: Measuring[VqaData], candidates: Candidates) -> np.nda
     data = over.data.retold(np.repeat(candidates.shown, NUM_CHOICES), candidates.told.flatten())
     settings = over.settings.model_copy(update={"max_tokens": None})  # a limit of training, not of the model
     nll, targets = token_sums(replace(over, data=data, seq_ids=np.arange(len(data.table)), settings=settings))
-    losses: np.ndarray = nll / targets
-    return losses.reshape(-1, NUM_CHOICES)
+    return np.reshape(nll / targets, (-1, NUM_CHOICES))
 
 
 def choice_scores(losses: np.ndarray) -> np.ndarray:

@@ -182,8 +182,7 @@ def predicts(run: LoadedRun) -> tuple[bool, bool]:
     assert isinstance(run.model, PredictsSets), "a run of patients"
     labels = run.recipe.events.labels  # without labels a head learns nothing, regardless of its weight
     classifies = labels is not None and bool(labels.label or labels.horizon) and gives_probability(run.model)
-    has_hazards = labels is not None and labels.duration is not None and trains(run.model, "hazard")
-    return classifies, has_hazards
+    return classifies, labels is not None and labels.duration is not None and trains(run.model, "hazard")
 
 
 def moved(recipe: Recipe, path: Path, *, labelled: bool = False) -> Recipe:
@@ -245,7 +244,6 @@ def embed(run: LoadedRun, data: EventData, level: Level) -> Vectors:
     patient, embedding = patient[order], np.concatenate(vectors or [np.zeros((0, 1), np.float32)])[order]
     if level == "patient":
         return Vectors(patient, embedding)
-    first = np.searchsorted(patient, patient)
-    set_index = (np.arange(len(patient)) - first).astype(np.int32)
+    set_index = (np.arange(len(patient)) - np.searchsorted(patient, patient)).astype(np.int32)
     days = np.where(data.sets.timeless, np.float32(np.nan), np.concatenate(times)[order])
     return Vectors(patient, embedding, set_index, days)

@@ -142,9 +142,7 @@ class Continuing:
 
     def _why(self, num_ids: int, limit: int) -> Finished:
         """The reason of the end of a text that beams found."""
-        if num_ids < limit:
-            return "eos"
-        return "length" if limit == self.settings.max_new_tokens else "context"
+        return "eos" if num_ids < limit else "length" if limit == self.settings.max_new_tokens else "context"
 
 
 def complete(
@@ -338,8 +336,7 @@ def beam_search(
     """The text of highest log probability per token, EOS counted, that each prompt gets; at most `limits` tokens."""
     most = max(len(text) + limit - 1 for text, limit in zip(token_lists(prompts), limits, strict=True))
     cache, hidden = engines.prefill(model, prompts, most)
-    each = zip(requests, limits, cache.rows, hidden.split(1), strict=True)
-    return [_search(model, *one) for one in each]
+    return [_search(model, *one) for one in zip(requests, limits, cache.rows, hidden.split(1), strict=True)]
 
 
 def _search(model: Generates, request: Request, limit: int, row: CachedRow, hidden: Tensor) -> list[int]:

@@ -404,5 +404,4 @@ def _answered(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> Iterator[tu
     settings = greedy(run)
     for micro in Measuring(run.model, data, seq_ids, run.recipe.plan).micros():
         ids = micro.seq_ids.tolist()
-        completions = complete(run.generator, run.tokenizer, data.prompts(ids), settings)
-        yield ids, [one.text for one in completions]
+        yield ids, [one.text for one in complete(run.generator, run.tokenizer, data.prompts(ids), settings)]

@@ -88,8 +88,7 @@ def _through(blocks: nn.ModuleList, norm: Norm, x: Tensor, dense: _Dense) -> Ten
     stream = Stream(x, None, ALONE)
     for block in blocks:
         stream = block(stream, dense)
-    hidden: Tensor = norm(stream.x, stream.delta)[1]
-    return hidden
+    return norm(stream.x, stream.delta)[1]
 
 
 def _pooled(pool: AttentionPool, x: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -140,8 +139,7 @@ class _Picture(nn.Module):
             for convolution in self.model.convolutions:
                 x = F.max_pool2d(F.relu(convolution(x)), 2)
             features = x.mean((2, 3))[0]
-        scores: Tensor = self.model.head(features[None])[0]
-        return scores.log_softmax(0)
+        return self.model.head(features[None])[0].log_softmax(0)
 
 
 def _features(model: Vit, pixels: Tensor, size: Tensor | None) -> Tensor:
@@ -185,8 +183,7 @@ def _crossed(layer: CrossAttention, x: Tensor, context: Tensor, seen: Tensor) ->
     `seen`, (num_sets, num_keys), are real."""
     q = layer.to_q(x).unflatten(-1, (layer.heads, -1))
     k, v = layer.to_kv(context).unflatten(-1, (2, layer.heads, -1)).unbind(2)
-    attended: Tensor = layer.to_out(_attention(q, k, v, seen[:, None, None]).flatten(2))
-    return attended
+    return layer.to_out(_attention(q, k, v, seen[:, None, None]).flatten(2))
 
 
 def _encoded(encoder: SetEncoder, x: Tensor, sizes: Tensor, mask: Tensor) -> Latent:

@@ -22,7 +22,7 @@ from unpad.errors import CheckpointError, RecipeError, nearest
 from unpad.models.contract import Model
 from unpad.models.decoder import Config, Decoder
 from unpad.nn.activation import GATED
-from unpad.nn.rope import position_table, rotary_frequencies, scaled_frequencies
+from unpad.nn.rope import position_table, rotary_frequencies
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter
@@ -230,8 +230,7 @@ def _parts(inner: str, values: Tensor, config: Config, architecture: str) -> lis
 def _interleaved(rows: Tensor, heads: int) -> Tensor:
     """Rows of queries or keys with the two halves of every head interleaved."""
     halves = rows.unflatten(0, (heads, 2, -1))  # (heads, 2, head_dim / 2, width), without the width for biases
-    interleaved: Tensor = halves.transpose(1, 2).reshape(rows.shape)
-    return interleaved
+    return halves.transpose(1, 2).reshape(rows.shape)
 
 
 def _no_biases(config: Config) -> Iterator[tuple[str, Tensor]]:
@@ -246,17 +245,10 @@ def _no_biases(config: Config) -> Iterator[tuple[str, Tensor]]:
 
 def rotary_divisors(config: Config) -> Tensor | None:
     """Divisors of the rotary frequencies by Llama 3.1's rule, (head_dim / 2,) fp32; None without `rope_scaling`."""
-    if (scaling := config.rope_scaling) is None:
+    if config.rope_scaling is None:
         return None
     plain = rotary_frequencies(config.head_dim, config.rope_theta, "none", 1.0)
-    scaled = scaled_frequencies(
-        plain,
-        factor=scaling.factor,
-        low=scaling.low_freq_factor,
-        high=scaling.high_freq_factor,
-        context=scaling.original_context,
-    )
-    return (plain / scaled).float()
+    return (plain / config.rope_scaling.scaled(plain)).float()
 
 
 TYPES = ("f32", "f16", "q8_0", "q4_0")
@@ -422,5 +414,4 @@ def _pattern(given: Mapping[str, Any] | None) -> str | None:
         return DIGITS if _pattern(bytes_) == "" else None
     fits = split["type"] == "Split" and split.get("behavior") == "Isolated" and not split.get("invert")
     fits = fits and bytes_["type"] == "ByteLevel" and not bytes_.get("use_regex", True)
-    expression: str | None = split["pattern"].get("Regex") if fits else None
-    return expression
+    return split["pattern"].get("Regex") if fits else None

@@ -193,8 +193,7 @@ def folder_recipe(folder: Path) -> Recipe:
         except ValidationError as error:
             fault = first_fault(error)
             what = f"{fault.name}: {fault.message}"
-            where = str(folder / PROCESSOR)
-            raise CheckpointError(what, where=where, fix="correct this field") from None
+            raise CheckpointError(what, where=str(folder / PROCESSOR), fix="correct this field") from None
     return Recipe(model=config.model_dump(mode="json"), images=images)
 
 

@@ -218,8 +218,7 @@ class Generates(ScoresTokens):
 
     def target_hidden(self, batch: RaggedBatch) -> Tensor:
         """Hidden states from which the targets of the batch are predicted, (num_targets, width)."""
-        hidden: Tensor = self(batch)
-        return hidden.index_select(0, batch.target_index)
+        return self(batch).index_select(0, batch.target_index)
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
@@ -282,8 +281,7 @@ class Classifier(Classifies):
     computes: ClassVar[tuple[str, ...]] = ("nll",)
 
     def classify(self, batch: RaggedBatch) -> Tensor:
-        logits = self.head(self._features(batch))
-        return widened(logits)
+        return widened(self.head(self._features(batch)))
 
     def losses(self, batch: RaggedBatch) -> Terms:
         """Loss terms over the sequences: `cross_entropy` trains, `nll` is the same without label smoothing."""

@@ -100,8 +100,7 @@ def reading_operations(sizes: LayerSizes, lengths: Sequence[Sequence[int]], num_
         num_outputs: positions where the head computes.
     """
     tokens = sum(sum(block) for block in lengths)
-    pairs = sum(length * length for block in lengths for length in block)
-    attention = 4 * sizes.attention_width * pairs
+    attention = 4 * sizes.attention_width * sum(length * length for block in lengths for length in block)
     products = 2 * sizes.block_weights * tokens + 2 * sizes.input_weights * sum(lengths[0] if lengths else ())
     products -= 2 * sizes.ending_weights * (sum(lengths[-1] if lengths else ()) - num_outputs)
     return products + (attention // 2 if sizes.causal else attention) + 2 * sizes.head_weights * num_outputs

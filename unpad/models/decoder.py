@@ -72,6 +72,11 @@ class RopeScaling(Section):
             raise ValueError("high_freq_factor is not above low_freq_factor")
         return self
 
+    def scaled(self, frequencies: Tensor) -> Tensor:
+        """Frequencies that `rope.scaled_frequencies` makes of unscaled ones, (head_dim / 2,)."""
+        low, high, context = self.low_freq_factor, self.high_freq_factor, self.original_context
+        return rope.scaled_frequencies(frequencies, factor=self.factor, low=low, high=high, context=context)
+
 
 class Config(ModelConfig, BlockConfig):
     """The `model` section of a recipe."""
@@ -262,8 +267,7 @@ class Decoder(Generates, LearnsPreferences):
     def logits(self, hidden: Tensor) -> Tensor:
         """Scores of the next token, (num, width) -> (num, vocab_size), fp32 or wider."""
         dtype = compute_dtype(hidden)
-        out = product(hidden.to(dtype), computing_copy(self.head_weight, dtype))
-        return widened(out)
+        return widened(product(hidden.to(dtype), computing_copy(self.head_weight, dtype)))
 
     def losses(self, batch: RaggedBatch, between: Between | None = None) -> Terms:
         """Loss terms over the batch's targets: `cross_entropy` trains, `nll` is the same without label smoothing. While
@@ -294,9 +298,8 @@ class Decoder(Generates, LearnsPreferences):
     def _ends_short(self, index: int, num_wanted: int, stream: Stream, between: Between) -> bool:
         """True if this block is the last, and drops all but the wanted tokens after its attention: nothing attends to
         the output of the others."""
-        if index < len(self.blocks) - 1 or between.reads(index):
-            return False
-        return num_wanted <= MOST_WANTED * len(stream.x)
+        is_last = index == len(self.blocks) - 1
+        return is_last and not between.reads(index) and num_wanted <= MOST_WANTED * len(stream.x)
 
     def _normed(self, stream: Stream) -> Tensor:
         """Hidden states after the last norm, (num, width)."""
@@ -338,14 +341,8 @@ class Decoder(Generates, LearnsPreferences):
         frequencies = rope.rotary_frequencies(
             config.head_dim, config.rope_theta, config.context_method, config.context_factor, position_ids.device
         )
-        if (scaling := config.rope_scaling) is not None:
-            frequencies = rope.scaled_frequencies(
-                frequencies,
-                factor=scaling.factor,
-                low=scaling.low_freq_factor,
-                high=scaling.high_freq_factor,
-                context=scaling.original_context,
-            )
+        if config.rope_scaling is not None:
+            frequencies = config.rope_scaling.scaled(frequencies)
         return rope.rotary_table(position_ids, frequencies, wide_dtype(dtype))
 
     def _local_rotary(self, position_ids: Tensor, dtype: torch.dtype) -> rope.Rotary | None:

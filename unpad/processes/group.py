@@ -232,7 +232,7 @@ class Group:
         Raises:
             UnpadError: that of `make`.
         """
-        with self.together() as talk, self._at_length():
+        with self.together() as talk, self.at_length():
             talk.own = make() if self.leads else None
         value: T = talk.told[0]
         return value
@@ -250,13 +250,13 @@ class Group:
             return make()
         made: list[T] = []
         for turn in (True, False):
-            with self.together(), self._at_length():
+            with self.together(), self.at_length():
                 if turn == (self.local_rank == 0):
                     made.append(make())
         return made[0]
 
     @contextmanager
-    def _at_length(self) -> Iterator[None]:
+    def at_length(self) -> Iterator[None]:
         """Run a block in every process that may take longer than the time limit, and wait until all have ended it.
 
         A thread sends a heartbeat every `BEAT_S` seconds: a process that is gone, or stopped as a whole, is still found

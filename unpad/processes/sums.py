@@ -49,6 +49,12 @@ _BLOCK_OF_GPU = 2**24  # where a launch costs more than a pass
 _FEW = 4  # most micro-batches per update for which a CPU holds all gradients
 
 
+def sum_kind(asked: str, device_type: str, num_processes: int) -> str:
+    """The sum that a recipe's `train.sums` asks for: auto is fast on several GPUs, and exact elsewhere."""
+    auto = "fast" if device_type == "cuda" and num_processes > 1 else "exact"
+    return auto if asked == "auto" else asked
+
+
 class GradientSum(Protocol):
     """Sum of the gradients of an update over micro-batches and processes.
 

@@ -25,6 +25,7 @@ from unpad.models.adapters import draw_adapters
 from unpad.models.cost import cells_per_token
 from unpad.processes.children import run_all
 from unpad.processes.group import Group, joined
+from unpad.processes.sums import sum_kind
 from unpad.processes.worker import refuse_under_torchrun
 from unpad.proof import sample as samples
 from unpad.proof.line import Certificate, Line
@@ -177,7 +178,7 @@ class _Case:
             talk.own = counts_to_json(model, micros, own(planned))
         parallelism, seed = Replicas(group), recipe.train.seed
         is_summed = group.size > 1 or len(planned) > 1
-        sums = parallelism.gradient_sum(recipe.train.sums, model) if is_summed else None
+        sums = parallelism.gradient_sum(self._kind(group.size), model) if is_summed else None
         share = Share(own(planned), counts_of_all(talk.told), (seed, 0), parallelism, sums)
         torch.manual_seed(step_seed(seed, 0))
         result = rehearsal.step(micros, share)
@@ -193,6 +194,9 @@ class _Case:
             digests,
         )
 
+    def _kind(self, size: int) -> str:
+        return sum_kind(self.setup.recipe.train.sums, self.setup.device.type, size)
+
     def lines(self, size: int, found: _UpdateResults, one: _UpdateResults) -> list[Line]:
         """Claims about an update by `size` processes."""
         note = f"{number_of(sum(found.shares), 'micro-batches')}, by process: {', '.join(map(str, found.shares))}"
@@ -200,7 +204,7 @@ class _Case:
         gap = gap or "all gradients are 0 with these weights" * (not bool(one.gradients.any()))
         other = len(set(found.digests)) - 1
         alike = Line(f"weights in all of {size} processes are equal", "", float(other), 0.0, other == 0).unless(gap)
-        if self.setup.recipe.train.sums == "exact":
+        if self._kind(size) == "exact":
             differ = _num_unlike(found.gradients, one.gradients) + _num_unlike(found.rest, one.rest)
             equal = Line(f"an update by {size} processes = by one", "", float(differ), 0.0, differ == 0, note)
             return [equal.unless(gap), alike]

@@ -327,7 +327,6 @@ def _put_together(
 REFERENCE = "plain reference"
 OTHERS = (measure.PADDED_LEFT, measure.SPLIT)
 WITH_IMAGE = "sequence with an image"
-TASK = ("cross_entropy", "nll")
 
 
 def more_lines(case: measure.Case) -> list[Line]:
@@ -362,7 +361,7 @@ def _add_lines(lines: Lines, model: VisionLanguage, mode: str, case: measure.Cas
     if mode in TEACHING and model.config.merge is None:
         # Terms of the kept share may be close to 0, which makes a relative error of rounding arbitrarily large.
         terms = f"{mode}: {case.precision} against fp64"
-        lines.add(terms, lambda: measure.error_lines(own, packed, case.precision, TASK))
+        lines.add(terms, lambda: measure.error_lines(own, packed, case.precision, ("cross_entropy", "nll")))
     lines.add(f"{mode}: {case.precision} isolation", lambda: measure.isolation_line(own, packed, case.precision))
 
 

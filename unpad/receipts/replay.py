@@ -17,6 +17,7 @@ from unpad.batching.plan import Micro
 from unpad.data.family import Data, RowSpan, family_of
 from unpad.data.sources.example import place_of
 from unpad.errors import CheckpointError, CollapseError, NonFiniteError, RecipeError, ResumeError
+from unpad.processes.sums import sum_kind
 from unpad.receipts import starts
 from unpad.receipts.starts import Cut, Session, StartingPoint
 from unpad.recipes.recipe import Recipe
@@ -122,8 +123,8 @@ def reasons(
             found.append(f"{name} is {setup.environment.get(key)}, was {was[key]}")
     if newest is not None and values["update_rule"] != UPDATE_RULE:
         found.append(OTHER_DRAWS)
-    processes = was.get("processes")
-    if session.recipe.train.sums == "fast" and processes not in (None, 1):
+    processes = was.get("processes", 1)
+    if processes > 1 and sum_kind(session.recipe.train.sums, was["device"], processes) == "fast":
         found.append(f"{processes} processes trained with train.sums=fast: the bits depend on their number")
     if values.get(SHARDED_AMONG, 1) != 1:
         found.append(f"the model was divided among {values[SHARDED_AMONG]} processes")
@@ -336,15 +337,13 @@ def replay(run: str | Path, step: int | None = None, overrides: Sequence[str] = 
     step = _default_step(folder, stages, sessions) if step is None else step
     stage = next((one for one in stages if step in one.rows), None)
     if stage is None:
-        last = max(stages[-1].rows)
-        what = f"the run has no record of step {step:,}; its last one is {last:,}"
+        what = f"the run has no record of step {step:,}; its last one is {max(stages[-1].rows):,}"
         raise RecipeError(what, where=str(folder), fix="choose a step with --step, or leave it out")
-    _refuse_divided(starts.session_of(sessions, step), folder)
-    newest = next(starts.readable_states(folder), None)
-    with (
-        _threads_of(starts.session_of(sessions, step), newest),
-        starts.advising(f"unpad replay {run}", sessions[-1].recipe),
-    ):
+    session, newest = starts.session_of(sessions, step), next(starts.readable_states(folder), None)
+    # Gradients of a sharded model are sums that one process cannot reproduce bit for bit.
+    if (what := parallelism_class(session.recipe).unequal) and session.environment.get("processes") != 1:
+        raise ResumeError(what, where=str(folder), fix="`unpad trace` tells which rows a run learnt from")
+    with _threads_of(session, newest), starts.advising(f"unpad replay {run}", sessions[-1].recipe):
         return _replay(folder, stage, step, sessions, newest)
 
 
@@ -357,8 +356,7 @@ def _replay(
     if newest is not None:
         refuse_changes(setup, newest)
     every = starts.starts(folder, recipe, steps, needs_scale=precision == "fp16")
-    possible = [one for one in every if one.after < step]
-    start, progress, state, damages = starts.put_start(setup, possible)
+    start, progress, state, damages = starts.put_start(setup, [one for one in every if one.after < step])
     found, failure = Rows(), ""
     with _apart(setup, steps.name) as setup:
         try:
@@ -404,16 +402,6 @@ def _default_step(folder: Path, stages: Sequence[starts.StageSteps], sessions: S
         one.after + 1 for stage in stages for one in starts.starts(folder, recipe, stage) if one.after + 1 in stage.rows
     ]
     return max(near, default=max(stages[-1].rows))
-
-
-def _refuse_divided(session: starts.Session, folder: Path) -> None:
-    """Refuse steps of a sharded model with gradients that one process cannot reproduce bit for bit.
-
-    Raises:
-        ResumeError: always for such steps.
-    """
-    if (what := parallelism_class(session.recipe).unequal) and session.environment.get("processes") != 1:
-        raise ResumeError(what, where=str(folder), fix="`unpad trace` tells which rows a run learnt from")
 
 
 @contextmanager

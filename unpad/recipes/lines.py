@@ -19,7 +19,7 @@ YAML_FAULTS = (yaml.YAMLError, ValueError, RecursionError)
 
 _TAG = "tag:yaml.org,2002:"
 _NUMBERS = (f"{_TAG}int", f"{_TAG}float")
-_OCTAL = re.compile(r"[-+]?0o[0-7]+$")
+OCTAL = re.compile(r"[-+]?0o[0-7]+$")  # of YAML 1.2
 # Core schema of YAML 1.2.2, section 10.3.2; a merge key is of 1.1. Without 08, which is a text in 1.1 too.
 _CORE = {
     "null": (re.compile(r"(?:~|null|Null|NULL|)$"), [*"~nN", ""]),
@@ -102,11 +102,6 @@ class LineLoader(yaml.SafeLoader):
             raise TwoReadingsError(node, self.construct_object(node))  # such as !!int 010
         return str(node.tag)
 
-    @staticmethod
-    def is_octal(node: yaml.ScalarNode) -> bool:
-        """True for an octal number of YAML 1.2."""
-        return _OCTAL.match(node.value) is not None
-
     def _is_number(self, node: yaml.ScalarNode) -> bool:
         return str(yaml.SafeLoader.resolve(self, yaml.ScalarNode, node.value, (True, False))) in _NUMBERS
 
@@ -158,5 +153,4 @@ for _name, (_pattern, _first) in _CORE.items():
 
 def to_yaml(values: Any) -> str:
     """Write values so that `LineLoader` reads them back, and readers of YAML 1.1 do too."""
-    text: str = yaml.dump(values, Dumper=_Dumper, allow_unicode=True, sort_keys=False)
-    return text
+    return yaml.dump(values, Dumper=_Dumper, allow_unicode=True, sort_keys=False)

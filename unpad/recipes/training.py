@@ -293,9 +293,9 @@ class TrainSettings(Section):
     """auto: on a GPU in half precision torch.compile compiles the blocks, in the first update."""
     checkpoint_blocks: bool = False
     """Activation checkpointing: the backward pass computes every block again, for less memory and a third more time."""
-    sums: Literal["exact", "fast"] = "exact"
+    sums: Literal["auto", "exact", "fast"] = "auto"
     """Sums of gradients over micro-batches and processes. exact: bits are equal for any number of processes; fast: in
-    fp32, with bits that depend on it."""
+    fp32, with bits that depend on it; auto: fast on several GPUs, else exact."""
     shard: Literal["none", "full"] = "none"
     """full: every process holds some rows of each weight, gradient and moment, by FSDP2 of torch, for models that one
     device does not hold; bits depend on the number of processes."""

@@ -12,7 +12,6 @@ and the value `quantized` of the checkpoint's state says which weights they were
 import hashlib
 import json
 import os
-import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,6 +35,7 @@ from unpad.run import folder as run_folder
 from unpad.run.checkpoint import State, model_tensors, newest_weights
 from unpad.run.folder import MADE_BY, find_run, refuse_run, run_recipe
 from unpad.run.kept import open_files
+from unpad.storage.disk import is_private
 from unpad.storage.reading import known_fields, misfit, shown
 
 KEY, QUANTIZED = "base", "quantized"  # of records among the values of a checkpoint
@@ -203,7 +203,7 @@ def write_derived(
         values: further values of its checkpoint.
     """
     recipe, command = run_folder.run_recipe(folder), run_folder.read_command(folder)
-    storage.make_folder(out, private=_is_private(folder))
+    storage.make_folder(out, private=is_private(folder))
     others = {key: value for key, value in state.values.items() if key not in (KEY, run_folder.OF_RUN)}
     kept = {**others, **(values or {})}
     command.pop(run_folder.RUN_ID, None)
@@ -211,18 +211,13 @@ def write_derived(
     with storage.RunLock(out):
         for path in sorted(folder.iterdir()):
             if path.is_file() and path.name not in LEFT:
-                storage.write_atomic(out / path.name, path.read_bytes(), private=_is_private(path))
+                storage.write_atomic(out / path.name, path.read_bytes(), private=is_private(path))
         if (folder / run_folder.KEPT).is_dir():
             storage.write_folder(out / run_folder.KEPT, storage.read_folder(folder / run_folder.KEPT))
         checkpoint.save_named(out / run_folder.CHECKPOINTS, "best", State(state.step, model_tensors(tensors), kept))
         storage.write_atomic(out / run_folder.COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
-        without_adapters = recipe.model_copy(update={"lora": None})
-        storage.write_atomic(out / run_folder.RECIPE, without_adapters.to_yaml())  # last: now it is a run
-
-
-def _is_private(path: Path) -> bool:
-    """True if only its owner may read a file or enter a folder."""
-    return stat.S_IMODE(path.stat().st_mode) & 0o077 == 0
+        # Last: now it is a run.
+        storage.write_atomic(out / run_folder.RECIPE, recipe.model_copy(update={"lora": None}).to_yaml())
 
 
 LEAST_INPUTS = 32  # of a weight that is quantized: with fewer a scale for each output takes much of what is saved

@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch, fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -149,6 +149,7 @@ def _damaged(path: Path, what: str) -> CheckpointError:
 MODEL, OPTIM = "model.safetensors", "optim.safetensors"
 MODEL_FILES, OPTIM_FILES = "model*.safetensors", "optim*.safetensors"  # also in checkpoints by several processes
 STATE_FORMAT, SHARDED_FORMAT = 1, 2  # of state.json; the second if several processes wrote the tensors
+COPY = "a copy of weights and optimizer, which a checkpoint is written from,"
 SAVE_FIX = "lower the sizes of the model section, or plan.tokens_per_micro, and resume from the checkpoint before"
 PREFIX = "model."  # of the names of a model's tensors among those of a checkpoint
 WEIGHTS = [PREFIX + "*"]  # pattern of those names
@@ -244,6 +245,27 @@ def _write(target: Path, state: State) -> None:
     storage.replace_folder(target, files)
 
 
+def copied(state: State) -> State:
+    """The state with copies of its tensors in the processor's memory, which training no longer changes.
+
+    Raises:
+        NonFiniteError: a parameter is NaN or infinite.
+    """
+    _refuse_non_finite(state)
+    with needs_memory(COPY, SAVE_FIX):
+        return replace(state, tensors={name: one.detach().to("cpu", copy=True) for name, one in state.tensors.items()})
+
+
+def _refuse_non_finite(state: State) -> None:
+    for name, tensor in model_weights(state.tensors).items():
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            raise NonFiniteError(
+                f"the parameter {name} holds NaN or infinite values; it is not saved",
+                where=f"step {state.step}",
+                fix="start again from the checkpoint before with train.init_from=RUN and a lower optim.lr",
+            )
+
+
 def tensor_files(
     state: State, headers: Callable[[Mapping[str, Tensor]], dict[str, str]] | None = None
 ) -> dict[str, bytes]:
@@ -255,6 +277,7 @@ def tensor_files(
     Raises:
         NonFiniteError: a parameter is NaN or infinite.
     """
+    _refuse_non_finite(state)
     parts: dict[str, dict[str, torch.Tensor]] = {MODEL: {}, OPTIM: {}}
     seen: set[int] = set()
     for name, tensor in state.tensors.items():
@@ -263,17 +286,8 @@ def tensor_files(
         if memory in seen:  # tied weights: the format refuses two names for one storage
             tensor = tensor.clone()
         seen.add(memory)
-        if not name.startswith(PREFIX):
-            parts[OPTIM][name] = tensor
-            continue
-        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
-            raise NonFiniteError(
-                f"the parameter {name.removeprefix(PREFIX)} holds NaN or infinite values; it is not saved",
-                where=f"step {state.step}",
-                fix="start again from the checkpoint before with train.init_from=RUN and a lower optim.lr",
-            )
-        parts[MODEL][name.removeprefix(PREFIX)] = tensor
-    with needs_memory("a copy of weights and optimizer, which a checkpoint is written from,", SAVE_FIX):
+        parts[MODEL if name.startswith(PREFIX) else OPTIM][name.removeprefix(PREFIX)] = tensor
+    with needs_memory(COPY, SAVE_FIX):
         # The serializing library aborts the process when memory runs out: request as much memory first.
         size = sum(tensor.numel() * tensor.element_size() for part in parts.values() for tensor in part.values())
         _reserve(2 * size)

@@ -148,10 +148,9 @@ def _progress(folder: Path) -> tuple[int, float | None]:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    try:
+    with suppress(SourceError):
         return parse_row(line, METRICS, metric_fault)
-    except SourceError:
-        return None
+    return None
 
 
 WIDEST = 24  # columns of a cell

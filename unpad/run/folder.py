@@ -182,10 +182,9 @@ def runs_below(root: Path) -> list[Path]:
 
 def _changed(path: Path) -> float:
     """Modification time; 0 for a missing file or a broken link."""
-    try:
+    with suppress(OSError):
         return path.stat().st_mtime
-    except OSError:
-        return 0.0
+    return 0.0
 
 
 class _Command(TypedDict):
@@ -209,10 +208,9 @@ def read_command(folder: Path) -> dict[str, Any]:
 
 def made_by(folder: Path) -> str:
     """The command that created a run without training; "" for a trained run, or if its file does not say."""
-    try:
+    with suppress(CheckpointError):
         return str(read_command(folder).get(MADE_BY) or "")
-    except CheckpointError:
-        return ""
+    return ""
 
 
 def free_folder(recipe: str, resume: bool) -> Path:

@@ -48,11 +48,9 @@ def refuse_without_data(recipe: Recipe, folder: Path, fix: str) -> None:
 
 
 def what_next(folder: Path) -> list[str]:
-    """Commands that use a run, as lines to print after training."""
+    """Commands that use a run, each once, as lines to print after training."""
     name = folder.name if folder.parent.resolve() == RUNS.resolve() else str(folder)
-    recipe = run_recipe(folder)
-    use = next_command(recipe, name)
-    commands = dict.fromkeys([use, f"unpad eval {name}", f"unpad runs {name}"])  # each once
+    commands = dict.fromkeys([next_command(run_recipe(folder), name), f"unpad eval {name}", f"unpad runs {name}"])
     return [f"{'' if index else 'next:':<7}{command}" for index, command in enumerate(commands)]
 
 

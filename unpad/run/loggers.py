@@ -121,15 +121,11 @@ def open_loggers(
     """Start the loggers that a recipe names besides TensorBoard, with the ids in the run directory."""
 
     def begin(name: str, logger: Logger) -> None:
-        known = _known_ids(folder)
+        path = folder / LOGGERS
+        ids = json_object(path.read_bytes()) if path.is_file() else None  # an unreadable file: new ids
+        known = {name: id for name, id in (ids or {}).items() if isinstance(id, str)}
         id = logger.open(settings.project, folder.absolute(), known.get(name), config)
-        write_atomic(folder / LOGGERS, json.dumps({**known, name: id}) + "\n")
+        write_atomic(path, json.dumps({**known, name: id}) + "\n")
 
     names = [name for name in dict.fromkeys(settings.to) if name in LIBRARIES]
     return [Sender(name, partial(begin, name), warn) for name in names]
-
-
-def _known_ids(folder: Path) -> dict[str, str]:
-    path = folder / LOGGERS
-    ids = json_object(path.read_bytes()) if path.is_file() else None  # an unreadable file: new ids
-    return {name: id for name, id in (ids or {}).items() if isinstance(id, str)}

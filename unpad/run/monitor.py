@@ -80,10 +80,9 @@ class StepRecord:
 
 def perplexity(loss: float) -> float:
     """exp(loss); infinite where that overflows."""
-    try:
+    with suppress(OverflowError):
         return math.exp(loss)
-    except OverflowError:
-        return math.inf
+    return math.inf
 
 
 class Monitor:
@@ -243,10 +242,7 @@ class Monitor:
         self._seconds, self._waited = self._seconds + seconds, self._waited + waited
         self._recent.append((seconds, waited))
         per_second = 1 / seconds if seconds > 0 else 0.0
-        rates = {
-            "tokens_per_second": record.tokens * per_second,
-            "sequences_per_second": record.sequences * per_second,
-        }
+        rates = {"tokens_per_second": record.tokens * per_second, "sequences_per_second": record.sequences * per_second}
         times = {"seconds": seconds, "waited": waited, "waited_share": waited * per_second, **rates}
         times |= {"memory_bytes": memory_bytes, "peak_bytes": self._peak}
         times |= {"processor": processor, "micros": record.micros}
@@ -344,7 +340,7 @@ class Monitor:
 
     def log(self, kind: str, **fields: Any) -> None:
         """Log an event with its time; fields are JSON values. The screen shows a field `message` alone."""
-        self._event(kind, fields, shown=kind in (SHOWN_ON_TERMINAL if self._screen.is_live else SHOWN_ENTRIES))
+        self._event(kind, fields, shown=kind in (SHOWN_ON_TERMINAL if self._screen.live else SHOWN_ENTRIES))
 
     def notice(self, kind: str, **fields: Any) -> None:
         """Log an event of any kind and show it."""

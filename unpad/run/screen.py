@@ -49,7 +49,7 @@ class Screen:
     def __init__(self, console: Console, *, log_every: int, total_steps: int | None, verbose: bool) -> None:
         self.console, self.verbose = console, verbose
         self._log_every, self._total, self._exact, self._of_epochs = log_every, total_steps, True, ""
-        self._live: Live | None = None
+        self.live: Live | None = None
         self._bar: ProgressBar | None = None
         self._alone = ExitStack()
         self._progress = Progress(
@@ -60,11 +60,6 @@ class Screen:
         self._shown_at = 0.0
         self._start_clock()
 
-    @property
-    def is_live(self) -> bool:
-        """True if a live bar is on a terminal."""
-        return self._live is not None
-
     def start(self) -> None:
         """Begin the live bar if the console is a terminal that can move its cursor; else a line of progress."""
         if self.console.is_terminal and not self.console.is_dumb_terminal and not self.console.quiet:
@@ -72,7 +67,7 @@ class Screen:
                 # Drawn from `step` alone: a thread of its own would have to survive a vanished terminal too.
                 live = Live(Group(self._progress, self._status), console=self.console, auto_refresh=False)
                 live.start()
-                self._live = live
+                self.live = live
                 self._alone.enter_context(held())  # evaluations show their progress here
         else:
             self._bar = self._alone.enter_context(progress("training", self._total, "steps"))
@@ -98,17 +93,17 @@ class Screen:
         where = f"{step}/{'' if self._exact else 'about '}{self._total}" if self._total else f"{step}"
         in_stage = f"{stage} epoch {epoch}{self._of_epochs}"
         due = step % self._log_every == 0 or step == self._total
-        if self.verbose or (due and not self._live):
+        if self.verbose or (due and not self.live):
             tokens_rate, sequences_rate = self._rates()
             rates = f"{tokens_rate:,.0f} tok/s  {sequences_rate:,.0f} seq/s"
             self.line(f"step {where}  {in_stage}  {numbers}  {rates}  {usage}{self._left(step)}")
-        if self._live and (step == self._total or perf_counter() - self._shown_at >= REFRESH_SECONDS):
+        if self.live and (step == self._total or perf_counter() - self._shown_at >= REFRESH_SECONDS):
             with self._unbreakable():
                 at = f"{where}{self._left(step)}"
                 self._progress.update(self._task, description=in_stage, completed=step, at=at)
                 line, width = f"{numbers}  {short(self._rates()[0])} tok/s  {usage}", self.console.width
                 self._status.plain = line if len(line) <= width else line[: width + 2].rpartition("  ")[0]
-                self._live.refresh()
+                self.live.refresh()
             self._shown_at = perf_counter()
         if self._bar:
             if not self._bar.done:  # a continued run
@@ -122,15 +117,15 @@ class Screen:
             # Soft wrap would hold for the bar below as well, and a terminal that wraps it itself miscounts its lines.
             parts = folded(line, self.console.width) if self.console.is_terminal else [line]
             for part in parts:
-                print_styled(self.console, part, wraps=not self._live)
+                print_styled(self.console, part, wraps=not self.live)
         if not self.console.quiet:
             told()
 
     def close(self) -> None:
         """Stop the live bar where it is and release the terminal."""
-        if self._live:
+        if self.live:
             with self._unbreakable():
-                self._live.stop()
+                self.live.stop()
         self._alone.close()
 
     def _start_clock(self) -> None:

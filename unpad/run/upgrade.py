@@ -7,14 +7,13 @@ a function here.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from unpad.recipes.file import field_schema
-from unpad.recipes.lines import LineLoader, Lines
+from unpad.recipes.lines import OCTAL, LineLoader, Lines
 from unpad.recipes.recipe import STAGE_SECTIONS, Recipe
 
 OLD_LOG = "events.jsonl"
@@ -29,7 +28,7 @@ class Yaml11Loader(LineLoader):
     """Loader with the numbers, truths and dates of YAML 1.1, and octal numbers of YAML 1.2 besides."""
 
     def scalar_tag(self, node: yaml.ScalarNode, is_plain: bool) -> str:
-        if not is_plain or self.is_octal(node):
+        if not is_plain or OCTAL.match(node.value):
             return str(node.tag)
         return str(_YAML_1_1.resolve(yaml.ScalarNode, node.value, (True, False)))
 
@@ -85,12 +84,6 @@ def precision(log: Sequence[Mapping[str, Any]]) -> Any:
 
 
 # --------------------------------------------------------------------------- logs and rows
-
-
-def old_log(folder: Path) -> Path | None:
-    """A log of the old name, which it keeps, so that no entry moves or is lost; None if there is none."""
-    old = folder / OLD_LOG
-    return old if old.is_file() else None
 
 
 def entry(values: dict[str, Any]) -> dict[str, Any]:

@@ -264,15 +264,16 @@ def discard(path: Path) -> None:
 @cache
 def _place() -> tuple[str, str]:
     """Short hashes of this machine, and of its processes visible to this one: a boot and a container."""
-    machine = [socket.gethostname(), _told("/etc/machine-id")]
-    seen = [*machine, _told("/proc/sys/kernel/random/boot_id")]
+    machine = [socket.gethostname(), text_of("/etc/machine-id")]
+    seen = [*machine, text_of("/proc/sys/kernel/random/boot_id")]
     with suppress(OSError):
         seen.append(os.readlink("/proc/self/ns/pid"))
     one, other = (hashlib.sha256("\n".join(told).encode()).hexdigest()[:8] for told in (machine, seen))
     return one, other
 
 
-def _told(path: str) -> str:
+def text_of(path: str) -> str:
+    """Text of a file of the system; empty where it cannot be read."""
     with suppress(OSError):
         return Path(path).read_text(encoding="ascii", errors="replace").strip()
     return ""
@@ -320,9 +321,7 @@ def _runs(pid: int) -> bool:
 
 def _since_start_s() -> float:
     """Seconds since this machine was started."""
-    if sys.platform == "linux":
-        return time.clock_gettime(time.CLOCK_BOOTTIME)
-    return time.monotonic()
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if sys.platform == "linux" else time.monotonic()
 
 
 def _unchanged_s(path: Path) -> float:

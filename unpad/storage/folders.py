@@ -153,7 +153,8 @@ def each_file(path: Path, names: Iterable[str] | None = None) -> Generator[tuple
         for name in entries if names is None else _chosen(path, entries, names):
             with _open_entry(path, folder, name, entries[name]["size"]) as file:
                 content = file.read()
-            _check_sha256(path, name, sha256(content), entries[name]["sha256"])
+            if sha256(content) != entries[name]["sha256"]:
+                raise _damaged(path, f"{name} sha256 mismatch")
             yield name, content
 
 
@@ -205,10 +206,9 @@ def _write_temporary_folder(parent: Path, files: dict[str, bytes]) -> Path:
 
 
 def _is_same_folder(path: Path, files: dict[str, bytes]) -> bool:
-    try:
+    with suppress(CheckpointError):
         return read_folder(path) == files
-    except CheckpointError:
-        return False
+    return False
 
 
 def _remove(path: Path) -> None:
@@ -290,11 +290,6 @@ def _open_entry(path: Path, folder: int | None, name: str, size: int | None) -> 
     except OSError as error:
         reason = "is a link" if error.errno == errno.ELOOP else f"cannot be read: {error.strerror}"
         raise _damaged(path, f"{name} {reason}") from None
-
-
-def _check_sha256(path: Path, name: str, found: str, expected: str) -> None:
-    if found != expected:
-        raise _damaged(path, f"{name} sha256 mismatch")
 
 
 def _damaged(path: Path, what: str) -> CheckpointError:

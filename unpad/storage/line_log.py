@@ -106,10 +106,9 @@ class LineLog:
                 os.close(self._descriptor)
                 what = "a log is to be written here, and this is no regular file"
                 raise DiskError(what, where=str(self.path), fix="remove it, or choose another --out")
-            size = status.st_size
-            if size == 0:
+            if status.st_size == 0:
                 sync_folder(self.path.parent)
-            elif (whole := _size_of_whole_lines(self.path.read_bytes())) != size:
+            elif (whole := _size_of_whole_lines(self.path.read_bytes())) != status.st_size:
                 truncate(self._descriptor, self.path, whole)
 
 

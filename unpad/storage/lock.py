@@ -89,13 +89,10 @@ class RunLock:
 
 
 def _this_process() -> dict[str, Any]:
-    boot_id = ""
-    with suppress(OSError):
-        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return {
         "pid": os.getpid(),
         "host": socket.gethostname(),
-        "boot_id": boot_id,
+        "boot_id": disk.text_of("/proc/sys/kernel/random/boot_id"),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
         "command": shlex.join(sys.argv),
     }

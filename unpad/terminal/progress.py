@@ -21,7 +21,6 @@ NOTEBOOK_REFRESH_SECONDS = 1.0  # a notebook keeps everything that was ever draw
 LEFT_AFTER_SECONDS = 2.0  # an estimate from less would fluctuate
 LINE_SECONDS = 30.0  # between lines where redrawing is impossible
 PAUSE_SECONDS = 5.0  # without work, after which the next piece counts as new work
-ERASE = b"\r\x1b[K"
 
 Kind = Literal["terminal", "notebook", "lines", "none"]
 T = TypeVar("T")
@@ -132,7 +131,7 @@ def erase() -> None:
 
 def _blank() -> bytes:
     """Bytes that erase the drawn line; none where lines are printed."""
-    return {"terminal": ERASE, "notebook": b"\r" + b" " * _width() + b"\r"}.get(_kind, b"")
+    return {"terminal": b"\r\x1b[K", "notebook": b"\r" + b" " * _width() + b"\r"}.get(_kind, b"")
 
 
 def _output() -> Kind:

@@ -21,6 +21,7 @@ from unpad.models.objective import Objective
 from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import GradientSum
 from unpad.run.monitor import Monitor
+from unpad.run.saving import Saver
 from unpad.run.timers import Timers
 from unpad.terminal.printing import resume_run
 from unpad.training.memory import HeapKeeper, Room
@@ -214,6 +215,7 @@ class RunContext:
     length: RunLength
     after_evaluation: AfterEvaluation | None
     deadline: Deadline = field(default_factory=Deadline)
+    saver: Saver = field(default_factory=Saver)
 
 
 @dataclass(frozen=True)

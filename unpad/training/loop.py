@@ -150,7 +150,7 @@ def _run_stages(run: RunContext, state: State | None) -> tuple[int, float | None
     """
     setup, progress = run.setup, run.progress
     epochs, heldout, trained, has_best = progress.epoch, progress.best, None, False
-    with run.signals.listen():
+    with run.signals.listen(), run.saver:
         while progress.stage < len(setup.stages):
             stage = setup.stages[progress.stage]
             has_best = _has_work(run, stage)

@@ -3,11 +3,13 @@
 import json
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired
 
-import torch
+from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import TypedDict
 
 from unpad import storage
@@ -25,6 +27,7 @@ from unpad.run.base import KEY, read_quantized, refuse_training
 from unpad.run.checkpoint import put_weights
 from unpad.run.folder import CHECKPOINTS, COMMAND, MADE_BY, OF_RUN, RECIPE, RUN_ID, STATE, read_command, run_recipe
 from unpad.run.report.history import read_log
+from unpad.run.saving import Saving
 from unpad.storage.reading import Count, known_fields, misfit
 from unpad.training.auto_size import with_size
 from unpad.training.optim import optimizer_tensors
@@ -136,12 +139,19 @@ def check_values(state: checkpoint.State, where: str) -> None:
 
 
 def save_checkpoint(
-    setup: Setup, progress: Progress, optimizer: torch.optim.Optimizer, additional: dict[str, torch.Tensor]
-) -> Path:
-    """Write everything the run needs to continue from here; `additional` tensors are stored by their names."""
+    setup: Setup, progress: Progress, optimizer: Optimizer, additional: dict[str, Tensor], *, best: bool = False
+) -> Saving:
+    """Begin to write everything the run needs to continue from here.
+
+    Args:
+        additional: tensors that are stored by their names.
+        best: whether the weights are also saved as the final ones of the current stage. This comes after the
+            checkpoint, so that they are never ahead of where a resume begins.
+    """
     state = _state(setup, progress, kept_weights(setup.model))
     state.tensors |= optimizer_tensors(setup.model, optimizer) | additional
-    return setup.parallelism.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep)
+    then = partial(_save_best, setup, progress.stage) if best else None
+    return setup.parallelism.save(setup.folder / CHECKPOINTS, state, setup.recipe.checkpoint.keep, then)
 
 
 def save_best(setup: Setup, progress: Progress) -> None:
@@ -149,17 +159,17 @@ def save_best(setup: Setup, progress: Progress) -> None:
 
     Final adapters of the run are also written as a folder for peft.
     """
-    weights = setup.parallelism.gathered(kept_weights(setup.model))
-    setup.group.of_leader(lambda: _save_best(setup, progress, weights))
+    state = _state(setup, progress, setup.parallelism.gathered(kept_weights(setup.model)))
+    setup.group.of_leader(lambda: _save_best(setup, progress.stage, state))
 
 
-def _save_best(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -> None:
-    stage = setup.stages[min(progress.stage, len(setup.stages) - 1)]
-    state, name = _state(setup, progress, weights), best_name(setup, stage)
-    checkpoint.save_named(setup.folder / CHECKPOINTS, name, state)
+def _save_best(setup: Setup, stage: int, state: checkpoint.State) -> None:
+    """Write the weights of a state, without its other tensors, as the final ones of the stage of this number."""
+    weights = checkpoint.model_weights(state.tensors)
+    name = best_name(setup, setup.stages[min(stage, len(setup.stages) - 1)])
+    checkpoint.save_named(setup.folder / CHECKPOINTS, name, replace(state, tensors=checkpoint.model_tensors(weights)))
     if setup.recipe.lora is not None and setup.base is not None and name == "best":
-        adapters = checkpoint.model_weights(state.tensors)
-        storage.replace_folder(setup.folder / ADAPTER_FOLDER, peft_files(adapters, setup.recipe.lora, setup.base.run))
+        storage.replace_folder(setup.folder / ADAPTER_FOLDER, peft_files(weights, setup.recipe.lora, setup.base.run))
 
 
 def best_name(setup: Setup, stage: StageSetup) -> str:
@@ -180,7 +190,7 @@ def end_stage(setup: Setup, stage: StageSetup, progress: Progress) -> None:
         save_best(setup, progress)
 
 
-def _state(setup: Setup, progress: Progress, weights: dict[str, torch.Tensor]) -> checkpoint.State:
+def _state(setup: Setup, progress: Progress, weights: dict[str, Tensor]) -> checkpoint.State:
     tensors = checkpoint.model_tensors(weights)
     values = {
         "progress": progress.to_values(),

@@ -31,14 +31,12 @@ class StepCost:
     Args:
         tokens: computed in the step, padding included.
         seconds: of its forward and backward passes and the optimizer update.
-        largest_tokens: of the plan's largest micro-batch, padding included.
-        peak_bytes: resident memory of the process at that micro-batch's peak, model and optimizer included.
+        peak_bytes: resident memory of the process at its peak in the plan's largest micro-batch, optimizer included.
         base_bytes: resident memory before it.
     """
 
     tokens: int
     seconds: float
-    largest_tokens: int
     peak_bytes: int
     base_bytes: int
 
@@ -123,17 +121,12 @@ class Rehearsal:
         return_freed_memory()
         base = process_memory()
         if plan.num_steps == 0:  # every token is dropped, as the ledger says
-            return StepCost(0, 0.0, 0, base, base)
+            return StepCost(0, 0.0, base, base)
         restart_peak()
-        largest = self.load([plan.micro(int(np.argmax(plan.micro_cells)))])
-        self.step(largest)
+        self.step(self.load([plan.micro(int(np.argmax(plan.micro_cells)))]))
         peak = max(peak_memory(), base)
         first = self.load(plan.step(0))
         began = time.perf_counter()
         self.step(first)
         seconds = time.perf_counter() - began
-        return StepCost(_tokens(first), seconds, _tokens(largest), peak, base)
-
-
-def _tokens(batches: Sequence[RaggedBatch]) -> int:
-    return sum(batch.total_tokens for batch in batches)
+        return StepCost(sum(batch.total_tokens for batch in first), seconds, peak, base)

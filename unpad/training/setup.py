@@ -156,7 +156,8 @@ def divide(setup: Setup) -> Setup:
         RecipeError: a stage cannot train a divided model.
     """
     division = parallelism_of(setup.recipe, setup.group)
-    model, parallelism = division.divide(setup.recipe, setup.model, setup.stages, setup.group, setup.device)
+    half = setup.device.type == "cuda" and setup.precision == "bf16"
+    model, parallelism = division.divide(setup.recipe, setup.model, setup.stages, setup.group, setup.device, half)
     if setup.recipe.train.checkpoint_blocks:
         recompute_blocks(model)
     if compiles(setup.recipe, setup.device, setup.precision):

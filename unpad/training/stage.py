@@ -168,14 +168,11 @@ def plan_inputs(stage: StageSetup, epoch: int, window: int = 0) -> tuple[np.ndar
 
 def window_ids(stage: StageSetup, epoch: int, window: int) -> np.ndarray:
     """Training sequences of a window, (n,) int64, before sources are weighed; a pair of replies stays together."""
-    ids, deal = stage.train_ids, partial(window_places, seed=stage.recipe.train.seed, epoch=epoch)
+    ids = stage.train_ids
     if stage.windows == 1:
         return ids
-    if not stage.of_pairs:
-        return ids[deal(len(ids), stage.windows, window)]
-    assert stage.data.table.bundle is not None, "pairs are bundles"
-    order, offsets = bundled(stage.data.table.bundle[ids])
-    return ids[order[reorder_runs(offsets, deal(len(offsets) - 1, stage.windows, window))[0]]]
+    deal = partial(window_places, windows=stage.windows, window=window, seed=stage.recipe.train.seed, epoch=epoch)
+    return _drawn_pairs(stage.data.table, ids, lambda of: deal(len(of))) if stage.of_pairs else ids[deal(len(ids))]
 
 
 def replanned(stage: StageSetup, **changes: object) -> Plan:
@@ -193,8 +190,7 @@ def _drawn_pairs(table: SequenceTable, ids: np.ndarray, draw: Callable[[np.ndarr
     assert table.bundle is not None, "pairs are bundles"
     order, offsets = bundled(table.bundle[ids])
     drawn = draw(table.source[ids[order[offsets[:-1]]]])  # (num_drawn,) index into the pairs
-    members = [order[start:stop] for start, stop in zip(offsets[drawn], offsets[drawn + 1], strict=True)]
-    return ids[np.concatenate([np.zeros(0, np.int64), *members])]
+    return ids[order[reorder_runs(offsets, drawn)[0]]]
 
 
 def stage_epochs(stage: StageSetup) -> Epochs:

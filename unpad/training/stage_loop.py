@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from torch import Tensor
 
@@ -14,7 +15,8 @@ from unpad.evaluation.family import held_out
 from unpad.models.contract import HasLatent, Model
 from unpad.models.cost import cells_per_token
 from unpad.nn.block import compiled
-from unpad.run.checkpoint import State
+from unpad.processes.sums import sum_kind
+from unpad.run.checkpoint import State, step_folder
 from unpad.run.folder import CHECKPOINTS
 from unpad.run.kept import REFERENCE
 from unpad.run.monitor import StepRecord
@@ -26,7 +28,7 @@ from unpad.training.consistency import check_weights
 from unpad.training.context import RunContext, SaveClock, SavedWatches, StageRun, Watch
 from unpad.training.memory import HeapKeeper, Room, used_at_most
 from unpad.training.optim import Schedule, load_optimizer_tensors, make_optimizer, optimizer_tensors
-from unpad.training.progress import end_stage, save_best, save_checkpoint
+from unpad.training.progress import end_stage, save_checkpoint
 from unpad.training.stage import (
     StageSetup,
     epoch_plan,
@@ -83,8 +85,9 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
             if progress.window_step == 0 or _is_over(stage):
                 break
         if run.signals.stops is not None:  # it came after the last step of the epoch
-            _save(stage)
+            _save(stage, waits=True)
             run.signals.raise_if_received(run.setup.folder)
+    run.saver.finish()
     if run.deadline.reached:
         message = f"{name}: train.max_minutes={run.deadline.minutes:g} are over at step {progress.step} of {end.step}"
         message += f"; {resume_run(run.setup.folder)} goes on"
@@ -167,6 +170,7 @@ def _start_stage(run: RunContext, setup: StageSetup, state: State | None, *, beg
     for watch in watches:
         if message := watch.describe():
             run.monitor.log(watch.subject, message=message)
+    kind = sum_kind(recipe.train.sums, run.setup.device.type, run.setup.group.size)
     return StageRun(
         run,
         setup,
@@ -178,9 +182,9 @@ def _start_stage(run: RunContext, setup: StageSetup, state: State | None, *, beg
         watches,
         HeapKeeper(),
         SaveClock(recipe.checkpoint.every_seconds),
-        sums=run.setup.parallelism.gradient_sum(recipe.train.sums, model),
+        sums=run.setup.parallelism.gradient_sum(kind, model),
         cells_per_token=cells_per_token(model),
-        room=run.setup.parallelism.room(recipe.train.sums, progress.most_tokens),
+        room=run.setup.parallelism.room(kind, progress.most_tokens),
         max_epochs=num_epochs(setup, epochs),
         epochs_per_evaluation=epochs_per_evaluation(setup, epochs),
     )
@@ -204,11 +208,7 @@ def _after_step(stage: StageRun, ends_plan: bool, is_saved: bool) -> None:
     stopping = stop or run.signals.stops is not None
     is_saved = is_saved or _due(recipe.checkpoint.every, progress.step, ends_epochs)
     if is_saved or improved or stopping or _is_over(stage):
-        _save(stage)
-    if improved and stage.setup.keeps_best:
-        # After the checkpoint, so that the best weights are never ahead of where a resume begins.
-        with run.timers("save"):
-            save_best(run.setup, progress)
+        _save(stage, best=improved and stage.setup.keeps_best, waits=stopping or _is_over(stage))
     run.signals.raise_if_received(run.setup.folder)
     if stop:
         what = "stopped after an evaluation, as its caller asked; everything up to here is saved"
@@ -245,7 +245,7 @@ def _consult(stage: StageRun, watch: Watch) -> None:
         progress.best, progress.best_step, progress.checks_without_progress = None, 0, 0
     progress.watches[watch.name] = watch.values()
     if verdict.action == "stop":
-        _save(stage)
+        _save(stage, waits=True)
         raise watch.error(verdict)
 
 
@@ -374,7 +374,7 @@ def _skip_or_stop(stage: StageRun, planned: list[Micro], result: StepResult) -> 
         message = f"{error.what}; {progress.num_skipped} skipped so far"
         run.monitor.log("skipped_step", step=progress.step + 1, message=message)
         return
-    _save(stage)
+    _save(stage, waits=True)
     raise error
 
 
@@ -406,19 +406,28 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
         run.monitor.log("early_stop", message=message, step=progress.step, best_step=progress.best_step)
     if run.after_evaluation is None:
         return improved, False
+    run.saver.finish()  # a caller may read the files
     # Every process asks its caller; if one ends the run, it ends for all.
     return improved, any(setup.group.exchange(bool(run.after_evaluation(name, progress.step, result))))
 
 
-def _save(stage: StageRun) -> None:
-    """Write a checkpoint, after flushing the metrics that it relies on."""
-    run = stage.run
+def _save(stage: StageRun, *, best: bool = False, waits: bool = False) -> None:
+    """Begin to write a checkpoint, after flushing the metrics that it relies on.
+
+    Args:
+        best: whether its weights are the best of the stage so far; waits: for it to be complete.
+    """
+    run, step = stage.run, stage.run.progress.step
     with run.timers("save"):
-        check_weights(run.setup, run.progress.step)
+        run.saver.finish()
+        check_weights(run.setup, step)
         run.monitor.sync()
-        path = save_checkpoint(run.setup, run.progress, stage.optimizer, _watch_tensors(stage))
+        saving = save_checkpoint(run.setup, run.progress, stage.optimizer, _watch_tensors(stage), best=best)
+        path = step_folder(run.setup.folder, step).name
+        run.saver.begin(saving, partial(run.monitor.log, "checkpoint", step=step, path=path))
+        if waits:
+            run.saver.finish()
     stage.clock.saved()
-    run.monitor.log("checkpoint", step=run.progress.step, path=path.name)
 
 
 def _watch_tensors(stage: StageRun) -> dict[str, Tensor]:

@@ -52,11 +52,13 @@ class Loaded:
 
     Args:
         received: signal that asked it to stop.
+        has_saved: whether it has written its part of a checkpoint.
         is_due: whether its clock asks for a checkpoint; is_late: for the end of the training.
         counts: of its micro-batches, as `counts_to_json`.
     """
 
     received: int | None
+    has_saved: bool
     is_due: bool
     is_late: bool
     counts: dict[int, dict[str, Any]]
@@ -88,6 +90,9 @@ def epoch_updates(stage: StageRun, plan: Plan) -> Iterator[LoadedUpdate]:
             of_processes = [Loaded(**values) for values in talk.told]
             run.signals.agree([loaded.received for loaded in of_processes])
             run.deadline.reached |= of_processes[0].is_late
+            if all(loaded.has_saved for loaded in of_processes):
+                with run.timers("save"):
+                    run.saver.finish()
             share = _share(stage, len(planned), numbers, of_processes)
             waited = time.perf_counter() - began
             yield LoadedUpdate(planned, micros, share, waited, of_processes[0].is_due, weights, rate)
@@ -107,7 +112,7 @@ def _loaded(stage: StageRun, micros: Sequence[RaggedBatch], numbers: Sequence[in
     """Message of this process about its micro-batches, at places `numbers`."""
     run = stage.run
     counts = counts_to_json(run.setup.model, micros, numbers)
-    return Loaded(run.signals.received, stage.clock.due(), run.deadline.due(), counts)
+    return Loaded(run.signals.received, run.saver.has_written, stage.clock.due(), run.deadline.due(), counts)
 
 
 def _share(stage: StageRun, num_micros: int, numbers: Sequence[int], of_processes: Sequence[Loaded]) -> Share:

@@ -74,20 +74,6 @@ def test_a_patient_without_a_label_is_one_fault_at_however_many_landmarks(tmp_pa
         study(tmp_path, TIMES, [*ROWS, (FIRST_ID + 4, 1.0, "pulse", 1.0)])
 
 
-def test_an_example_reads_events_up_to_its_own_landmark_and_is_followed_from_it(tmp_path):
-    data = study(tmp_path, TIMES)
-    for seq, (patient, landmark) in enumerate(examples_of(data)):
-        until = [hour - landmark for one, hour, _, _ in ROWS if one == patient and hour <= landmark]
-        assert hours_of(data, seq) == sorted(set(until))
-        died, end = ENDS[patient]
-        cohort = data.cohort
-        assert round(cohort.duration[seq] * 24, 3) == end - landmark, "the horizon counts from each landmark"
-        assert cohort.cause[seq] == died
-        assert data.labels[seq] == (died if end - landmark <= 36 else 0)
-        assert f"at {landmark}" in data.where(seq)
-    assert data.labels.tolist() == [0, 0, 0, 1, 1, 1, 1], "B dies 36 hours after the first landmark, C at the second"
-
-
 @pytest.mark.parametrize("settings", [{}, {"max_events": 2}, {"window": 24}, {"max_events": 2, "keep": "earliest"}])
 def test_an_example_is_that_of_a_recipe_with_its_landmark_alone(tmp_path, settings):
     several = study(tmp_path, TIMES, events=settings)

@@ -16,7 +16,7 @@ from unpad.data.sources.example import BadRow, Unread
 from unpad.data.tokens import cache
 from unpad.data.tokens.cache import Shard, make_key, open_shard, pack_details, pack_faults, shard_path, write_shard
 from unpad.errors import SourceError
-from unpad.storage import disk
+from unpad.storage import disk, sha256
 
 KEY = make_key("test")
 DETAILS = ([":1", ":2", ":3"], ["", "水", ""], [(), ("水", "火"), ()])
@@ -189,3 +189,28 @@ def test_details_of_another_program_are_refused(tmp_path, details):
     opened, _ = open_shard(tmp_path, KEY)
     with pytest.raises(SourceError, match="stored tokens hold no usable details"):
         opened.where(0)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="the time of the last change is the system's own there alone")
+def test_a_large_file_is_hashed_again_only_once_it_was_written_to(tmp_path, monkeypatch):
+    monkeypatch.setattr(cache, "NOTED_FROM", 5)
+    monkeypatch.setenv("UNPAD_CACHE", str(tmp_path / "cache"))
+    path, hashed = tmp_path / "large", list[str]()
+    path.write_text("first")
+
+    def noted() -> str:
+        with path.open("rb") as file:
+            return cache.noted_sha256(file)
+
+    real = cache.hashlib.file_digest
+    monkeypatch.setattr(cache.hashlib, "file_digest", lambda *given: (hashed.append(""), real(*given))[1])
+    assert noted() == noted() == sha256("first")
+    assert len(hashed) == 2  # it was written just now, and may be again within the same tick of the clock
+    monkeypatch.setattr(cache, "SETTLED", -1.0)
+    assert noted() == noted() == sha256("first")
+    assert len(hashed) == 3
+    before = path.stat()
+    while path.stat().st_ctime_ns == before.st_ctime_ns:
+        path.write_text("other")
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # of equal size, and of equal time
+    assert noted() == sha256("other")

@@ -365,15 +365,6 @@ def test_the_split_follows_seed_and_declaration(folder: Path) -> None:
     assert report.leaks[Split.HOLDOUT].num_holdout == 5
 
 
-def test_the_tokenizer_sees_the_training_part_alone(folder: Path) -> None:
-    (folder / "split.jsonl").write_text(
-        '{"text": "山谷的水"}\n{"text": "龘龘龘龘", "split": "holdout"}\n{"text": "水流过山谷"}\n'
-    )
-    _, tokenizer, _ = prepare(make_recipe(folder, data={"text": "split.jsonl", "chat": [], "holdout": 0.0}))
-    assert "水".encode() in tokenizer.pieces
-    assert "龘".encode() not in tokenizer.pieces
-
-
 @pytest.mark.promise("chinese.copies")
 def test_only_training_originals_get_copies(folder: Path) -> None:
     augment = {"multiplier": 2, "delete": 0.3}

@@ -1,4 +1,4 @@
-"""An observation changes a belief as precisions say, and the gate stays between its bounds."""
+"""An observation changes a belief as precisions say, and the gate follows its formula."""
 
 import math
 
@@ -69,16 +69,9 @@ def test_a_gate_of_zero_leaves_the_prior():
     assert all(g.isfinite().all() for g in grads)
 
 
-def test_the_gate_starts_as_the_plain_product_and_stays_within_its_bounds():
+def test_the_gate_starts_as_the_plain_product():
     torch.manual_seed(0)
-    inputs = beliefs(200, dtype=torch.float32)
-    torch.testing.assert_close(Gate()(*inputs), torch.ones(200, 1))
-    gate = moved(Gate(), torch.float32)
-    gate.to_out.weight.data.mul_(100)
-    got = gate(*inputs)
-    assert got.min() >= 0.1
-    assert got.max() <= 3.0
-    assert got.max() - got.min() > 1
+    torch.testing.assert_close(Gate()(*beliefs(200, dtype=torch.float32)), torch.ones(200, 1))
 
 
 def test_the_gate_computes_its_three_features():

@@ -39,7 +39,7 @@ LENGTHS = [0, 513, 1, 0, 2, 300, 40, *np.random.default_rng(1).integers(0, 40, 5
 def model_of(kind: str, dtype: torch.dtype = torch.float64, **fields: Any) -> SetSequence:
     model = tiny_patients_model(dtype, **{**SET_SEQUENCES[kind], **fields})
     if model.config.code_vectors:
-        model.embedding.load_code_vectors(torch.randn(NUM_CODES, 5, generator=torch.Generator().manual_seed(4)))
+        model.load_code_vectors(torch.randn(NUM_CODES, 5, generator=torch.Generator().manual_seed(4)))
     return model
 
 
@@ -143,16 +143,6 @@ def test_the_order_of_the_events_of_a_set_changes_nothing(kind):
     for name, got in after.items():
         torch.testing.assert_close(got, before[name], rtol=1e-10, atol=1e-10, equal_nan=True, msg=name)
     assert_same_terms(model, [batch], [[shuffled]])
-
-
-def test_patients_without_events_are_legal():
-    model = model_of("filter").eval()
-    nobody = replace(random_patients([0, 0, 0]), seq_labels=torch.tensor([1, 0, 1]))
-    logits = model.classify(nobody)
-    assert torch.equal(logits, logits[:1].expand(3, 2))
-    assert model.next_codes(nobody).shape == (0, NUM_CODES)
-    assert model.course(nobody)[0].shape == (0, 2)
-    assert model.losses(nobody)["classification"][1] == 3
 
 
 # --------------------------------------------------------------------------- nothing looks ahead

@@ -60,32 +60,6 @@ def test_the_likelihood_equals_brute_force(causes, data):
     torch.testing.assert_close(got, torch.tensor(wanted, dtype=F64), rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize(
-    ("days", "seen", "survived", "died"),
-    [
-        (10, True, 0, 0),
-        (10, False, 0, None),  # censored within the first bin: nothing is known
-        (0, True, 0, 0),  # an outcome at the landmark belongs to the first bin
-        (30, True, 0, 0),  # on an edge, to the bin that ends there
-        (30, False, 1, None),  # and who is censored there has survived it
-        (50, True, 1, 1),
-        (50, False, 1, None),
-        (1825, True, 3, 3),
-        (1825, False, 4, None),
-        (5000, True, 4, None),  # beyond the last edge all bins were survived, whatever came then
-        (5000, False, 4, None),
-    ],
-)
-def test_the_convention_for_ends_of_observation(days, seen, survived, died):
-    logits = hazards(1)
-    logs = torch.log(1 - logits[0, :, 0].sigmoid())
-    wanted = -logs[:survived].sum() - (logits[0, died, 0].sigmoid().log() if died is not None else 0)
-    got = heads.hazard_nll(logits, *people((days, seen)), heads.bin_edges(EDGES, ""))
-    torch.testing.assert_close(got[0], wanted, rtol=1e-12, atol=1e-12)
-    grad = torch.autograd.grad(got.sum(), logits)[0][0]
-    assert (grad[:, 0] != 0).tolist() == [k < survived or k == died for k in range(BINS)]
-
-
 def likeliest(outcomes: list[tuple[float, int]], causes: int) -> Tensor:
     """The one set of logits for all people, (1, BINS, causes), that minimises the likelihood's negative logarithm."""
     logits = torch.zeros(1, BINS, causes, dtype=F64, requires_grad=True)

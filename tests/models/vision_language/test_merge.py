@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from tests.helpers.samples import VISION, WIDTH, Samples, bounds_of, make_samples, moved
+from tests.helpers.samples import VISION, WIDTH, bounds_of, make_samples, moved
 from unpad.batching.layout import Layout, build_layout
 from unpad.models.vision_language import merge
+from unpad.models.vision_language.visual import VisionTokens
 from unpad.nn.segments import segment_top_k
 
 SLOTS = 4
@@ -26,7 +27,7 @@ def make(kind: str, dropout: float = 0.0) -> nn.Module:
     return merge.make_merger(config, WIDTH, WIDTH)
 
 
-def run(merger: nn.Module, samples: Samples) -> merge.Merged:
+def run(merger: nn.Module, samples: VisionTokens) -> merge.Merged:
     merged = merger(samples)
     assert isinstance(merged, merge.Merged)
     return merged

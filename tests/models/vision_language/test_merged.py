@@ -209,27 +209,7 @@ def test_a_cache_grows_as_far_as_it_must_where_slots_are_more_than_patches():
     assert model.logits(model(whole))[4:].argmax(1).tolist() == ids
 
 
-def test_prompts_are_continued_as_each_alone():
-    model, prompts = merging("question"), prepare(ROWS, answers=None).batch
-    asked = GenerateSettings(max_new_tokens=8, temperature=0)
-    together = generate(model, prompts, asked, eos_id=7)
-    for sample, ids in enumerate(together):
-        assert generate(model, prompts.select([sample]), asked, eos_id=7) == [ids]
-    model.mode = "origin"
-    assert generate(model, prompts, asked, eos_id=7) != together
-
-
 # --------------------------------------------------------------------------- settings
-
-
-def test_a_batch_of_text_and_an_empty_one_are_legal(batch):
-    model = merging("slots", prune="learned").train()
-    for run in (batch.select([1, 4]), batch.select([]), batch.select([1, 4]).pad("left")):
-        terms = model.losses(run)
-        terms["cross_entropy"][0].backward()
-        assert [one.tolist() for one in model.kept] == [[0] * run.num_seqs] * BLOCKS
-        assert all(count == model.count_targets(run)[name] for name, (_, count) in terms.items())
-        assert model(run).shape == (int(run.layout.lengths().sum()), WIDTH)
 
 
 @pytest.mark.parametrize(

@@ -8,18 +8,15 @@ import pytest
 import torch
 
 from tests.helpers.gradients import assert_same_update, gradients
-from tests.helpers.models import generate
-from tests.helpers.vision import IMAGE, LEARNED, ROWS, SAMPLES, TOWERS, VOCAB, VOCABULARY, picture, prepare, tiny
-from unpad.batching.batch import from_padded, from_sequences
+from tests.helpers.vision import IMAGE, LEARNED, ROWS, SAMPLES, TOWERS, VOCABULARY, picture, prepare, tiny
+from unpad.batching.batch import from_padded
 from unpad.data.preprocess import preprocess
 from unpad.errors import RecipeError, SourceError
 from unpad.inference.engine import advance
 from unpad.models.contract import WEIGHTS
-from unpad.models.vision_language.tower import TowerConfig
 from unpad.nn.activation import activate
 from unpad.nn.cache import CachedRow, KeyValueCache
 from unpad.nn.native import library
-from unpad.recipes.training import GenerateSettings
 from unpad.training.optim import freeze
 from unpad.training.step import accumulate
 
@@ -202,20 +199,6 @@ def test_a_layer_the_tower_does_not_have_is_refused(layer):
         tiny({**LEARNED, "feature_layer": layer})
 
 
-def test_the_class_token_of_every_image_is_before_its_own_patches():
-    tower = tiny(**TOWERS["clip"]).tower
-    media = prepare(ROWS).batch.media
-    layout = media.layout
-    run, longer, places = tower._with_class_tokens(torch.zeros(media.total_tokens, 8, dtype=torch.float64), layout)
-    assert longer.lengths().tolist() == (layout.lengths() + 1).tolist()
-    assert longer.max_seqlen == layout.max_seqlen + 1
-    is_class = torch.ones(len(run), dtype=torch.bool)
-    is_class[places] = False
-    assert is_class.nonzero().flatten().tolist() == longer.cu_seqlens[:-1].tolist()
-    assert (run[is_class] == tower.class_token + tower.positions.weight[0]).all()
-    assert (run[places] == 0).all()
-
-
 # --------------------------------------------------------------------------- errors
 
 
@@ -283,16 +266,8 @@ def test_an_image_that_leads_past_the_context_is_refused():
         tiny(LEARNED, {"context": 5})(prepare(ROWS[:1]).batch)
 
 
-def test_the_model_offers_what_training_and_generation_ask_for():
+def test_its_length_direction_heads_and_smoothing_are_those_of_its_decoder():
     model = tiny(LEARNED, {"causal": False})
     assert (model.config.longest, model.causal, model.head_dim) == (64, False, 4)
     model.label_smoothing = 0.1
     assert model.decoder.label_smoothing == model.label_smoothing == 0.1
-    batch = prepare(ROWS).batch
-    nll = model.token_nll(batch)
-    assert nll.shape == (batch.num_targets,)
-    torch.testing.assert_close(nll.sum(), model.losses(batch)["nll"][0].detach())
-    assert TowerConfig().num_run == 1  # of two blocks
-    assert model.logits(model(from_sequences([[1, 2, 3]]))).shape == (2, VOCAB)
-    model, settings, prompts = tiny(LEARNED), GenerateSettings(max_new_tokens=4, temperature=0), [[1, 2, 3], [4]]
-    assert generate(model, prompts, settings, eos_id=-1) == generate(model.decoder, prompts, settings, eos_id=-1)

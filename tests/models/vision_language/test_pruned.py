@@ -11,7 +11,6 @@ from torch import Tensor
 
 from tests.helpers.gradients import assert_same_update
 from tests.helpers.grid import pairs
-from tests.helpers.models import generate
 from tests.helpers.pruning import BLOCKS, EARLY, HEADS, KV_HEADS, METHODS, ROWS, WIDTH, pass_of, pruned
 from tests.helpers.vision import IMAGE, prepare
 from unpad.batching.batch import RaggedBatch, from_sequences
@@ -23,7 +22,6 @@ from unpad.models.vision_language.prune_pass import PrunePass
 from unpad.nn.block import Stream
 from unpad.nn.native import library
 from unpad.proof.pruned import plain_pass
-from unpad.recipes.training import GenerateSettings
 
 TEXT_ROWS = [2, 5]
 PATHS = {"native": nullcontext, "torch": library.switched_off}
@@ -398,18 +396,6 @@ def test_the_cache_is_smaller_by_what_was_removed():
     model.mode = "origin"
     whole, _ = prefill(model, prompts, most=most)
     assert whole.num_bytes == per_token * BLOCKS * room(lengths)
-
-
-@both_paths
-@pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 1.0}, {"temperature": 0, "beams": 3}])
-def test_eight_prompts_are_continued_as_each_alone(settings, path):
-    model, prompts = pruned(), prepare(ROWS, answers=None).batch
-    asked = GenerateSettings(max_new_tokens=8, **settings)
-    with path():
-        together = generate(model, prompts, asked, eos_id=7)
-        assert int((model.kept[0] - model.kept[-1]).sum()) > 10, "visual tokens were removed"
-        for sample, ids in enumerate(together):
-            assert generate(model, prompts.select([sample]), asked, eos_id=7) == [ids]
 
 
 # --------------------------------------------------------------------------- settings

@@ -6,6 +6,7 @@ import pytest
 
 from unpad.errors import RecipeError
 from unpad.processes.group import ALONE, Group
+from unpad.processes.sums import sum_kind
 from unpad.recipes.file import load_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.run.folder import RECIPE, run_recipe
@@ -43,3 +44,9 @@ def test_micro_batches_are_cut_where_no_other_process_waits_for_their_passes():
         assert Replicas(ALONE).room(kind, 7) == Room(7)
     assert Replicas(TWO).room("exact", 7) == Room(7)
     assert Replicas(TWO).room("fast", 7) is None
+
+
+def test_sums_are_fast_on_several_gpus_and_exact_elsewhere_but_for_a_recipe_that_says_so():
+    asked = recipe_of().train.sums
+    assert [sum_kind(asked, *of) for of in (("cuda", 2), ("cuda", 1), ("cpu", 2))] == ["fast", "exact", "exact"]
+    assert [sum_kind(asked, "cuda", 2) for asked in ("exact", "fast")] == ["exact", "fast"]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.conftest import random_batch
+from tests.helpers.attention_cases import as_on_a_card
 from tests.helpers.image_models import random_images, random_squares, small_cnn, tiny_vit
 from tests.helpers.patients import random_patients, tiny_patients_model
 from tests.helpers.ranks import forbid_pickles, run_ranks
@@ -17,6 +18,7 @@ from unpad.batching.batch import RaggedBatch
 from unpad.errors import RecipeError
 from unpad.models.contract import Model
 from unpad.models.decoder import Config, Decoder
+from unpad.nn.block import compile_blocks, recompute_blocks
 from unpad.processes.divided import is_divided, total_norm, whole_tensor
 from unpad.processes.group import Group
 from unpad.recipes.recipe import Recipe
@@ -144,6 +146,24 @@ def compare_frozen(group: Group) -> None:
         assert any(name.startswith("blocks.0.") for name in found) == (not patterns)
 
 
+def rounded_by_travel(group: Group, *, prepared: bool) -> float:
+    """Difference to one process of the gradients of a block that travels in bf16, as of fresh norms, whose weights are
+    numbers of bf16 too.
+
+    Args:
+        prepared: whether it is also compiled, and computed again in the backward pass.
+    """
+    micros, weights = [random_batch([5, 4]), random_batch([9, 2])], {"cross_entropy": 1.0}
+    one, model = (decoder(blocks=1, dropout=0.0) for _ in range(2))
+    with as_on_a_card():
+        sharding = Sharding(model, micros[-1], group, CPU, half=True)
+        if prepared:
+            recompute_blocks(model)
+            compile_blocks(model, "eager")
+        found = divided_gradients(sharding, group, micros, weights, "bf16")
+        return difference(found, gradients(one, micros, weights, "bf16"))
+
+
 @pytest.mark.nightly
 @pytest.mark.promise("processes.shard")
 def test_gradients_of_a_divided_model_are_those_of_one_process(tmp_path):
@@ -153,6 +173,14 @@ def test_gradients_of_a_divided_model_are_those_of_one_process(tmp_path):
         compare_frozen(group)
 
     assert run_ranks(tmp_path / "two", 2, work) == [None, None]
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns of what it looks at itself
+@pytest.mark.parametrize("prepared", [False, True])
+def test_blocks_that_travel_in_bf16_round_gradients_alone_compiled_and_computed_again_too(tmp_path, prepared):
+    found = run_ranks(tmp_path / "two", 2, lambda group: rounded_by_travel(group, prepared=prepared))
+    assert 1e-4 < max(found) < 4e-3  # of norms
 
 
 @pytest.mark.promise("processes.failing")

@@ -233,8 +233,7 @@ def _quantiles(code: np.ndarray, value: np.ndarray, num: np.ndarray) -> np.ndarr
     ordered = value[np.lexsort((value, code))]
     first = np.cumsum(num) - num
     at = first[:, None] + np.rint(np.maximum(num - 1, 0)[:, None] * np.array(QUANTILES)).astype(np.int64)
-    padded = np.append(ordered, 0.0)
-    return np.where(num[:, None] > 0, padded[np.minimum(at, len(ordered))], 0.0)
+    return np.where(num[:, None] > 0, np.append(ordered, 0.0)[np.minimum(at, len(ordered))], 0.0)
 
 
 def _range(days: np.ndarray) -> np.ndarray | None:

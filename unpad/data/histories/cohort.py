@@ -443,8 +443,7 @@ def split_patients(rows: EventRows, cohort: Cohort, side: np.ndarray, recipe: Re
         np.maximum.at(classes, patient, cohort.label[here])
     parts = divide(keys, mine[here[first]], recipe.data, recipe.train.seed, wanted, classes=classes)
     split[here] = parts[patient]
-    others = TEST_PART if wanted is Wanted.LEARNING else "of other parts"
-    choice.leave(~taken(split, wanted), others)
+    choice.leave(~taken(split, wanted), TEST_PART if wanted is Wanted.LEARNING else "of other parts")
     num_test = int((split[here] == Split.TEST).sum()) if wanted is Wanted.LEARNING else 0
     rest = np.flatnonzero(choice.taking)
     return replace(cohort, split=split).take(rest, left_out=choice.left_out, num_test=num_test)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
@@ -448,11 +449,9 @@ class Column:
         naive = [one.astimezone(UTC).replace(tzinfo=None) if one and one.tzinfo else one for one in read]
         times = pa.array(naive, pa.timestamp("us")).take(encoded.indices)
 
-        def explain(row: int) -> tuple[str, str]:
-            what = f"is not in the format {layout}{_shown(self.values[row].as_py())}"
-            return what, "write it so, or set the format that the column has"
-
-        self.refuse(~(np.asarray(pc.is_valid(times)) | self.empty), "E_UNIT", explain)
+        wrong, what = ~(np.asarray(pc.is_valid(times)) | self.empty), f"is not in the format {layout}"
+        fix = "write it so, or set the format that the column has"
+        self.refuse(wrong, "E_UNIT", lambda row: (f"{what}{_shown(self.values[row].as_py())}", fix))
         return times
 
 
@@ -502,19 +501,17 @@ def _no_number(text: str, expected: str, decimal: Decimal | None, limits: Limits
 
 def are_whole(ids: pa.Array) -> bool:
     """Check that all ids, strings, are whole numbers in their usual form that fit int64; "007" is not."""
-    try:
+    with suppress(pa.ArrowInvalid):
         return bool(ids.cast(pa.int64()).cast(pa.string()).equals(ids))
-    except pa.ArrowInvalid:
-        return False
+    return False
 
 
 def is_utf8(column: pa.Array) -> bool:
     """Check that all texts of a column are UTF-8."""
-    try:
+    with suppress(pa.ArrowInvalid):
         column.validate(full=True)
         return True
-    except pa.ArrowInvalid:
-        return False
+    return False
 
 
 def _shown(text: str) -> str:
@@ -527,7 +524,6 @@ def _is_calendar(kind: pa.DataType) -> bool:
 
 
 def _is_real(text: str | None) -> bool:
-    try:
+    with suppress(ValueError):
         return text is not None and bool(datetime.fromisoformat(text))
-    except ValueError:
-        return False
+    return False

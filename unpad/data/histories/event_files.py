@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,12 +53,10 @@ def looks_like_events(path: Path) -> bool:
         inside = (file for file in files_below(path) if file.suffix.lower() in TABLE_SUFFIXES)
         paths = sorted(inside, key=natural_key)
     for file in paths:
-        try:
+        with suppress(SourceError):
             present = {*map(folded, column_names(file, ""))}
-        except SourceError:
-            continue
-        if any({*map(folded, (*names["time"], *names["code"]))} <= present for names in AUTO.values()):
-            return True
+            if any({*map(folded, (*names["time"], *names["code"]))} <= present for names in AUTO.values()):
+                return True
     return False
 
 

@@ -197,8 +197,7 @@ def _read_values(source: EventSource, table: Table, codes: pa.Array, faults: Fau
         words = texts if words is None else pc.coalesce(words, texts)
     if source.words != "code" or words is None:
         return codes, values
-    joined = pc.binary_join_element_wise(codes, words, "=")
-    return pc.if_else(pc.is_valid(words), joined, codes), values
+    return pc.if_else(pc.is_valid(words), pc.binary_join_element_wise(codes, words, "="), codes), values
 
 
 def _read_units(
@@ -290,8 +289,7 @@ def _read_static(source: EventSource, files: list[TableFile], path: Path, with_s
     table = open_table(files, {**wanted, **chosen}, ("split",), "data.events", dict.fromkeys(chosen, "static"))
     faults = Faults(table, source.decimal, source.limits)
     ids, whole_ids = faults.read_ids()
-    person = number(ids)
-    _, first = np.unique(person, return_index=True)
+    _, first = np.unique(number(ids), return_index=True)
     again = np.ones(len(table), np.bool_)
     again[first] = False
     faults.add(again, "E_DUPLICATE", "the patient has a row above", "leave one row per patient")
@@ -380,8 +378,7 @@ class EventRows:
     origin: np.ndarray
 
     def where(self, event: int) -> str:
-        place: str = self.parts[self.source[event]].table.where(int(self.origin[event]))
-        return place
+        return self.parts[self.source[event]].table.where(int(self.origin[event]))
 
     def bad(self, event: int, code: str, what: str, fix: str) -> BadRow:
         """A row that cannot be used, with the pseudonym of its patient."""

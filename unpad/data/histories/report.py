@@ -111,8 +111,7 @@ def cohort_lines(cohort: Cohort, competing: Sequence[str], for_training: bool = 
     """Lines on who takes part and who does not, and on the outcomes; arguments as of `PatientsReport`."""
     sides = f": {describe_split(cohort.split)}" if for_training else ""
     left_out = "".join(f"; {number:,} left out {why}" for why, number in cohort.left_out.items())
-    own = cohort.describe() + sides + left_out
-    return [own, *(_outcomes(cohort, competing) if for_training else [])]
+    return [cohort.describe() + sides + left_out, *(_outcomes(cohort, competing) if for_training else [])]
 
 
 def _outcomes(cohort: Cohort, competing: Sequence[str]) -> list[str]:

@@ -140,8 +140,7 @@ def open_table(
     Raises:
         SourceError: a file cannot be read, lacks a column or has it twice, or files differ in the type of a column.
     """
-    choose = partial(_choose, wanted, optional, key, fields or {})
-    read_file = partial(_read, choose, len(files) == 1)
+    read_file = partial(_read, partial(_choose, wanted, optional, key, fields or {}), len(files) == 1)
     with ThreadPoolExecutor() as pool:
         each = pool.map(read_file, files) if files[1:] else map(read_file, files)
         read = list(counted(each, "reading tables", len(files), "files"))

@@ -114,8 +114,7 @@ class Album:
         large ones.
         """
         if not self.resized.any():
-            grids: np.ndarray = self.grids[images]
-            return grids
+            return self.grids[images]
         # A stream of its own: the changes of pixels draw from the number of an image, which is smaller.
         drawn = np.random.default_rng([*epoch_seed, len(self.images)]).uniform(-1, 1, len(self.images))[images]
         factors = np.where(self.resized[images], (1 + self.settings.scale) ** drawn, 1.0).tolist()

@@ -250,8 +250,7 @@ def _recolour(pixels: NDArray[np.float32], settings: ImageSettings, drawn: NDArr
     mix = (grey + (1 + saturation) * turned).astype(np.float32)
     colours = (mix @ (pixels * std + mean).reshape(3, -1)).clip(0, 1).reshape(pixels.shape)
     # A curve through black and white; brighter or darker in between.
-    recoloured: NDArray[np.float32] = ((colours + np.float32(curve) * colours * (1 - colours)) - mean) / std
-    return recoloured
+    return ((colours + np.float32(curve) * colours * (1 - colours)) - mean) / std
 
 
 def _erase(pixels: NDArray[np.float32], most: float, drawn: NDArray[np.float64]) -> NDArray[np.float32]:

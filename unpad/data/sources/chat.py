@@ -194,26 +194,16 @@ def in_turns(turns: list[Turn], name: str) -> tuple[Turn, ...]:
 
 
 def refuse_order(roles: Sequence[str]) -> None:
-    """Refuse messages that are not in their turn.
+    """Refuse messages that are not in their turn: after a system text, if there is one, user and assistant take turns.
 
     Raises:
         RowFault: names the message.
     """
-    if (wrong := out_of_turn(roles)) is not None:
-        place, expected = wrong
-        raise RowFault("E_ROLE", f"turn {place + 1} is of the {roles[place]}, expected the {expected}")
-
-
-def out_of_turn(roles: Sequence[str]) -> tuple[int, Role] | None:
-    """The place of the first message that is not in its turn, and the role expected there; None if all are.
-
-    After a system text, if there is one, user and assistant take turns.
-    """
     first = 1 if roles[:1] == ["system"] else 0
     for place, role in enumerate(roles[first:]):
         if role != _PAIR[place % 2]:
-            return first + place, _PAIR[place % 2]
-    return None
+            what = f"turn {first + place + 1} is of the {role}, expected the {_PAIR[place % 2]}"
+            raise RowFault("E_ROLE", what)
 
 
 def _up_to_reply(text: str) -> list[Turn] | None:

@@ -105,10 +105,7 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[ImageExample | BadRow
     Raises:
         OSError: the folder, manifest or parquet file cannot be read.
     """
-    if file.path.is_dir():
-        rows_to_examine = _in_folder(file.path)
-    else:
-        rows_to_examine = _in_table(file, data)
+    rows_to_examine = _in_folder(file.path) if file.path.is_dir() else _in_table(file, data)
     with ThreadPoolExecutor() as pool:
         while window := list(islice(rows_to_examine, WINDOW)):
             yield from pool.map(examine, window)

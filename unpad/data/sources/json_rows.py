@@ -168,8 +168,7 @@ def read_lines(path: Path) -> Iterator[Row | BadRow]:
                         raise RowFault("E_NOT_OBJECT", f"the row is {type_name(value)}, expected an object")
                     yield Row(f"{path}:{number}", value)
                 except UnicodeDecodeError as error:
-                    place = f"at offset {offset + error.start} of the file"
-                    fault = bad_utf8(raw[error.start], place, path)
+                    fault = bad_utf8(raw[error.start], f"at offset {offset + error.start} of the file", path)
                     yield fault.at(f"{path}:{number}", raw)
                 except json.JSONDecodeError as error:
                     yield explain(error).at(f"{path}:{number}", raw)
@@ -260,8 +259,7 @@ class _Cursor:
         if match is None:
             return value
         before = len(self.text[: match.start()].encode("utf-8", "surrogateescape"))
-        place = f"at offset {self._begin + before} of the file"
-        return bad_utf8(ord(match[0]) - 0xDC00, place, self.path)
+        return bad_utf8(ord(match[0]) - 0xDC00, f"at offset {self._begin + before} of the file", self.path)
 
 
 def _whole(path: Path, cursor: _Cursor) -> Iterator[Row | BadRow]:

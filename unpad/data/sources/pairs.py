@@ -44,11 +44,6 @@ def read(file: SourceFile, data: DataSettings) -> Iterator[Example | BadRow]:
     return examples(file, data, (*REPLIES, file.field, "system") if file.field else FIELDS, convert, "pairs")
 
 
-def looks_like_pair(value: object) -> bool:
-    """Guess whether a row, well-formed or not, is meant as a pair."""
-    return isinstance(value, dict) and all(name in value for name in REPLIES)
-
-
 def _pair_of_row(row: Row, field: str | None) -> tuple[list[Turn], dict[str, Turn]]:
     """The messages of the prompt, and the two replies by name."""
     row.require(*REPLIES)

@@ -7,6 +7,7 @@ are compressed zeros. What compresses far better than any data does was made to 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,7 @@ class ParquetRows:
     def __init__(self, path: Path, table: pq.ParquetFile, columns: Sequence[str]) -> None:
         self._path, self._table, self._columns = path, table, list(columns)
         self._in_file = path.stat().st_size
-        # Sizes of row groups: a damaged footer ends the process at their columns, unless these were read (`_probe`).
+        # Sizes of row groups: a damaged footer ends the process at their columns, unless these were read.
         stated = sum(table.metadata.row_group(group).total_byte_size for group in range(table.num_row_groups))
         self._stated = max(stated, ROW_BYTES * table.metadata.num_rows)
         self._decoded = 0
@@ -72,7 +73,8 @@ class ParquetRows:
         import pyarrow as pa
 
         self._refuse(self._stated)
-        self._probe(group)
+        # A first row: pyarrow tells of a damaged footer there; elsewhere it ends the process for the same.
+        next(self._table.iter_batches(1, [group], self._columns), None)
         repeated = [chunk.path_in_schema for chunk in self._chunks(group) if _repeats_texts(chunk)]
         longest = self._longest_entry(group, repeated) if repeated else 0
         rows = min(batch_rows, MOST_AT_ONCE // max(longest, 1)) or 1
@@ -86,11 +88,6 @@ class ParquetRows:
             yield batch
         if num_rows != expected:
             raise pa.ArrowInvalid(f"a row group holds {num_rows:,} rows or more, and its footer says {expected:,}")
-
-    def _probe(self, group: int) -> None:
-        """Read a first row, where pyarrow tells of a damaged footer; elsewhere it ends the process for the same."""
-        for _ in self._table.iter_batches(1, [group], self._columns):
-            break
 
     def _chunks(self, group: int) -> list[pq.ColumnChunkMetaData]:
         row_group = self._table.metadata.row_group(group)
@@ -194,10 +191,9 @@ def _columns(table: pq.ParquetFile, wanted: tuple[str, ...], optional: tuple[str
 
 def column_named(table: pq.ParquetFile, name: str) -> str:
     """The column of an open file that is read under a known name."""
-    try:
+    with suppress(RowFault):
         return next(iter(_columns(table, (name,), ())))
-    except RowFault:
-        return name
+    return name
 
 
 def _sample(path: Path, table: pq.ParquetFile) -> list[dict[str, Any]]:
@@ -205,11 +201,10 @@ def _sample(path: Path, table: pq.ParquetFile) -> list[dict[str, Any]]:
     import pyarrow as pa
 
     names = dict.fromkeys(table.schema_arrow.names, "")
-    try:
-        batch = next(ParquetRows(path, table, list(names)).batches(0, SAMPLE_ROWS), None)
-        return [names, *(row for row in _rows(batch) if isinstance(row, dict))] if batch is not None else [names]
-    except (pa.ArrowException, GrowthError, OSError):
-        return [names]
+    with suppress(pa.ArrowException, GrowthError, OSError):
+        for batch in ParquetRows(path, table, list(names)).batches(0, SAMPLE_ROWS):
+            return [names, *(row for row in _rows(batch) if isinstance(row, dict))]
+    return [names]
 
 
 def _unreadable(error: Exception, what: str) -> RowFault:

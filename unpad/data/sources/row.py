@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from typing import Any
 
 from unpad.data.sources.example import SPLIT_NAMES, SplitName
@@ -171,10 +172,8 @@ def is_blank(value: object) -> bool:
 def listed(value: object) -> Any:
     """The list or object that a text holds in JSON, as tables have them; any other value as it is."""
     if type(value) is str and value.lstrip().startswith(("[", "{")):
-        try:
+        with suppress(ValueError, RecursionError):
             return json.loads(value)
-        except (ValueError, RecursionError):
-            return value
     return value
 
 

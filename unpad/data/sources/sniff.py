@@ -3,6 +3,7 @@
 import codecs
 import json
 import re
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 
@@ -95,11 +96,10 @@ def _is_one_array(body: bytes) -> bool:
 
 
 def _parses(line: bytes) -> bool:
-    try:
+    with suppress(ValueError, RecursionError):
         json.loads(line)
         return True
-    except (ValueError, RecursionError):
-        return False
+    return False
 
 
 def guess_encoding(head: bytes) -> str | None:
@@ -113,11 +113,9 @@ def guess_encoding(head: bytes) -> str | None:
         return FILM
     if len(head) >= 4 and (head[0] == head[2] == 0 or head[1] == head[3] == 0) and head[:4].count(0) == 2:
         return "UTF-16"
-    try:
+    with suppress(UnicodeDecodeError):
         codecs.getincrementaldecoder("utf-8")().decode(head)  # a character cut off at the end is not a fault
         return None
-    except UnicodeDecodeError:
-        pass
     # One stray byte in good UTF-8 is a bad row; only a file that is mostly invalid has another encoding.
     return "GB18030" if not _mostly_utf8(head) and _is_chinese(head) else None
 

@@ -43,8 +43,7 @@ def components(num: int, links: Links) -> Ints:
         if np.array_equal(spread, label):
             break
         label = spread
-    numbers: Ints = np.unique(label, return_inverse=True)[1].astype(np.int64)
-    return numbers
+    return np.unique(label, return_inverse=True)[1].astype(np.int64)
 
 
 def take_share(sizes: Ints, classes: Ints, total: int, fewest: int, most: int) -> NDArray[np.bool_]:
@@ -96,8 +95,7 @@ def share_out(rows: Ints, total: int) -> Ints:
             if not len(able):
                 break
             quotas[able] += 1
-    shared: Ints = quotas.astype(np.int64)
-    return shared
+    return quotas.astype(np.int64)
 
 
 def _nearest(sizes: Ints, total: int) -> Ints:
@@ -166,8 +164,7 @@ def declared_splits(names: Iterable[SplitName | None]) -> NDArray[np.int8]:
 
 def split_number(name: str) -> Split:
     """`Split` of a name of SPLIT_NAMES in any case; UNDECLARED for another."""
-    known = SPLIT_NAMES.get(name.strip().lower())
-    return _BY_NAME[known]
+    return _BY_NAME[SPLIT_NAMES.get(name.strip().lower())]
 
 
 def describe_split(split: NDArray[np.uint8]) -> str:
@@ -250,8 +247,7 @@ def taken(side: NDArray[np.uint8], wanted: Wanted) -> NDArray[np.bool_]:
     """Rows that `wanted` asks for, (num_rows,) bool."""
     if wanted is Wanted.NEW:
         return np.ones(len(side), np.bool_)
-    asked: NDArray[np.bool_] = (side == Split.TEST) == (wanted is Wanted.TEST)
-    return asked
+    return (side == Split.TEST) == (wanted is Wanted.TEST)
 
 
 def assign(

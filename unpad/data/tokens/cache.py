@@ -1,4 +1,4 @@
-"""Token shards: a source file is encoded once, checked every time it is opened, and shared by processes.
+"""Token shards: a source file is encoded once, checked when it is opened, and shared by processes.
 
 The name of a cache file is the hash of all its inputs, so it never goes stale, and the file starts with the sha256 of
 its content:
@@ -15,11 +15,14 @@ import hashlib
 import json
 import mmap
 import os
+import time
 from collections import Counter
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, cached_property
 from importlib.metadata import version
+from io import BufferedReader
 from math import inf
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
@@ -39,6 +42,8 @@ MAGIC = b"unpadtk1"
 SEALED = len(MAGIC) + 32  # bytes before the hashed content
 ALIGN = 64
 WRITE_TRIES = 3
+NOTED_FROM = 32 << 20  # bytes of a file; fewer are hashed in a twentieth of a second
+SETTLED = 2.0  # seconds since a file changed, within which another change may leave its times as they are
 MOST_LOST = 50  # lost characters that a shard names
 # Smaller shards are read into memory: a mapping needs a file descriptor, and a folder may have more files than those.
 MAP_FROM = 256 << 10
@@ -66,6 +71,23 @@ def code_key() -> str:
 def code_files() -> list[Path]:
     """Files of the package that turn files into tokens."""
     return sorted(path for pattern in CODE for path in DATA.glob(pattern))
+
+
+def noted_sha256(file: BufferedReader) -> str:
+    """Hexadecimal sha256 of the rest of an open file. That of a large one is noted, and not computed again while the
+    system says by place, size and times that the file was not written to; it sets the last of these itself."""
+    found = os.fstat(file.fileno())
+    if found.st_size < NOTED_FROM or os.name != "posix":
+        return hashlib.file_digest(file, "sha256").hexdigest()
+    stamp = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, file.tell())
+    note = cache_folder() / "hashes" / make_key(stamp)
+    if len(known := read_sealed(note)[0] or b"") == 32:
+        return known.hex()
+    digest = hashlib.file_digest(file, "sha256")
+    if time.time() - found.st_ctime > SETTLED:
+        with suppress(DiskError):
+            write_sealed(note, digest.digest())
+    return digest.hexdigest()
 
 
 # --------------------------------------------------------------------------- sealed files
@@ -107,8 +129,7 @@ def _checked(path: Path, map_from: float = inf) -> tuple[bytes | mmap.mmap | Non
             if len(start) < SEALED or not start.startswith(MAGIC):
                 return None, "is cut short or no file of this cache"
             rest = file.read() if is_small else b""
-            digest = hashlib.sha256(rest) if is_small else hashlib.file_digest(file, "sha256")
-            if digest.digest() != start[len(MAGIC) :]:
+            if (hashlib.sha256(rest).hexdigest() if is_small else noted_sha256(file)) != start[len(MAGIC) :].hex():
                 return None, "sha256 mismatch"
             return start + rest if is_small else mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), ""
     except FileNotFoundError:

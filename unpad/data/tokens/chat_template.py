@@ -206,10 +206,8 @@ class ChatTemplate:
             if turn.role != "assistant":
                 continue
             parts, is_earlier = placed[index].parts, prompt or index + 1 < len(turns)
-            asked = self._run(messages[:index], True)
-            begin = _begin(text, asked, parts, is_earlier)
-            stop = self._stop(text, max(begin, parts[-1].stop if parts else 0))
-            replies.append(slice(begin, stop))
+            begin = _begin(text, self._run(messages[:index], True), parts, is_earlier)
+            replies.append(slice(begin, self._stop(text, max(begin, parts[-1].stop if parts else 0))))
         return replies
 
     def _stop(self, text: str, end: int) -> int:

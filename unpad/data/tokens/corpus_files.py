@@ -21,12 +21,12 @@ from unpad.data.sources.leaks import NEW, Document, Leak, LeakReport, compare, n
 from unpad.data.sources.reader import PAIRS, TEXT_KINDS, read_file, read_rows, reading, refuse_given
 from unpad.data.sources.split import PARTS, Split, Wanted, content_key, units
 from unpad.data.tokens.augment import copies_of, load_synonyms
-from unpad.data.tokens.cache import Shard, code_key, make_key, read_sealed, write_sealed
+from unpad.data.tokens.cache import Shard, code_key, make_key, noted_sha256, read_sealed, write_sealed
 from unpad.data.tokens.lost import LostCharacters
 from unpad.data.tokens.token_set import TokenSet, rows_of
 from unpad.errors import SourceError
 from unpad.recipes.recipe import Recipe
-from unpad.storage import sha256, sha256_file
+from unpad.storage import sha256
 from unpad.terminal.progress import counted, progress
 from unpad.terminal.table import number_of
 
@@ -175,7 +175,8 @@ def list_files(recipe: Recipe, kinds: Sequence[str]) -> list[CorpusFile]:
 
 def hash_file(path: Path) -> str:
     try:
-        return sha256_file(path)
+        with path.open("rb") as file:
+            return noted_sha256(file)
     except OSError as error:
         raise unreadable(error, str(path.absolute())) from None
 
@@ -188,8 +189,7 @@ def judge_rows(work: Preparation) -> tuple[list[BadRow], int]:
         bad += work.rows(index).bad if shard is None else shard.bad_rows(str(file.file.path))
         used[file.kind] += len(work.rows(index).examples) if shard is None else shard.num_rows
     total = sum(used.values())
-    files = [file.file for file in work.files]
-    apply_policy(bad, total + count_bad(bad), work.recipe.data, files=files)
+    apply_policy(bad, total + count_bad(bad), work.recipe.data, files=[file.file for file in work.files])
     for kind, count in used.items():
         refuse_empty(count, kind, [file.file for file in work.files if file.kind == kind])
     return bad, total

@@ -55,8 +55,7 @@ def encode_chat(example: Example, tokenizer: Tokenizer, thinking: bool | None) -
         raise SourceError(error.what, where=error.where or example.where, fix=error.fix) from None
     said = [turn for turn in example.turns if turn.role == "assistant"]
     replies = [reply for reply, turn in zip(marked.replies, said, strict=True) if turn.learned]
-    counts = bytes(any(reply.start <= place.start < reply.stop for reply in replies) for place in places)
-    return ids, counts
+    return ids, bytes(any(reply.start <= place.start < reply.stop for reply in replies) for place in places)
 
 
 def _encode_marked(marked: Marked, texts: list[str], tokenizer: LibraryTokenizer) -> tuple[list[int], list[slice]]:
@@ -273,8 +272,7 @@ def _encode_inherited(span: ExampleSpan) -> Encoded:
 
 def _encode_part(job: _Job, span: ExampleSpan) -> Encoded:
     part = job.examples[slice(*span)]
-    texts = [turn.content for example in part for turn in example.turns]
-    contents, lost = _encode_contents(job, texts)
+    contents, lost = _encode_contents(job, [turn.content for example in part for turn in example.turns])
     ids: list[int] = []
     loss, lengths, following = bytearray(), [], iter(contents)
     for example in part:

@@ -300,8 +300,7 @@ class PoolMerger(Reducer):
 
     def _question_term(self, question: Tensor, layout: Layout, places: Tensor | None) -> Tensor:
         """Term that the question adds to every slot of its sample, (num_seqs, inner) fp32 or wider; 0 without one."""
-        mean = segment_mean(self.question_in(question), layout)
-        hidden = activate("gelu", self.question_hidden(mean))
+        hidden = activate("gelu", self.question_hidden(segment_mean(self.question_in(question), layout)))
         if self.training and self.dropout:
             hidden = dropout(hidden, self.dropout, draw(), places)
         return widened(self.question_out(hidden)) * (layout.lengths() > 0)[:, None]

@@ -222,8 +222,7 @@ def findings(measured: Measured) -> tuple[BatchClaim, ...]:
     alike = ALIKE if num_unlike < 2 and moved.itself is not None else ""
     add("logits", errors.logits, bounds.logits, FOLLOWS if failed.intersection(LEAKS) else POSITIONS, alike)
     failed |= {finding.kind for finding in found if finding.passed is False}
-    is_wrong = errors.loss > bounds.loss or errors.gradient > bounds.gradient
-    if measured.own and is_wrong:
+    if measured.own and (errors.loss > bounds.loss or errors.gradient > bounds.gradient):
         reason = OTHER_UPDATE.format(measured.own, MEAN)
         return (*found, *(BatchClaim(kind, 0, bounds.loss, gap=reason) for kind in ("loss", "gradient")))
     add("loss", errors.loss, bounds.loss, FOLLOWS if failed else _loss(measured))

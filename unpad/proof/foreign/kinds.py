@@ -10,7 +10,6 @@ from torch import nn
 
 from unpad.proof.foreign.model import base_of, config_of
 
-CAUSAL = ("ForCausalLM", "LMHeadModel", "Decoder")  # ends of the names of causal classes
 HEADS = (  # ends of the names of classes with a head of another kind
     *("ForMaskedLM", "ForPreTraining", "ForTokenClassification", "ForSequenceClassification", "ForQuestionAnswering"),
     *("ForMultipleChoice", "ForNextSentencePrediction"),
@@ -28,7 +27,6 @@ ROWS: dict[str, tuple[tuple[str, ...], ...]] = {
     "ORPOTrainer": INPUTS,
     "CPOTrainer": INPUTS,
 }
-GENERATING = ("GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer")
 TOKENS = ("SFTTrainer", "_BaseTrainer")  # trainers of TRL that train on the next token, or leave it open
 TRAINER_FIX = "try unpad.hf.without_padding(trainer), which proves a step; unpad.prove_callable judges its model"
 
@@ -62,7 +60,7 @@ def no_causal_name(name: str, *, in_two_parts: bool, is_encoder: bool = False) -
         in_two_parts: whether its configuration says that it has an encoder and a decoder.
         is_encoder: whether models of its kind are encoders, unless they have a head of another kind.
     """
-    if name.endswith(CAUSAL):
+    if name.endswith(("ForCausalLM", "LMHeadModel", "Decoder")):
         return None
     is_other = name.endswith(HEADS) or in_two_parts or (is_encoder and name.endswith("Model"))
     return Reason(f"{name} {OTHER_TASK}", CAUSAL_FIX) if is_other else None
@@ -96,7 +94,7 @@ def no_trainer_of_tokens(trainer: object) -> Reason | None:
     ours = _of_trl(trainer)
     if ours is not None and ours.__name__ not in TOKENS:
         own = "" if type(trainer) is ours else f"{type(trainer).__name__} is a "
-        generates = ours.__name__ in GENERATING
+        generates = ours.__name__ in ("GRPOTrainer", "RLOOTrainer", "OnlineDPOTrainer")
         why = "generates the rows of a step" if generates else "has an objective that is not the next token"
         return Reason(f"{own}{ours.__name__} of TRL: it {why}, and is not judged", TRAINER_FIX)
     model, collator = getattr(trainer, "model", None), getattr(trainer, "data_collator", None)

@@ -324,8 +324,7 @@ def moves(forward: Forward, update: Update, kept: Collection[int] = ()) -> Moves
             for _, row, cells in changed:
                 ids[row, cells] = _other(ids[row, cells], pool)
             after = logits_of(forward(batch.with_ids(ids)), batch)
-            rest = [place for place in places if place not in changed]
-            others = max([others, *_moved(before, after, rest)])
+            others = max([others, *_moved(before, after, [place for place in places if place not in changed])])
             itself += _moved(before, after, changed)
         if bool(filler.any()):
             other = torch.where(batch.ids == pool[0], pool[-1], pool[0])  # a token of the pool that differs from each

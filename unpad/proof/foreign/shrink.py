@@ -58,7 +58,6 @@ POSITIONS = _names(
     "max_position_embeddings n_positions n_ctx max_seq_len max_sequence_length model_max_length seq_length "
     "max_target_positions context_length"
 )
-VOCABULARIES = ("vocab_size",)
 
 # Windows, in positions: shorter than the sequences of the proof, so that what they hide shows.
 WINDOW = 8
@@ -277,7 +276,7 @@ def _key_heads(num: int, whole: _Whole) -> int:
 # The first rule that names a field is its own; other fields have the sizes of `SIZES`.
 _RULES: tuple[tuple[Collection[str], Callable[[int, _Whole], int]], ...] = (
     (POSITIONS, lambda value, whole: CONTEXT),
-    (VOCABULARIES, lambda value, whole: VOCABULARY),
+    (("vocab_size",), lambda value, whole: VOCABULARY),
     (STACKS, _blocks),
     (FIRST_BLOCKS, lambda value, whole: sum(index < value for index in whole.stack.kept)),
     (PERIODS, lambda value, whole: min(value, 2)),

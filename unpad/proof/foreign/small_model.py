@@ -32,7 +32,6 @@ BY_LENGTH = (
 )
 OWN_CODE = "the folder's own code (auto_map) is not run; this is transformers' class"
 TEXT_ALONE = "text alone is judged; for pictures and sounds call unpad.prove_callable or unpad.prove_trainer"
-LOGARITHMS = ("A_log",)  # parameters that are exponents
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ def _spread(model: PreTrainedModel, seed: int) -> None:
     """
     generator = torch.Generator().manual_seed(seed + 1)
     for name, parameter in model.named_parameters():
-        if parameter.is_floating_point() and not name.endswith(LOGARITHMS):
+        if parameter.is_floating_point() and not name.endswith("A_log"):  # exponents
             noise = torch.randn(parameter.shape, generator=generator)
             if parameter.dim() < 2:
                 parameter.add_(0.1 * noise)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -56,8 +57,7 @@ def parse_row(line: bytes, where: str, fault: Callable[[dict[str, Any]], str] | 
     if reason:
         fix = "correct it from a backup, or delete the line; what is missing is named by the page and by a resume"
         raise RunFileError(f"this line is damaged: {reason}", where=where, fix=fix)
-    parsed: dict[str, Any] = row
-    return parsed
+    return row
 
 
 def load_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -187,7 +187,8 @@ def describe_gaps(file: str, gaps: list[tuple[int, int]]) -> str:
 
 def log_file(folder: Path) -> Path:
     """Path of a run's log."""
-    return upgrade.old_log(folder) or folder / LOG
+    old = folder / upgrade.OLD_LOG  # which keeps its name, so that no entry moves or is lost
+    return old if old.is_file() else folder / LOG
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:
@@ -308,17 +309,15 @@ def _refuse_untrained(folder: Path) -> None:
 
 
 def _read_recipe(folder: Path) -> Recipe | None:
-    try:
+    with suppress(RecipeError):
         return run_recipe(folder)
-    except RecipeError:
-        return None  # a run of another loop or version has another recipe, or none
+    return None  # a run of another loop or version has another recipe, or none
 
 
 def _recipe_text(folder: Path) -> str:
-    try:
+    with suppress(UnpadError):
         return read_file(folder / RECIPE).decode("utf-8", "replace")
-    except UnpadError:
-        return ""
+    return ""
 
 
 ENDINGS = ("finished", "stopped")

@@ -62,12 +62,7 @@ def section(rows: list[dict[str, Any]], recipe: Recipe | None) -> PageSection:
 
 
 def _over(steps: Array, title: str, values: Array, unit: str, limit: float | None, scale: float = 1.0) -> str:
-    lines = [Curve("main", [(steps, values)], dots=len(steps) <= 60), *_threshold(steps, limit, scale)]
+    lines = [Curve("main", [(steps, values)], dots=len(steps) <= 60)]
+    if limit is not None:  # a curve, so that the axis always includes it
+        lines.append(Curve("limit", [(np.array([0.0, steps[-1]]), np.full(2, scale * limit))], "threshold"))
     return plot(title, lines, Axes(unit, zero=bool(values.min() >= 0)))
-
-
-def _threshold(steps: Array, limit: float | None, scale: float) -> list[Curve]:
-    """Curve of a threshold, so that the axis always includes it; none without a threshold."""
-    if limit is None:
-        return []
-    return [Curve("limit", [(np.array([0.0, steps[-1]]), np.full(2, scale * limit))], "threshold")]

@@ -39,8 +39,7 @@ def _calibration(bins: list[dict[str, float]]) -> str:
         Curve("main", [(x[i : i + 1], columns["observed"][i : i + 1]) for i in range(len(x))], "observed"),
     ]
     unit = "patients with the outcome, % by predicted probability, %"
-    axes = Axes(unit, WIDE, zero=True, over="predicted", begin=even[0])
-    return plot("Calibration", lines, axes)
+    return plot("Calibration", lines, Axes(unit, WIDE, zero=True, over="predicted", begin=even[0]))
 
 
 def _curves(roc: list[list[float]], precision_recall: list[list[float]], counts: dict[str, int]) -> list[str]:

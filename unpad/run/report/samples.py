@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from datetime import datetime
 from html import escape
 from pathlib import Path
@@ -96,10 +97,8 @@ def weights_step(folder: Path) -> int | None:
     best = [checkpoints / name / "state.json" for name in ("best", ".old-best")]
     numbered = {int(path.parent.name.rpartition("-")[2]): path for path in checkpoints.glob("*step-*[0-9]/state.json")}
     for path in (*best, *(numbered[step] for step in sorted(numbered, reverse=True))):
-        try:
+        with suppress(UnpadError, OSError):
             return int(read_shaped(path, _Stepped)["step"])
-        except (UnpadError, OSError):
-            continue
     return None
 
 
@@ -129,10 +128,9 @@ class _Sample(TypedDict):
 
 def _read(path: Path, shape: type) -> list[dict[str, Any]]:
     """Rows of an optional file of evaluations; none if it is damaged."""
-    try:
+    with suppress(SourceError):
         return list(read_rows(path, lambda row: misfit(row, shape)))
-    except SourceError:
-        return []
+    return []
 
 
 def draw(folder: Path) -> list[PageSection]:

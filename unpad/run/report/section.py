@@ -134,8 +134,7 @@ def family_section(family: str) -> FamilySection:
     """Section of a family; one without content for a family that has no file here."""
     if not (Path(__file__).parent / f"{family}.py").is_file():
         return NO_SECTION
-    section: FamilySection = import_module(f"unpad.run.report.{family}").SECTION
-    return section
+    return import_module(f"unpad.run.report.{family}").SECTION
 
 
 def part_note(evaluation: dict[str, Any]) -> str:
@@ -167,5 +166,4 @@ def readings_section(kind: str, rows: list[Reading], recipe: Recipe | None) -> l
         if fault := misfit(row["values"], shape):
             fix = "correct the line of this step from a backup, or delete it"
             raise SourceError(f"metrics.jsonl: values.{fault}", where=f"row {kind} of step {row['step']}", fix=fix)
-    section: Callable[[list[Reading], Recipe | None], PageSection] = module.section
-    return [section(rows, recipe)]
+    return [module.section(rows, recipe)]

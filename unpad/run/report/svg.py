@@ -152,9 +152,8 @@ def plot(
     if not points:
         return framed(title, axes.unit, "<p class=none>nothing was measured</p>", legend)
     end = max(axes.begin + 1.0, *(x[-1] for line in lines for x, _ in line.segments if len(x)))
-    ys = np.concatenate([y for _, y in points])
 
-    frame = _frame(axes, end, ys)
+    frame = _frame(axes, end, np.concatenate([y for _, y in points]))
     body = _grid(frame)
     if limit is not None and frame.marks[0] < limit < frame.marks[-1]:
         body += _level(frame, limit)

@@ -17,9 +17,8 @@ from unpad.terminal.table import wrapped
 PANEL = 240  # pixels of the longer side of an image, about
 LINE, GAP, SIZE = 22, 16, 15  # pixels: height of a line of text, space around, size of letters
 CELL = 8.2  # width of a narrow letter; one of Chinese is twice as wide
-PAPER, INK, SOFT = (255, 255, 255), (28, 29, 31), (105, 109, 116)
+PAPER, INK, SOFT = "#ffffff", "#1c1d1f", "#696d74"
 VEIL, DIMMED = np.array((226, 227, 230), np.float64), 0.82  # colour that a removed patch fades to, and how far
-Lines = list[tuple[str, tuple[int, int, int]]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +44,7 @@ class Kept:
         return height // self.patch, width // self.patch
 
     @property
-    def lines(self) -> Lines:
+    def lines(self) -> list[tuple[str, str]]:
         """Question and answer in lines that fit under the panels, each with its colour."""
         cells = max(int(self.size[0] / CELL), 24)
         return [
@@ -136,8 +135,9 @@ def write_pictures(shown: Sequence[Kept], path: Path) -> list[str]:
 def to_svg(shown: Kept) -> str:
     """Panels side by side, with question and answer below."""
     width, height = shown.size
-    body = ""
-    for x, title, picture in _placed(shown):
+    panels, body = shown.panels, ""
+    for place, (title, picture) in enumerate(panels):
+        x = GAP + (width + GAP) // len(panels) * place
         sides = f'width="{shown.scale * picture.shape[1]}" height="{shown.scale * picture.shape[0]}"'
         body += f'<text x="{x}" y="{GAP + SIZE}" {_style(SOFT, SIZE - 2)}>{escape(title)}</text>'
         body += f'<image x="{x}" y="{GAP + LINE}" {sides} style="image-rendering:pixelated" '
@@ -149,24 +149,13 @@ def to_svg(shown: Kept) -> str:
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {page[0]} {page[1]}" width="{page[0]}" '
         f'height="{page[1]}" font-family="sans-serif"><rect width="100%" height="100%" '
-        f'style="fill:{_hex(PAPER)};stroke:none"/>{body}</svg>\n'
+        f'style="fill:{PAPER};stroke:none"/>{body}</svg>\n'
     )
 
 
-def _placed(shown: Kept) -> list[tuple[int, str, np.ndarray]]:
-    """The left edge, title and picture of every panel."""
-    panels = shown.panels
-    step = (shown.size[0] + GAP) // len(panels)
-    return [(GAP + step * place, title, picture) for place, (title, picture) in enumerate(panels)]
-
-
-def _style(colour: tuple[int, int, int], size: int) -> str:
+def _style(colour: str, size: int) -> str:
     """CSS style, which the style sheet of an enclosing page does not override."""
-    return f'style="fill:{_hex(colour)};font-size:{size}px"'
-
-
-def _hex(colour: tuple[int, int, int]) -> str:
-    return "#{:02x}{:02x}{:02x}".format(*colour)
+    return f'style="fill:{colour};font-size:{size}px"'
 
 
 ACCURACY = Performance("accuracy", "Accuracy", is_share=True)

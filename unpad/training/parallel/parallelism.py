@@ -7,7 +7,7 @@ divides every weight among processes.
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,6 +20,7 @@ from unpad.processes.group import ALONE, Group
 from unpad.processes.sums import ExactSum, FastSum, GradientSum
 from unpad.recipes.recipe import Recipe
 from unpad.run import checkpoint
+from unpad.run.saving import Saving, Work
 from unpad.training.memory import DoesNotFitError, Room
 from unpad.training.passes import MicroResult, Passes
 from unpad.training.stage import StageSetup
@@ -75,13 +76,14 @@ class Parallelism(ABC):
     @classmethod
     @abstractmethod
     def divide(
-        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
+        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device, half: bool
     ) -> "tuple[Model, Parallelism]":
         """Divide a model, which must not be used afterwards; return this process's part and the division.
 
         Args:
             model: with equal weights in all processes; on the processor without `replicates`.
-            stages: stages of the run; device: the device that trains.
+            stages: stages of the run; device: the device that trains; half: whether weights may travel in
+                bf16.
 
         Raises:
             RecipeError: a stage cannot train a divided model.
@@ -97,7 +99,7 @@ class Parallelism(ABC):
 
     @abstractmethod
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
-        """The sum named by a recipe's `train.sums`; None where autograd adds the gradients of one process."""
+        """The sum of a kind, as of `sum_kind`; None where autograd adds the gradients of one process."""
 
     def room(self, kind: str, most: int | None) -> Room | None:
         """Room for the passes of a run; None if micro-batches are never cut, because other processes wait for passes or
@@ -131,14 +133,21 @@ class Parallelism(ABC):
         """Whole tensors in the leading process; the result in other processes is undefined."""
         return dict(tensors)
 
-    def save(self, folder: Path, state: checkpoint.State, keep: int) -> Path:
-        """Write a checkpoint, as of `checkpoint.save`.
+    def save(self, folder: Path, state: checkpoint.State, keep: int, then: Work | None = None) -> Saving:
+        """Begin to write a checkpoint, as of `checkpoint.save`.
 
         Args:
             state: this process's tensors.
+            then: is called in the leading process once it is written, with a state that has all weights at least.
         """
-        whole = checkpoint.State(state.step, self.gathered(state.tensors), state.values)
-        return folder / self.group.of_leader(lambda: checkpoint.save(folder, whole, keep).name)
+
+        def write(copy: checkpoint.State) -> None:
+            if self.group.leads:
+                checkpoint.save(folder, copy, keep)
+                if then is not None:
+                    then(copy)
+
+        return Saving(self.group, replace(state, tensors=state.tensors if self.group.leads else {}), write)
 
     def held(self, model: Model) -> checkpoint.Held:
         """Tensors that determine the division of a checkpoint, by their names in it."""
@@ -162,7 +171,7 @@ class Replicas(Parallelism):
 
     @classmethod
     def divide(
-        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
+        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device, half: bool
     ) -> tuple[Model, Parallelism]:
         """See `Parallelism`: the model stays whole."""
         return model, cls(group)

@@ -12,6 +12,7 @@ gradients are sums here.
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -21,7 +22,7 @@ from torch import Tensor, nn
 
 from unpad import storage
 from unpad.batching.batch import RaggedBatch
-from unpad.errors import LostProcessError, RecipeError, needs_memory
+from unpad.errors import RecipeError, needs_memory
 from unpad.models import lower_sizes
 from unpad.models.adapters import kept_weights
 from unpad.models.contract import HasLatent, Model, PrunesTokens, Trainable
@@ -32,57 +33,49 @@ from unpad.processes.divided import is_divided, own_rows, whole_tensors
 from unpad.processes.group import ALONE, Group, lost_connections
 from unpad.processes.sums import GradientSum
 from unpad.recipes.recipe import Recipe
-from unpad.run.checkpoint import (
-    PREFIX,
-    Held,
-    State,
-    model_tensors,
-    places,
-    remove_old,
-    shard_name,
-    state_file,
-    step_folder,
-    tensor_files,
-)
+from unpad.run import checkpoint
+from unpad.run.checkpoint import PREFIX, Held, State, model_tensors, model_weights
 from unpad.run.folder import STATE
+from unpad.run.saving import Saving, Work
 from unpad.terminal.table import number_of
 from unpad.training.optim import freeze
 from unpad.training.parallel.parallelism import Lockstep, Parallelism, Replicas
 from unpad.training.stage import StageSetup, epoch_plan
 
 
-def save_shards(folder: Path, state: State, keep: int, group: Group) -> Path:
-    """Write a checkpoint like `checkpoint.save`; collective.
+def save_shards(folder: Path, state: State, keep: int, group: Group, then: Work = lambda: None) -> Saving:
+    """Begin to write a checkpoint like `checkpoint.save`; collective.
 
     All processes must see the same folder, so several hosts need a shared file system. Every process writes, flushes
     and hashes one file for the model and one for all else; then the first process writes the state and the manifest,
-    and renames the folder.
+    renames the folder, and calls `then`.
 
     Args:
         state: this process's tensors, sharded or whole.
 
     Raises:
         NonFiniteError, DiskError: as `checkpoint.save`, in all processes.
-        LostProcessError: a process is gone; written files keep a temporary name, and the next run deletes them.
     """
-    target = step_folder(folder, state.step)
+    target = checkpoint.step_folder(folder, state.step)
+    values = checkpoint.state_file(state, group.size)
     temporary = Path(group.of_leader(lambda: str(_begin(target))))
-    try:
-        with group.together() as talk:
-            talk.own = _write_own(temporary, state, group)
-        with group.together():
-            if group.leads:
-                entries = {name: entry for listed in talk.told for name, entry in listed.items()}
-                entries[STATE] = storage.write_part(temporary, STATE, state_file(state, group.size))
-                storage.end_folder(temporary, target, entries)
-                remove_old(folder, state.step, keep)
-    except LostProcessError:
-        raise  # another process may still be writing
-    except BaseException:
-        if group.leads:
-            storage.discard(temporary)
-        raise
-    return target
+    tensors, rows = dict[str, Tensor](), dict[str, int]()
+    for name, tensor in state.tensors.items():
+        if not is_divided(tensor) and not group.leads:
+            continue
+        own, first = own_rows(tensor)
+        if own.numel() or not is_divided(tensor):
+            tensors[name], rows[name.removeprefix(PREFIX)] = own, first
+
+    def end(entries_of_all: Sequence[dict[str, storage.Entry]]) -> None:
+        entries = {name: entry for listed in entries_of_all for name, entry in listed.items()}
+        entries[STATE] = storage.write_part(temporary, STATE, values)
+        storage.end_folder(temporary, target, entries)
+        checkpoint.remove_old(folder, state.step, keep)
+        then()
+
+    write = partial(_write_own, temporary, rows, group)
+    return Saving(group, State(state.step, tensors, {}), write, end, drop=partial(storage.discard, temporary))
 
 
 def _begin(target: Path) -> Path:
@@ -91,21 +84,18 @@ def _begin(target: Path) -> Path:
     return storage.begin_folder(target)
 
 
-def _write_own(temporary: Path, state: State, group: Group) -> dict[str, storage.Entry]:
-    """Write the files of this process, and return their entries of the manifest."""
-    tensors, rows = {}, {}
-    for name, tensor in state.tensors.items():
-        if not is_divided(tensor) and not group.leads:
-            continue
-        values, first = own_rows(tensor)
-        if values.numel() or not is_divided(tensor):
-            tensors[name], rows[name.removeprefix(PREFIX)] = values, first
-    files = tensor_files(State(state.step, tensors, {}), partial(places, rows=rows))
+def _write_own(temporary: Path, rows: Mapping[str, int], group: Group, own: State) -> dict[str, storage.Entry]:
+    """Write the files of this process, and return their entries of the manifest.
+
+    Args:
+        rows: as of `places`; own: with the tensors that this process writes.
+    """
+    files = checkpoint.tensor_files(own, partial(checkpoint.places, rows=rows))
     storage.check_space(temporary, sum(map(len, files.values())))
     return {
         shard: storage.write_part(temporary, shard, data)
         for name, data in files.items()
-        for shard in [shard_name(name, group.rank, group.size)]
+        for shard in [checkpoint.shard_name(name, group.rank, group.size)]
     }
 
 
@@ -153,6 +143,7 @@ class Sharding(Parallelism):
         model: whole, with the same weights in every process; sharded afterwards.
         empty: a batch without sequences, of the model's family.
         device: where the model computes; a model on the CPU is moved there block by block.
+        half: whether the weights of blocks travel in bf16; their gradients are added in fp32.
 
     Attributes:
         used: indices of the parameters that got a gradient from a micro-batch of this process.
@@ -160,9 +151,11 @@ class Sharding(Parallelism):
 
     unequal = "the model is divided among processes (train.shard), so the bits of gradients depend on their number"
 
-    def __init__(self, model: Model, empty: RaggedBatch, group: Group, device: torch.device) -> None:
+    def __init__(
+        self, model: Model, empty: RaggedBatch, group: Group, device: torch.device, *, half: bool = False
+    ) -> None:
         from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import FSDPModule, fully_shard
+        from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
         # A block may return a view: rows without those that complete a product. Nothing writes into it.
         warnings.filterwarnings("ignore", message="FSDP2-wrapped module", category=UserWarning)
@@ -171,8 +164,10 @@ class Sharding(Parallelism):
         self.holders = group.size
         self._scale, mesh = 1.0, init_device_mesh(device.type, (group.size,))
         self.num_blocks = len(blocks := divided_blocks(model))
+        sent, added = (torch.bfloat16, torch.float32) if half else (None, None)
+        travel = MixedPrecisionPolicy(sent, added, cast_forward_inputs=False)  # the stream stays in fp32
         for block in blocks:
-            fully_shard(block, mesh=mesh)
+            fully_shard(block, mesh=mesh, mp_policy=travel)
             for module in block.modules():
                 if isinstance(module, Linear):
                     module.recasts = True
@@ -217,7 +212,7 @@ class Sharding(Parallelism):
 
     @classmethod
     def divide(
-        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device
+        cls, recipe: Recipe, model: Model, stages: Sequence[StageSetup], group: Group, device: torch.device, half: bool
     ) -> tuple[Model, Parallelism]:
         """See `Parallelism`; a run without a step keeps its model whole."""
         with group.together():
@@ -230,7 +225,7 @@ class Sharding(Parallelism):
         if empty is None:
             return model.to(device), Replicas(group)
         with needs_memory("the model", lower_sizes(model.config)):
-            return model, cls(model, empty.to(device), group, device)
+            return model, cls(model, empty.to(device), group, device, half=half)
 
     def gradient_sum(self, kind: str, model: Trainable) -> GradientSum | None:
         """See `Parallelism`."""
@@ -250,9 +245,11 @@ class Sharding(Parallelism):
         """See `Parallelism`."""
         return whole_tensors(tensors, self.group)
 
-    def save(self, folder: Path, state: State, keep: int) -> Path:
+    def save(self, folder: Path, state: State, keep: int, then: Work | None = None) -> Saving:
         """See `Parallelism`: every process writes the rows that it holds."""
-        return save_shards(folder, state, keep, self.group)
+        weights = model_weights(state.tensors) if then else {}
+        whole = replace(state, tensors=model_tensors(self.gathered(weights)))
+        return save_shards(folder, state, keep, self.group, lambda: then and then(whole))
 
     def held(self, model: Model) -> Held:
         """See `Parallelism`: the weights, also under the names of their moments."""

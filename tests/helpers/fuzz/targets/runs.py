@@ -185,7 +185,8 @@ def resume_state(folder: Path) -> Target:
     silent_monitor().close()
     progress, _, _ = restore(setup)
     progress.step = progress.stage_step = 3
-    path = save_checkpoint(setup, progress, make_optimizer(setup.model, setup.stages[0].recipe.optim), {})
+    save_checkpoint(setup, progress, make_optimizer(setup.model, setup.stages[0].recipe.optim), {}).finish()
+    path = run / "checkpoints" / "step-00000003"
     files = {one.name: one.read_bytes() for one in path.iterdir() if one.name != "MANIFEST.json"}
     state = json.loads(files["state.json"])
 
