@@ -235,7 +235,7 @@ def test_evaluation_leaves_what_the_report_draws_and_names_nobody(tmp_path, monk
     data, recipe = draw(80), SimpleNamespace(plan=MANY, stages=[], train=SimpleNamespace(weights="last"))
     recipe.model, recipe.data = {"kind": "set_sequence"}, SimpleNamespace(events=["of a test"])
     run = SimpleNamespace(
-        folder=folder, model=Guess(), recipe=recipe, step=7, data=lambda: data, quantized=None, ending=[]
+        folder=folder, model=Guess(), recipe=recipe, step=7, data=lambda: data, quantized=None, notes=[]
     )
     monkeypatch.setattr("unpad.evaluation.run.load", lambda name: run)
     metrics, lines = evaluate_run(str(folder), 2)

@@ -5,8 +5,10 @@ import io
 import json
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from unpad.inference.loaded import load
 from unpad.recipes.data import EventSource
 from unpad.run.report.samples import keep_samples
 from unpad.serving import patients as module
+from unpad.serving import pictures as reading
 from unpad.serving import routes, served
 
 KIND = {"Content-Type": "image/png"}
@@ -102,6 +105,21 @@ def test_images_that_wait_join_in_one_pass(images, finished, monkeypatch):
         inputs = [base64.b64encode(paths[0].read_bytes()).decode()] * 20
         assert len(images.post("/v1/classify", {"inputs": inputs}).json()) == 20
     assert passes == [6, 8, 8, 4], "so that a request of many leaves room between its passes"
+
+
+def test_large_pictures_wait_for_each_other_alone(images, finished, monkeypatch):
+    content, go_on = pictures(finished, "images")[0].read_bytes(), threading.Event()
+    with Image.open(io.BytesIO(content)) as small:
+        monkeypatch.setattr(reading, "LARGE", small.width * small.height)
+        small.resize((small.width + 8, small.height)).save(larger := io.BytesIO(), "png")
+    images.service._large.submit(go_on.wait, 60)
+    with ThreadPoolExecutor(3) as pool:
+        post = partial(pool.submit, images.client.post, "/v1/classify", headers=KIND)
+        large = [post(content=larger.getvalue()) for _ in range(3)]
+        wait_for(lambda: images.service._large._work_queue.qsize() == 3)
+        assert images.client.post("/v1/classify", content=content, headers=KIND).status_code == 200
+        go_on.set()
+        assert {one.result().status_code for one in large} == {200}
 
 
 def test_the_client_of_hugging_face_reads_the_classes(images, finished):

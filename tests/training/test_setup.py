@@ -17,8 +17,9 @@ from unpad.batching.batch import RaggedBatch
 from unpad.batching.plan import Plan
 from unpad.errors import CheckpointError, RecipeError
 from unpad.models.decoder import Decoder
+from unpad.nn.precision import computing_device
 from unpad.recipes.file import load_recipe
-from unpad.training.setup import APPLE_GPU, Setup, computing_device, describe, prepare_setup
+from unpad.training.setup import APPLE_GPU, Setup, describe, prepare_setup
 from unpad.training.stage import epoch_plan
 from unpad.training.step import accumulate
 

@@ -25,6 +25,13 @@ from unpad.terminal.table import number_of
 
 Side = Literal["left", "right"]
 P = TypeVar("P", bound=BatchPart)
+T = TypeVar("T")
+
+
+def required(value: T | None) -> T:
+    """A field that batches of its kind hold, such as the pixels of images; asserts that this one does."""
+    assert value is not None, "the batch lacks a field of its kind"
+    return value
 
 
 class _Batch(Kind["RaggedBatch"]):

@@ -191,7 +191,7 @@ def predict(
 
     loaded = load(run, fields)
     found = predict_rows(loaded, data, out, same_seed=gives_seed(fields))
-    print_lines([*loaded.ending, *found.lines], to_errors=True)
+    print_lines([*loaded.notes, *found.lines], to_errors=True)
     options.print_found(as_json, lambda: found.rows, lambda: found.table() if out is None else [found.summary(out)])
     raise typer.Exit(3 if found.faults else 0)
 

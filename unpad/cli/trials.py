@@ -114,6 +114,7 @@ def _proved(
     if serve:
         options.check_run(recipe, overrides)
         from unpad.inference.loaded import load
+        from unpad.nn.precision import CPU
         from unpad.proof.serving import OverHttp, prove_serving
 
         over_http = None
@@ -121,7 +122,7 @@ def _proved(
             from unpad.serving.over_http import numbers, streams
 
             over_http = OverHttp(streams, numbers)
-        certificate = prove_serving(load(recipe, overrides), prompts, over_http)
+        certificate = prove_serving(load(recipe, overrides, device=CPU), prompts, over_http)
     elif processes is not None:
         options.check_run_or_recipe(recipe, overrides)
         from unpad.proof.processes import prove_processes

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 import numpy as np
-import torch
 
 from unpad.batching.balance import assign, micro_cost
 from unpad.batching.batch import RaggedBatch
@@ -20,7 +19,6 @@ from unpad.processes.group import ALONE, Group
 from unpad.recipes.training import PlanSettings
 from unpad.terminal.progress import counted
 
-CPU = torch.device("cpu")
 DataType = TypeVar("DataType", bound=Data, covariant=True)
 Work = Callable[[RaggedBatch], dict[str, np.ndarray]]
 
@@ -37,7 +35,6 @@ class Measuring(Generic[DataType]):
     Args:
         seq_ids: (n,) different sequences of the data.
         settings: the recipe's plan section; its sizes and its stride apply.
-        device: that computes.
         group: the processes that measure equal weights on equal data; all of them call with equal arguments.
         overflow: `plan.overflow` for sequences beyond the model's context.
         targets: counts targets inside spans; default those of the data. Sequences without a target are left out.
@@ -47,7 +44,6 @@ class Measuring(Generic[DataType]):
     data: DataType
     seq_ids: np.ndarray
     settings: PlanSettings
-    device: torch.device = CPU
     group: Group = ALONE
     overflow: str = "error"
     targets: TargetCount | None = None
@@ -117,7 +113,7 @@ class Measuring(Generic[DataType]):
 
     def _compute(self, work: Work, micro: Micro) -> dict[str, np.ndarray]:
         with needs_memory("a micro-batch of an evaluation", "lower plan.tokens_per_micro"):
-            return work(self.data.load(micro).to(self.device))
+            return work(self.data.load(micro).to(self.model.device))
 
     def _plan(self) -> Plan:
         """Plan micro-batches with every sequence that has a target, once each."""

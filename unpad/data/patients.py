@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import torch
 
-from unpad.batching.batch import RaggedBatch, make_batch
+from unpad.batching.batch import RaggedBatch, make_batch, required
 from unpad.batching.layout import build_layout
 from unpad.batching.plan import Micro
 from unpad.data import family as families
@@ -154,11 +154,10 @@ class EventData(families.Data):
         """Its sets in order, with the values as the tables have them and as the model reads them, and what is left
         out."""
         seq_id, batch = int(micro.seq_ids[0]), self.load(micro)
-        assert batch.input_ids is not None, "events are codes"
         sets, known, rows = batch.require(EventSets), self.known, list[tuple[str, ...]]()
         first_event, first_set = int(self.sets.events_of[seq_id]), int(self.sets.sets_of[seq_id])
         set_of = np.repeat(np.arange(sets.num_sets), sets.members.lengths().numpy()).tolist()
-        for place, (code, number) in enumerate(zip(batch.input_ids.tolist(), set_of, strict=True)):
+        for place, (code, number) in enumerate(zip(required(batch.input_ids).tolist(), set_of, strict=True)):
             begins = place == 0 or set_of[place - 1] != number
             day = "" if self.sets.timeless[first_set + number] else f"{float(sets.times[number]):.6g}"
             value = known.mean[code] + known.std[code] * float(self.standard[first_event + place])

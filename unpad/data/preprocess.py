@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
+from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences, required
 from unpad.data.pictures.album import image_batch, with_images
 from unpad.errors import SourceError
 from unpad.models.vision_language.tower import Tower
@@ -205,8 +205,7 @@ def _with_images(batch: RaggedBatch, images: Sequence[Sequence[Image]], image_id
     flat = [image for of_sample in images for image in of_sample]
     if not flat:
         return batch
-    assert batch.input_ids is not None, "made from text"
     patches, grids = [np.asarray(patches, np.float32) for patches, _ in flat], np.array([grid for _, grid in flat])
-    places = np.flatnonzero(batch.input_ids.numpy() == image_id)
+    places = np.flatnonzero(required(batch.input_ids).numpy() == image_id)
     media = image_batch(patches, grids, patches[0].shape[1])
     return with_images(batch, media, places, [len(of_sample) for of_sample in images])

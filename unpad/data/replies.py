@@ -6,7 +6,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.data.tokens.token_set import TokenSet
 from unpad.nn.preference import Pairs
 
@@ -83,8 +83,7 @@ class Replies:
 
     def with_pairs(self, batch: RaggedBatch) -> RaggedBatch:
         """Mark the replies of each pair in a batch; a batch without pairs is unchanged."""
-        assert batch.seq_ids is not None, "batches of a corpus have ids"
-        ids = batch.seq_ids.numpy()
+        ids = required(batch.seq_ids).numpy()
         pair = np.where(ids < 0, -1, self.pair[ids])
         if not (pair >= 0).any():
             return batch

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from unpad.batching.batch import RaggedBatch, from_sequences
+from unpad.batching.batch import RaggedBatch, from_sequences, required
 from unpad.batching.loader import load_micro
 from unpad.batching.plan import Micro
 from unpad.data import family as families
@@ -97,9 +97,8 @@ class TextData(families.Data):
     def show(self, micro: Micro) -> Shown:
         """Its tokens with the last one, which is a label only."""
         batch = self.load(micro)
-        assert batch.input_ids is not None, "texts are tokens"
         last = int(self.tokens_of(int(micro.seq_ids[0]))[int(micro.stops[0])])
-        ids, learnt = [*batch.input_ids.tolist(), last], [False, *batch.loss_mask.tolist()]
+        ids, learnt = [*required(batch.input_ids).tolist(), last], [False, *batch.loss_mask.tolist()]
         seq_id, side = micro.seq_ids[:1], ""
         if self.replies is not None and self.replies.pair[seq_id] >= 0:
             side = f" as the {'better' if self.replies.is_chosen(seq_id) else 'worse'} reply"

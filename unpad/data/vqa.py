@@ -14,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences
+from unpad.batching.batch import RaggedBatch, from_prompts, from_sequences, required
 from unpad.batching.plan import Micro
 from unpad.data.family import Data, NearDuplicates, check_near_duplicates, digest_of, sequence_table
 from unpad.data.images import refuse_image_cuts
@@ -138,11 +138,10 @@ class VqaData(RowData[VqaExample]):
 
     def show(self, micro: Micro) -> Shown:
         seq_id, batch, marks = int(micro.seq_ids[0]), self.load(micro), list[TextSpan]()
-        assert batch.input_ids is not None, "questions are tokens"
-        assert batch.media is not None, "of some images or none"
-        ids, learnt = [*batch.input_ids.tolist(), *batch.labels[-1:].tolist()], [False, *batch.loss_mask.tolist()]
-        read = [self.album.as_read(image, batch.media, at) for at, image in enumerate(self.examples[seq_id].images)]
-        for number, (rows, columns) in enumerate([] if batch.media.grid is None else batch.media.grid.tolist(), 1):
+        media, ids = required(batch.media), [*required(batch.input_ids).tolist(), *batch.labels[-1:].tolist()]
+        learnt = [False, *batch.loss_mask.tolist()]
+        read = [self.album.as_read(image, media, at) for at, image in enumerate(self.examples[seq_id].images)]
+        for number, (rows, columns) in enumerate([] if media.grid is None else media.grid.tolist(), 1):
             marks.append(TextSpan(f"<picture {number}: {columns} x {rows} patches>", special=True))
         begin, end = self.rows.place, self.rows.place + int(self.num_patches[seq_id])
         before, after = (spans_of(self.tokenizer, ids[part], learnt[part]) for part in (slice(begin), slice(end, None)))

@@ -145,7 +145,7 @@ def token_sums(over: Measuring[Data], precision: Precision = "fp32") -> tuple[np
     assert isinstance(model, ScoresTokens), "a model of text predicts tokens"
 
     def measure(batch: RaggedBatch) -> dict[str, np.ndarray]:
-        with autocast(precision, over.device):
+        with autocast(precision, over.model.device):
             sums, counts = per_sequence(model.token_nll(batch), batch)
         return {"nll": sums, "targets": counts}
 

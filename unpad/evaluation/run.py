@@ -108,7 +108,7 @@ def evaluate_own(run: str, num_shown: int = 0, part: str | None = None, rows: Pa
             lines = _keep(loaded, scored.data, evaluation, part, scored.best_of)
         else:
             lines = [*lines, "not kept: the directory holds another run by now, or none"]
-    return replace(evaluation, lines=[*loaded.ending, *lines, *_write(rows, scored.data, evaluation, part)])
+    return replace(evaluation, lines=[*loaded.notes, *lines, *_write(rows, scored.data, evaluation, part)])
 
 
 @dataclass(frozen=True, eq=False)
@@ -218,7 +218,7 @@ def evaluate_new(
     unknown = check_new(new, path)
     training = _training(loaded)
     near, known = _near_training(training, new, seq_ids), _known(loaded, training, new, seq_ids)
-    lines = [*loaded.ending, *new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
+    lines = [*loaded.notes, *new.lines(), *unknown[0], *(near.lines if near is not None else ()), *known[0]]
     facts = unknown[1] | ({} if near is None else {"near_duplicates": near.to_json()}) | known[1]
     facts |= {"bad_rows": len(new.bad_rows)} if new.bad_rows else {}
     over = Measuring(loaded.model, new, seq_ids, loaded.recipe.plan)
@@ -346,7 +346,7 @@ def against_original(run: LoadedRun, over: Measuring[Any]) -> tuple[dict[str, Me
     try:
         if fingerprint(run_weights(folder)[0]) != run.quantized.sha256:
             return {}, [f"not compared with the original: the weights of {folder} have changed"]
-        original = load(folder).model
+        original = load(folder, device=over.model.device).model
     except UnpadError as error:
         return {}, [f"not compared with the original: {error.what}"]
     if not isinstance(run.model, Classifies | Generates):

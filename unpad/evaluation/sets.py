@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.data.measuring import Measuring, once_each
 from unpad.data.patients import EventData
 from unpad.evaluation.binary import ranks, recall_at_k
@@ -62,7 +62,7 @@ def score_sets(over: Measuring[EventData], reconstruction: bool, next_set: bool)
     assert isinstance(model, PredictsSets), "a model of patients"
     parts: list[tuple[np.ndarray, ...]] = [_nothing()]
     for micro in replace(over, targets=once_each).micros():
-        batch = data.load(micro).to(over.device)
+        batch = data.load(micro).to(over.model.device)
         patient = place[micro.seq_ids][batch.require(EventSets).history.seq_of_token().cpu().numpy()]
         rebuilt = _rebuilt(model, batch, patient) if reconstruction else _nothing()[1:5]
         sets, codes = entries(batch, data.num_outputs)
@@ -81,8 +81,7 @@ def entries(batch: RaggedBatch, num_codes: int) -> tuple[np.ndarray, np.ndarray]
 
 def _events(batch: RaggedBatch) -> tuple[np.ndarray, np.ndarray]:
     """The set and the code of every event, each (num_events,) int64."""
-    assert batch.input_ids is not None, "and their codes"
-    codes = real_tokens(batch.input_ids, batch.layout)
+    codes = real_tokens(required(batch.input_ids), batch.layout)
     return batch.require(EventSets).members.seq_of_token().cpu().numpy(), codes.cpu().numpy()
 
 

@@ -110,7 +110,7 @@ def sample_replies(model: Generates, data: TextData, recipe: Recipe, kinds: tupl
     settings = recipe.generate.model_copy(update={"temperature": 0.0, "beams": 1, "max_new_tokens": limit})
     was_training = model.training
     model.eval()
-    replies = complete(model, tokenizer, prompts, settings, generation_precision(settings))
+    replies = complete(model, tokenizer, prompts, settings, generation_precision(settings, model.device))
     model.train(was_training)
     return [(tokenizer.decode(prompt), reply.text) for prompt, reply in zip(prompts, replies, strict=True)]
 

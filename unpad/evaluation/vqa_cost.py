@@ -8,7 +8,7 @@ from typing import cast
 import numpy as np
 import torch
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.data.sources.split import PARTS, Split
 from unpad.data.vqa import VqaData
 from unpad.errors import RecipeError
@@ -19,7 +19,7 @@ from unpad.models.cost import pruner_operations, reading_operations, sizes_of
 from unpad.models.vision_language.model import TEACHING, Mode, VisionLanguage
 from unpad.nn.block import BEFORE
 from unpad.nn.linear import independent_rows, keep_copies
-from unpad.nn.precision import autocast
+from unpad.nn.precision import CPU, autocast
 
 MAX_PROMPTS = 16
 ROUNDS = 7
@@ -53,7 +53,7 @@ def evaluate_cost(run: str) -> dict[str, Metric]:
     Raises:
         RecipeError: the run is not one of images and questions, or it has one mode only.
     """
-    loaded = load(run)
+    loaded = load(run, device=CPU)  # clocks do not wait for a card
     if not isinstance(loaded.model, VisionLanguage) or len(loaded.model.modes) < 2:
         fix = "use a run of a model with a merge or a prune section"
         raise RecipeError("the model has one mode, so there are no costs to compare", where=str(loaded.folder), fix=fix)
@@ -61,8 +61,7 @@ def evaluate_cost(run: str) -> dict[str, Metric]:
     ids = np.flatnonzero((data.table.split == Split.HOLDOUT) & (data.num_patches > 0))[:MAX_PROMPTS]
     prompts = data.prompts(ids.tolist())
     precision = generation_precision(loaded.recipe.generate)
-    device = torch.device("cpu")
-    with torch.inference_mode(), autocast(precision, device), keep_copies(), independent_rows():
+    with torch.inference_mode(), autocast(precision, CPU), keep_copies(), independent_rows():
         costs_by_mode = measure(loaded.model, prompts, ROUNDS, NEW_TOKENS, time.perf_counter)
     metrics: dict[str, Metric] = {}
     for mode, costs in costs_by_mode.items():
@@ -111,10 +110,9 @@ def prefill_operations(model: VisionLanguage, prompts: RaggedBatch) -> int:
 
     Merging and ranking are not counted, nor what is the same in every mode: tower, projector, and an image's way in.
     """
-    assert prompts.media is not None, "prompts with images"
-    assert prompts.media_seqs is not None, "and their rows"
     lengths, config = prompts.layout.lengths(), model.config
-    patches = torch.zeros_like(lengths).index_add(0, prompts.media_seqs, prompts.media.layout.lengths())
+    seqs, media = required(prompts.media_seqs), required(prompts.media)
+    patches = torch.zeros_like(lengths).index_add(0, seqs, media.layout.lengths())
     visual = [counts.tolist() for counts in model.kept] or [patches.tolist()] * config.language.blocks
     text = (lengths - patches).tolist()
     read = [[a + b for a, b in zip(block, text, strict=True)] for block in visual]

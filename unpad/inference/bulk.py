@@ -179,7 +179,7 @@ def answer_prompts(run: LoadedRun, path: Path, out: Path, *, same_seed: bool = F
     settings, where = run.recipe.generate, "generate.beams"
     if settings.beams > 1:
         raise RecipeError("a file is answered without beams", where=where, fix="give beams=1")
-    example, precision = 'write JSON lines such as {"prompt": "..."}', generation_precision(settings)
+    example, precision = 'write JSON lines such as {"prompt": "..."}', generation_precision(settings, run.model.device)
     table, unread = table_file(path), Unread()
 
     def ask(number: int, row: Row) -> tuple[dict[str, Any], Ask]:

@@ -287,8 +287,9 @@ def chat_with_run(run: LoadedRun, advances: bool, system: str = "", answer: Answ
         if remark:
             warn(f"note: {remark}")
     template, settings = run.recipe.data.template, run.recipe.generate
+    precision = generation_precision(settings, run.model.device)
     conversation = Conversation(
-        run.generator, run.tokenizer, template, settings, precision=generation_precision(settings), system=system,
-        advance_seed=advances, answer=answer,
+        run.generator, run.tokenizer, template, settings, precision=precision, system=system, advance_seed=advances,
+        answer=answer,
     )  # fmt: skip
     Terminal(conversation, input, print_text, sys.stdin.isatty(), warn, check).run()

@@ -235,7 +235,7 @@ def embed(run: LoadedRun, data: EventData, level: Level) -> Vectors:
     for micro in Measuring(model, data, ids, run.recipe.plan, targets=once_each).micros():
         batch = data.load(micro)
         with independent_rows():
-            vectors.append(model.vectors(batch, level).float().numpy())
+            vectors.append(model.vectors(batch.to(model.device), level).float().cpu().numpy())
         mine, sets = micro.seq_ids, batch.require(EventSets)
         patients.append(mine if level == "patient" else np.repeat(mine, sets.history.lengths().numpy()))
         times.append(sets.times.numpy())

@@ -282,15 +282,11 @@ def running(model: Generates, precision: Precision, owner: object | None = None)
     if was_training:  # the walk over all modules costs a tenth of a small model's step
         model.eval()
     try:
-        with torch.inference_mode(), autocast(precision, device_of(model)), keep_copies(owner), independent_rows():
+        with torch.inference_mode(), autocast(precision, model.device), keep_copies(owner), independent_rows():
             yield
     finally:
         if was_training:
             model.train()
-
-
-def device_of(model: Generates) -> torch.device:
-    return next(model.parameters()).device
 
 
 def prefill(model: Generates, prompts: Prompts, most: int) -> tuple[KeyValueCache, Tensor]:
@@ -302,7 +298,7 @@ def prefill(model: Generates, prompts: Prompts, most: int) -> tuple[KeyValueCach
     Returns:
         The cache, and the hidden state of every prompt's last token, (num_prompts, width).
     """
-    batch = (prompts if isinstance(prompts, RaggedBatch) else from_prompts(prompts)).to(device_of(model))
+    batch = (prompts if isinstance(prompts, RaggedBatch) else from_prompts(prompts)).to(model.device)
     assert isinstance(batch.layout, Layout)
     cache = KeyValueCache([CachedRow(max(most, length)) for length in batch.layout.lengths().tolist()])
     cache.begin(batch.layout.lengths().tolist())
@@ -312,7 +308,7 @@ def prefill(model: Generates, prompts: Prompts, most: int) -> tuple[KeyValueCach
 
 def advance(model: Generates, cache: KeyValueCache, tokens: Tensor) -> Tensor:
     """Read one more token per row, (num_rows,) int64; return its hidden state, (num_rows, width)."""
-    device = device_of(model)
+    device = model.device
     tokens = tokens.to(device)
     bounds = torch.arange(cache.num_rows + 1, dtype=torch.int32, device=device)
     batch = RaggedBatch(
@@ -488,7 +484,7 @@ class Engine:
     ) -> None:
         self._model, self._precision, self._watch = model, precision, watch
         self._piece, self._rows, self._memory, self._kept = piece, rows, memory, kept
-        self._cut = cut_step(DTYPES[precision], device_of(model), model.head_dim or 0)
+        self._cut = cut_step(DTYPES[precision], model.device, model.head_dim or 0)
         self._beginnings = _Beginnings(self._cut) if keeps else None
         self._waiting: deque[list[Ticket]] = deque()  # those of a list are read in one pass
         self._reading: list[list[Ticket]] = []
@@ -734,7 +730,7 @@ class Engine:
         batch = from_prompts(pieces)
         lengths = torch.tensor([len(piece) for piece in pieces])
         moved = batch.position_ids + torch.tensor(starts).repeat_interleave(lengths)
-        batch = replace(batch, position_ids=moved).to(device_of(self._model))
+        batch = replace(batch, position_ids=moved).to(self._model.device)
         cache = KeyValueCache(rows)
         cache.begin(lengths.tolist())
         last: Tensor
@@ -773,7 +769,7 @@ class Engine:
         ticket.listener.read(ticket.cached, tuple(ticket.echoed))
         used = None
         if settings.repetition_penalty != 1:
-            used = torch.zeros(self._model.vocab_size, dtype=torch.bool, device=device_of(self._model))
+            used = torch.zeros(self._model.vocab_size, dtype=torch.bool, device=self._model.device)
             used[torch.tensor(ticket.ids, device=used.device)] = True
         counted = settings.presence_penalty or settings.frequency_penalty
         rows = [ticket.row, *(ticket.row.copy() for _ in range(len(ticket.open) - 1))]
@@ -782,7 +778,7 @@ class Engine:
         for index, row in zip(sorted(ticket.open), rows, strict=True):
             generator = generator_of(settings.seed + index, ticket.ids)
             mine = None if used is None else used.clone()
-            counts = None if not counted else torch.zeros(self._model.vocab_size, device=device_of(self._model))
+            counts = None if not counted else torch.zeros(self._model.vocab_size, device=self._model.device)
             grammar = None if ticket.request.grammar is None else ticket.request.grammar.deep_copy()
             answers.append(_Answer(ticket, index, row, generator, mine, counts, grammar))
         return answers

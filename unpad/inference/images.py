@@ -328,7 +328,7 @@ def classify_images(run: LoadedRun, images: Sequence[ReadImage], top: int) -> li
     num_values = config.channels * config.patch**2
     batch = image_batch([image.patches for image in images], grids, num_values, [image.size for image in images])
     with independent_rows():
-        p = model.classify(batch).double().softmax(-1).numpy()  # (num_images, num_classes)
+        p = model.classify(batch.to(model.device)).double().softmax(-1).cpu().numpy()  # (num_images, num_classes)
     order = np.argsort(-p, 1, kind="stable")[:, :top]
     answers = []
     for image, chances, likeliest in zip(images, p, order, strict=True):
@@ -364,7 +364,7 @@ def answer_counted(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> tuple[
     answers: dict[int, str] = {}
     counts: dict[int, np.ndarray] = {}
     for ids, texts in _answered(run, data, seq_ids):
-        rows = np.stack([one.numpy() for one in (model.given, *model.kept)], 1)
+        rows = np.stack([one.cpu().numpy() for one in (model.given, *model.kept)], 1)
         answers |= dict(zip(ids, texts, strict=True))
         counts |= dict(zip(ids, rows, strict=True))
     order = seq_ids.tolist()
@@ -383,7 +383,7 @@ def answer_shown(run: LoadedRun, data: VqaData, seq_ids: np.ndarray) -> list[Kep
     for ids, texts in _answered(run, data, seq_ids):
         first = np.cumsum(data.num_patches[ids]) - data.num_patches[ids]  # index in the batch of each row's first patch
         counts = [model.kept[block + 1].tolist() for block in blocks]
-        tokens = [model.kept_tokens[block + 1].numpy() for block in blocks]
+        tokens = [model.kept_tokens[block + 1].cpu().numpy() for block in blocks]
         rows = [np.split(one, np.cumsum(count)[:-1]) for one, count in zip(tokens, counts, strict=True)]
         for place, (seq, text) in enumerate(zip(ids, texts, strict=True)):
             stays = {block: np.zeros(data.num_patches[seq], np.bool_) for block in blocks}

@@ -19,7 +19,7 @@ from unpad.inference.prompts import Prompt, Reply, count_system_turns, encode
 from unpad.models import build_model, model_config
 from unpad.models.contract import Generates, Model, ModelConfig
 from unpad.models.objective import set_objective
-from unpad.nn.precision import Precision
+from unpad.nn.precision import CPU, Precision, computing_device
 from unpad.nn.product_speed import choose_precision
 from unpad.recipes.recipe import Recipe, stages_of
 from unpad.recipes.section import checked
@@ -107,7 +107,7 @@ class LoadedRun:
         if len(seeds) != len(prompts):
             what = f"{number_of(len(prompts), 'prompts')} and {number_of(len(seeds), 'seeds')} are given"
             raise RecipeError(what, fix="give one per prompt")
-        ids, precision = [prompt.ids for prompt in prompts], generation_precision(chosen)
+        ids, precision = [prompt.ids for prompt in prompts], generation_precision(chosen, self.model.device)
         self._check_room(ids, settings)
         made = complete(self.generator, self.tokenizer, ids, chosen, precision, seeds)
         return [
@@ -176,13 +176,15 @@ class LoadedRun:
             return None
 
     @property
-    def ending(self) -> list[str]:
-        """A line on a run that did not finish."""
+    def notes(self) -> list[str]:
+        """Lines on a run that did not finish, and on another device than the processor."""
+        notes = [] if self.model.device == CPU else [f"note: computes on {self.model.device}"]
         try:
             state = run_state(self.folder, read_log(self.folder))
         except SourceError:
-            return []
-        return [] if state == "finished" else [f"note: training did not finish: {state} at step {self.step:,}"]
+            return notes
+        unfinished = f"note: training did not finish: {state} at step {self.step:,}"
+        return notes if state == "finished" else [*notes, unfinished]
 
     def data(self) -> Data:
         """The data of the run, read as it was for training: without the test part, which `test_data` reads.
@@ -224,7 +226,7 @@ class LoadedRun:
         chosen = checked(GenerateSettings, {**self.recipe.generate.model_dump(), **settings})
         ids = self.prompt(prompt, system).ids
         self._check_room([ids], settings)
-        return stream(self.generator, self.tokenizer, ids, chosen, generation_precision(chosen))
+        return stream(self.generator, self.tokenizer, ids, chosen, generation_precision(chosen, self.model.device))
 
     def _check_room(self, prompts: Sequence[Sequence[int]], settings: Mapping[str, Any]) -> None:
         """Refuse a `max_new_tokens` that was asked for and has no room; a default ends where the context does."""
@@ -250,9 +252,9 @@ def _check_overrides(config: ModelConfig, recipe: Recipe, folder: Path, override
         raise RecipeError(what, where="generate.max_new_tokens", fix="ask for fewer")
 
 
-def generation_precision(settings: GenerateSettings) -> Precision:
+def generation_precision(settings: GenerateSettings, device: torch.device = CPU) -> Precision:
     """Precision of products in generation; auto: the faster for one prompt, so that no prompt depends on others."""
-    return choose_precision(settings.precision, torch.device("cpu"), decoding=True)[0]
+    return choose_precision(settings.precision, device, decoding=True)[0]
 
 
 def _where_trained(recipe: Recipe, folder: Path, overrides: Sequence[str]) -> Recipe:
@@ -267,12 +269,13 @@ def _where_trained(recipe: Recipe, folder: Path, overrides: Sequence[str]) -> Re
     return recipe.model_copy(update={"data": recipe.data.model_copy(update={"root": str(root)})})
 
 
-def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
+def load(name: str | Path, overrides: Sequence[str] = (), *, device: torch.device | None = None) -> LoadedRun:
     """Open a run's best model, ready to use; adapters are merged into it.
 
     Args:
         name: run directory, or its name under runs/.
         overrides: recipe fields to change, such as model.context_method=ntk model.context_factor=4.
+        device: that computes; by default the GPU where there is one. Quantized weights stay on the processor.
     """
     folder = find_run(name)
     recipe = _where_trained(run_recipe(folder, overrides), folder, overrides)
@@ -288,6 +291,7 @@ def load(name: str | Path, overrides: Sequence[str] = ()) -> LoadedRun:
     if (quantized := read_quantized(state, folder)) is not None and recipe.generate.precision == "auto":
         # Their products are no faster in bf16, and what is between them is rounded less in fp32.
         recipe = recipe.model_copy(update={"generate": recipe.generate.model_copy(update={"precision": "fp32"})})
+    model = model.to(CPU if quantized is not None else device or computing_device())
     data = state.values.get("data")
     if not isinstance(data, str):
         what = "the checkpoint does not say which data it was trained on"

@@ -42,6 +42,7 @@ from unpad.nn.block import Stream
 from unpad.nn.cross_attention import CrossAttention
 from unpad.nn.native import library
 from unpad.nn.norm import Norm
+from unpad.nn.precision import CPU
 from unpad.nn.rope import rotate
 from unpad.nn.segments import AttentionPool
 from unpad.terminal.table import number_of
@@ -313,7 +314,7 @@ def export_onnx(name: str, out: Path, kind: str | None = None) -> list[str]:
     except ImportError:
         what = "ONNX files need the packages onnx and onnxruntime, which are not installed"
         raise RecipeError(what, where=str(out), fix="pip install 'unpad[onnx]'") from None
-    run = load(name)
+    run = load(name, device=CPU)
     form = _form(run)
     data = run.data()
     chosen = np.argsort(data.table.split == Split.TRAIN, kind="stable")[:MOST_ROWS]  # held-out ones first

@@ -224,15 +224,15 @@ def computed_at_once(
     Args:
         part: of the sets of a single batch that is explained.
     """
-    model, batch = run.model, concatenate(list(given))
+    model, batch = run.model, concatenate(list(given)).to(run.model.device)
     assert isinstance(model, PredictsSets), "a run of patients"
     sizes = [one.num_seqs for one in given]
     with independent_rows():
         if kind == "vector":
-            found = {"vector": model.vectors(batch, "patient").float().numpy()}
+            found = {"vector": model.vectors(batch, "patient").float().cpu().numpy()}
         elif kind == "explain":
             probability, attention = model.course(batch, part)
-            found = {"probability": probability.numpy(), "attention": attention.numpy()}
+            found = {"probability": probability.cpu().numpy(), "attention": attention.cpu().numpy()}
             sizes = [int(one.require(EventSets).history.lengths().sum()) for one in given]
         else:
             found = outcomes(model, batch)

@@ -11,7 +11,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.models.contract import Classifier, ModelConfig
 from unpad.nn.block import init_weights
 from unpad.nn.draws import draw, dropout
@@ -64,10 +64,9 @@ class Cnn(Classifier):
 
     def forward(self, batch: RaggedBatch) -> Tensor:
         """Features of every image, (total_tokens, 128), in the computing dtype."""
-        assert batch.inputs_embeds is not None, "a batch of images holds their pixels"
-        side = self.config.patch
+        side, pixels = self.config.patch, required(batch.inputs_embeds)
         # The weights' dtype: fp32 pixels must not limit an fp64 model.
-        x = batch.inputs_embeds.to(self.head.weight.dtype).unflatten(1, (self.config.channels, side, side))
+        x = pixels.to(self.head.weight.dtype).unflatten(1, (self.config.channels, side, side))
         for convolution in self.convolutions:
             x = F.max_pool2d(F.relu(convolution(x)), 2)  # (total_tokens, channels, side / 2, side / 2), and so on
         return x.mean((2, 3), dtype=wide_dtype(x.dtype)).to(x.dtype)

@@ -11,7 +11,7 @@ from typing import ClassVar, Literal, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.nn.block import Cache
 from unpad.nn.linear import Linear
 from unpad.nn.losses import Terms, cross_entropy, token_nll
@@ -117,6 +117,11 @@ class Model(nn.Module, ABC):
     computes: ClassVar[tuple[str, ...]] = ("forward", "losses")
     optional: ClassVar[tuple[str, ...]] = ()
     _trained: Mapping[str, Weight] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights, which computes."""
+        return next((one.device for one in self.parameters()), torch.device("cpu"))
 
     @abstractmethod
     def forward(self, batch: RaggedBatch) -> Tensor:
@@ -285,15 +290,14 @@ class Classifier(Classifies):
 
     def losses(self, batch: RaggedBatch) -> Terms:
         """Loss terms over the sequences: `cross_entropy` trains, `nll` is the same without label smoothing."""
-        assert batch.seq_labels is not None, "a loss needs labels"
-        loss, nll = cross_entropy(self._features(batch), self.head.weight, batch.seq_labels, self.label_smoothing)
+        labels = required(batch.seq_labels)
+        loss, nll = cross_entropy(self._features(batch), self.head.weight, labels, self.label_smoothing)
         return {"cross_entropy": (loss, batch.num_targets), "nll": (nll, batch.num_targets)}
 
     @torch.no_grad()
     def nll(self, batch: RaggedBatch) -> Tensor:
         """Negative log-likelihood of the label of every sequence, (num_seqs,) in nats."""
-        assert batch.seq_labels is not None, "a likelihood needs labels"
-        return token_nll(self._features(batch), self.head.weight, batch.seq_labels)
+        return token_nll(self._features(batch), self.head.weight, required(batch.seq_labels))
 
     def count_targets(self, batch: RaggedBatch) -> dict[str, int]:
         return {"cross_entropy": batch.num_targets, "nll": batch.num_targets}

@@ -13,7 +13,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.errors import RecipeError
 from unpad.models.contract import Generates, LearnsPreferences, ModelConfig
 from unpad.nn import rope
@@ -319,11 +319,8 @@ class Decoder(Generates, LearnsPreferences):
                 f"position {int(positions.max())} is outside the model's context of {limit} tokens",
                 fix=self.config.advice_beyond,
             )
-        if batch.inputs_embeds is not None:
-            x = batch.inputs_embeds
-        else:
-            assert batch.input_ids is not None, "a batch holds input_ids or inputs_embeds"
-            x = self.embed_tokens(batch.input_ids)
+        embeds = batch.inputs_embeds
+        x = self.embed_tokens(required(batch.input_ids)) if embeds is None else embeds
         if self.position_embed is not None:
             x = x + self.position_embed(positions)
         elif self.config.positions == "sinusoidal":

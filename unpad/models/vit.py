@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.models.contract import Classifier, ModelConfig
 from unpad.nn.activation import Kind, activate
@@ -229,17 +229,16 @@ class Vit(Classifier):
         return drop_tokens(batch, self.config.token_drop) if self.training and self.config.token_drop else batch
 
     def _hidden(self, batch: RaggedBatch) -> Tensor:
-        assert batch.inputs_embeds is not None, "a batch of images holds their patches"
-        assert batch.grid is not None, "and the size of each image"
+        pixels, grid = required(batch.inputs_embeds), required(batch.grid)
         # The weights' dtype: fp32 pixels must not limit an fp64 model, and the residual stream stays fp32 while
         # products run in bf16.
         dtype = self.head.weight.dtype
-        beside = [neighbours(batch.position_ids, batch.grid, batch.layout)] if self.config.stem else []
-        x = self.patch_embed(batch.inputs_embeds.to(dtype), *beside).to(dtype)  # (total_tokens, width)
-        x = x + self.positions(batch.position_ids, batch.grid, batch.layout).to(dtype)
+        beside = [neighbours(batch.position_ids, grid, batch.layout)] if self.config.stem else []
+        x = self.patch_embed(pixels.to(dtype), *beside).to(dtype)  # (total_tokens, width)
+        x = x + self.positions(batch.position_ids, grid, batch.layout).to(dtype)
         if self.size_embed is not None:
-            assert batch.image_sizes is not None, "size_embed needs the sizes of images"
-            x = x + self.size_embed(batch.image_sizes).index_select(0, seq_of_cell(batch.layout)).to(dtype)
+            sizes = self.size_embed(required(batch.image_sizes))
+            x = x + sizes.index_select(0, seq_of_cell(batch.layout)).to(dtype)
         stream = Stream(x, None, batch.layout)
         for block in self.blocks:
             stream = block(stream)

@@ -1,4 +1,4 @@
-"""Numeric precision: the context that computes in it, and the wider dtype of sums."""
+"""The device that computes, and numeric precision: its context, and the wider dtype of sums."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,6 +7,13 @@ from torch import Tensor
 
 Precision = str  # one of DTYPES: of matrix products; weights and optimizer stay in fp32
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CPU = torch.device("cpu")
+
+
+def computing_device() -> torch.device:
+    """The processor, or this process's GPU by its index: without one, another thread takes the first. One of Apple's is
+    left alone, as training says: MPS has no fp64, in which rotary angles are computed."""
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else CPU
 
 
 def autocast(precision: Precision, device: torch.device) -> AbstractContextManager[object]:

@@ -259,7 +259,7 @@ def spread_margins(setup: Setup, sample: ProofSample) -> None:
     assert isinstance(model, LearnsPreferences), "set by set_objective"
     assert model.beta is not None, "set by set_objective"
     ids = sample.seq_ids
-    reference = log_probabilities(Measuring(model, data, ids, plan_of_run(setup), setup.device))
+    reference = log_probabilities(Measuring(model, data, ids, plan_of_run(setup)))
     chosen = data.replies.is_chosen(ids)
     rng, margins = np.random.default_rng(setup.recipe.train.seed), np.linspace(-1.5, 2.5, int(chosen.sum()))
     reference[chosen] -= rng.permutation(margins) / model.beta

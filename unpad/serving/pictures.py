@@ -4,8 +4,9 @@ import base64
 import binascii
 import os
 import sys
+import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import torch
 
 from unpad.batching.batch import RaggedBatch
+from unpad.data.pixels.decode import probe
 from unpad.data.pixels.formats import NOTES, ImageError
 from unpad.inference.images import Answer, ReadImage, classify_read, question_about, read_image
 from unpad.inference.loaded import LoadedRun
@@ -21,6 +23,8 @@ from unpad.nn.linear import independent_rows
 from unpad.serving.protocol import RequestError
 
 ALL = 1 << 30  # classes
+LARGE = 1 << 22  # pixels, which take some tenths of a second
+_thread = threading.local()  # whether it leaves large pictures to another
 
 
 def image_bytes(url: str, param: str) -> bytes:
@@ -62,8 +66,26 @@ def in_memory(content: bytes) -> Iterator[Path]:
         yield Path(f"/proc/self/fd/{file.fileno()}")
 
 
+class LargeError(Exception):
+    """A picture is left to the thread that reads large ones."""
+
+
+def leave_large() -> None:
+    """Let this thread raise LargeError instead of reading a picture of more than LARGE pixels by its header."""
+    _thread.leaves = True
+
+
+def _leave_if_large(content: bytes) -> None:
+    if getattr(_thread, "leaves", False):
+        with suppress(ImageError):  # which reading tells
+            info = probe(content)
+            if info.width * info.height > LARGE:
+                raise LargeError
+
+
 def read_or_fault(run: LoadedRun, content: bytes) -> ReadImage | ImageError:
-    """An image as the model reads it, or why it cannot be used."""
+    """An image as the model reads it, or why it cannot be used. Raises LargeError as `leave_large` says."""
+    _leave_if_large(content)
     try:
         return read_image(run, content, Path())
     except ImageError as error:
@@ -106,6 +128,8 @@ def question_prompt(run: LoadedRun, content: bytes, question: str) -> tuple[Ragg
 
     Raises:
         ImageError: the image cannot be used.
+        LargeError: as `leave_large` says.
     """
+    _leave_if_large(content)
     with in_memory(content) as path:
         return question_about(run, path, content, question)

@@ -34,7 +34,7 @@ from unpad.models.contract import Generates, PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.nn.linear import has_tiles
 from unpad.nn.native import library
-from unpad.nn.precision import Precision
+from unpad.nn.precision import CPU, Precision
 from unpad.proof.serving import hear, line_of
 from unpad.recipes.training import GenerateSettings
 from unpad.run.report.samples import newest_prompts
@@ -428,7 +428,7 @@ class RunOpening:
 
     def open(self) -> Served:
         """The run, before anything is computed; raises as `load`, but no ProofError."""
-        loaded = self.run if isinstance(self.run, LoadedRun) else load(self.run)
+        loaded = self.run if isinstance(self.run, LoadedRun) else load(self.run, device=CPU)
         served = opened(loaded, self.name or loaded.folder.resolve().name, int(loaded.folder.stat().st_mtime))
         return replace(served, seed=self.seed)
 

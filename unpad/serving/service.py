@@ -17,6 +17,7 @@ from unpad.inference.engine import Engine, Reason
 from unpad.serving import protocol
 from unpad.serving.limits import MIB, Limits
 from unpad.serving.metrics import Metrics, log_fault
+from unpad.serving.pictures import LargeError, leave_large
 from unpad.serving.served import ModelPrompt, Served
 from unpad.serving.worker import Detokenizer, Handle, ModelThread, PassJob, WorkerEndedError
 
@@ -48,7 +49,8 @@ class Service:
         self._num_bytes = 0  # of bodies, as MOST_BODIES counts them
         self._ends: deque[float] = deque(maxlen=RECENT)
         # They share the processor with the model; one that takes long leaves the other to the next request.
-        self._preparing = ThreadPoolExecutor(2, thread_name_prefix="unpad-prompts")
+        self._preparing = ThreadPoolExecutor(2, thread_name_prefix="unpad-prompts", initializer=leave_large)
+        self._large = ThreadPoolExecutor(1, thread_name_prefix="unpad-large")
 
     # ----------------------------------------------------------------------- life
 
@@ -85,7 +87,8 @@ class Service:
         self.state = "draining"
         if self._worker is not None:
             await asyncio.to_thread(self._worker.stop)
-        self._preparing.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._preparing, self._large):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def ready(self) -> Served:
         """The run.
@@ -117,7 +120,11 @@ class Service:
 
     async def prepare(self, work: Callable[[], Result]) -> Result:
         """Do a bounded part of reading a request beside the event loop; no part of one whose client left is begun."""
-        return await asyncio.get_running_loop().run_in_executor(self._preparing, work)
+        loop = asyncio.get_running_loop()
+        try:
+            return await loop.run_in_executor(self._preparing, work)
+        except LargeError:  # one at a time, so that many hold up each other and no other request
+            return await loop.run_in_executor(self._large, work)
 
     @contextmanager
     def place(self) -> Iterator[Callable[[int], None]]:

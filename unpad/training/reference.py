@@ -79,7 +79,7 @@ def log_probabilities_of_pairs(setup: Setup, stage: StageSetup, data: Data) -> n
     is_trained = data.table.split[replies] == Split.TRAIN
     values = np.zeros(len(data.table))
     trained, others = replies[is_trained], replies[~is_trained]
-    over = Measuring(setup.model, data, trained, stage.recipe.plan, setup.device, setup.group)
+    over = Measuring(setup.model, data, trained, stage.recipe.plan, setup.group)
     values[trained] = log_probabilities(over, setup.precision)
     values[others] = log_probabilities(replace(over, seq_ids=others))
     return values

@@ -20,7 +20,7 @@ from unpad.models.objective import set_objective
 from unpad.nn.block import compile_blocks, recompute_blocks
 from unpad.nn.kernel import HALF, runs_native
 from unpad.nn.native import library
-from unpad.nn.precision import DTYPES, Precision
+from unpad.nn.precision import DTYPES, Precision, computing_device
 from unpad.nn.product_speed import choose_precision
 from unpad.processes.group import ALONE, Group
 from unpad.recipes.recipe import LOW_POWER, Recipe, ResolvedStage, stages_of
@@ -141,12 +141,6 @@ def prepare_setup(
 
 
 APPLE_GPU = "Apple's GPU is not used: MPS has no fp64, in which rotary angles are computed, and nothing was tried there"
-
-
-def computing_device() -> torch.device:
-    """The processor, or this process's GPU by its index: without one, another thread takes the first. One of Apple's is
-    left alone, as `describe` says: MPS has no fp64, in which rotary angles are computed."""
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
 
 
 def divide(setup: Setup) -> Setup:

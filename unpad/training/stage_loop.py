@@ -387,7 +387,7 @@ def _evaluate(stage: StageRun) -> tuple[bool, bool]:
     learns, measured = setup.model.mode, setup.model.modes[-1]
     mode = "" if learns == measured else f"{measured} removal; in training {learns}"
     with run.timers("evaluate"), setup.parallelism.evaluating() as group:
-        result = held_out(Measuring(setup.model, setup.data, ids, recipe.plan, setup.device, group))
+        result = held_out(Measuring(setup.model, setup.data, ids, recipe.plan, group))
     least = chance(result.num_targets) if train.min_delta == "auto" else train.min_delta
     improved = progress.best is None or result.loss < progress.best - least
     if improved:

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from unpad.batching.batch import RaggedBatch, from_vectors
+from unpad.batching.batch import RaggedBatch, from_vectors, required
 from unpad.data.family import PICTURES
 from unpad.data.pictures.alike import DECODERS, Pictures, pixel_remarks, shrunk
 from unpad.data.pixels.decode import decode
@@ -166,10 +166,9 @@ class Album:
         Args:
             batch: from `image_batch`; place: of the image there.
         """
-        assert batch.inputs_embeds is not None, "images are patches"
-        assert batch.grid is not None, "with rows and columns"
-        (rows, columns), counts, example = batch.grid[place].tolist(), batch.grid.prod(1).tolist(), self.images[image]
-        patches = batch.inputs_embeds[sum(counts[:place]) :][: counts[place]].numpy()
+        grid, example = required(batch.grid), self.images[image]
+        (rows, columns), counts = grid[place].tolist(), grid.prod(1).tolist()
+        patches = required(batch.inputs_embeds)[sum(counts[:place]) :][: counts[place]].numpy()
         num = number_of(rows * columns, "patches")
         colours = "colours and opacity" if self.channels == WITH_OPACITY else "colours"
         return unpatch(patches, (rows, columns), self.patch, self.settings), (

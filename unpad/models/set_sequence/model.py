@@ -26,7 +26,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.batching.layout import Layout
 from unpad.models.contract import ModelConfig, PredictsSets, ReadsCodeVectors
 from unpad.models.set_sequence.belief import Belief, Prior, SetDecoder, Update, states_before
@@ -213,8 +213,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
         """Let the linear path, if there is one, begin as ridge regression on patients, and the network near zero."""
         if self.last_values is None:
             return
-        events, codes = batch.require(EventSets), batch.input_ids
-        assert codes is not None, "events have codes"
+        events, codes = batch.require(EventSets), required(batch.input_ids)
         last = values_of_patients(real_tokens(codes, batch.layout), events, torch.float64)
         weight = self.patient.begin(last, self.num_codes, batch.seq_labels, events, patient)
         if weight is not None:
@@ -256,9 +255,9 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
     @torch.no_grad()
     def nll(self, batch: RaggedBatch) -> Tensor:
         """Negative log-likelihood of the class of every patient, (num_seqs,) in nats; NaN for an unknown class."""
-        assert batch.seq_labels is not None, "a likelihood needs labels"
-        nll = F.cross_entropy(self.classify(batch), batch.seq_labels.clamp_min(0), reduction="none")
-        return nll.masked_fill(batch.seq_labels < 0, math.nan)
+        labels = required(batch.seq_labels)
+        nll = F.cross_entropy(self.classify(batch), labels.clamp_min(0), reduction="none")
+        return nll.masked_fill(labels < 0, math.nan)
 
     @torch.no_grad()
     def next_codes(self, batch: RaggedBatch) -> Tensor:
@@ -402,8 +401,7 @@ class SetSequence(PredictsSets, ReadsCodeVectors):
     def _read(self, batch: RaggedBatch) -> SetReading:
         """Embed and encode the events of a batch."""
         events = keyed(batch.require(EventSets), batch.layout.keys)
-        assert batch.input_ids is not None, "events have codes"
-        codes = real_tokens(batch.input_ids, batch.layout)
+        codes = real_tokens(required(batch.input_ids), batch.layout)
         embedded = self.embedding(codes, events.values, events.has_value)
         latents = self.encoder(embedded, events.members)
         course = lay_out_course(events.history, events.times)

@@ -19,7 +19,7 @@ from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.batching.layout import Layout
 from unpad.models.vision_language.visual import VisionTokens, Visual, is_question
 from unpad.nn.activation import activate
@@ -456,13 +456,10 @@ def merge_images(
         features: (media.total_tokens, width), of the tower.
         tower_attention: (media.total_tokens,); for class_token.
     """
-    assert batch.media is not None, "there is nothing to merge"
-    assert batch.media_index is not None, "a batch with images holds their places"
-    assert batch.media_seqs is not None, "and their rows"
-    asks = is_question(batch, batch.media_index)
-    layout, tokens = batch.flat_layout.keep(asks).select(batch.media_seqs)
+    asks = is_question(batch, required(batch.media_index))
+    layout, tokens = batch.flat_layout.keep(asks).select(required(batch.media_seqs))
     questions = text.index_select(0, asks.nonzero().flatten()).index_select(0, tokens)
-    return merger(VisionTokens(features, batch.media.flat_layout, questions, layout, tower_attention))
+    return merger(VisionTokens(features, required(batch.media).flat_layout, questions, layout, tower_attention))
 
 
 def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) -> tuple[RaggedBatch, Visual]:
@@ -477,9 +474,8 @@ def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) ->
     Returns:
         A batch with `inputs_embeds` (new total_tokens, width), without `media`, and the places of its visual tokens.
     """
-    assert batch.media is not None, "there is nothing to merge"
-    assert batch.media_index is not None, "a batch with images holds their places"
-    patches, index = batch.media.layout, batch.media_index
+    media, index = required(batch.media), required(batch.media_index)
+    patches = media.layout
     assert isinstance(patches, Layout), "images come as a flat run"
     present = patches.lengths() > 0
     bounds = patches.cu_seqlens.long()
@@ -513,7 +509,7 @@ def shorten(batch: RaggedBatch, text: Tensor, merged: Merged, embeds: Tensor) ->
         media_seqs=None,
     )
     order = visual.argsort()
-    return short, Visual(visual[order], merged.places[order], batch.media)
+    return short, Visual(visual[order], merged.places[order], media)
 
 
 def _grown(batch: RaggedBatch, becomes: Tensor) -> Layout:

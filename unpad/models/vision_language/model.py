@@ -24,7 +24,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.batching.layout import Layout
 from unpad.errors import RecipeError
 from unpad.models import decoder
@@ -273,9 +273,8 @@ class VisionLanguage(Generates, PrunesTokens):
         Args:
             visual: (media_index.numel(), language width), put at `media_index`.
         """
-        assert batch.media_index is not None, "a batch with images holds their places"
         x = self._text(batch)
-        x = x.index_copy(0, batch.media_index, visual.to(x.dtype))
+        x = x.index_copy(0, required(batch.media_index), visual.to(x.dtype))
         return replace(batch, inputs_embeds=x, media=None, media_index=None, media_seqs=None)
 
     @torch.no_grad()

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.models.vision_language import prune
 from unpad.models.vision_language.visual import VisionTokens, Visual, cells, is_last, is_question, last_tokens, mark
@@ -170,8 +170,7 @@ class PrunePass:
         if method == "random":
             ids = self._seq_ids  # without ids every sample draws the same, which no neighbour changes either
             return prune.random_order(self.visual_layout, torch.zeros_like(self._lengths) if ids is None else ids)
-        assert media.grid is not None, "a batch of images holds their sizes"
-        columns = media.grid[:, 1].index_select(0, cells(media.layout).seq_of_token())
+        columns = required(media.grid)[:, 1].index_select(0, cells(media.layout).seq_of_token())
         place, width = (x.index_select(0, self._source) for x in (media.position_ids, columns))
         return prune.even_order(place // width, place % width)
 

@@ -11,7 +11,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.batching.layout import Layout
 from unpad.errors import SourceError
 from unpad.models.vision_language.prune import text_to_vision_attention
@@ -100,16 +100,15 @@ class Tower(nn.Module):
             SourceError: patches have another size, or an image has another size than learned positions.
         """
         layout = media.flat_layout
-        assert media.inputs_embeds is not None, "a batch of images holds their patches"
-        assert media.grid is not None, "and the size of each image"
-        self._check(media.inputs_embeds, media.grid)
+        pixels, grid = required(media.inputs_embeds), required(media.grid)
+        self._check(pixels, grid)
         # The weights' dtype: fp32 pixels must not limit an fp64 model, and the residual stream stays fp32 while
         # products run in bf16.
         dtype = self.patch_embed.weight.dtype
-        x = self.patch_embed(media.inputs_embeds.to(dtype)).to(dtype)  # (total_patches, width)
+        x = self.patch_embed(pixels.to(dtype)).to(dtype)  # (total_patches, width)
         places = None
         if self.class_token is None:
-            x = x + self.positions(media.position_ids, media.grid, layout).to(dtype)
+            x = x + self.positions(media.position_ids, grid, layout).to(dtype)
         else:
             x, layout, places = self._with_class_tokens(x + self.positions(1 + media.position_ids), layout)
         x, received = self._blocks(x, layout, places, wants_attention)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.batching.layout import Layout, PaddedLayout
 from unpad.errors import SourceError
 
@@ -48,10 +48,8 @@ class Visual:
 
 def placed(batch: RaggedBatch, tower_attention: Tensor | None = None) -> Visual:
     """The visual tokens of a batch with one per patch of its images."""
-    assert batch.media is not None, "a batch without images has no visual tokens"
-    assert batch.media_index is not None, "a batch with images says where they stand"
-    index, source = batch.media_index.sort()
-    return Visual(index, source, batch.media, tower_attention)
+    index, source = required(batch.media_index).sort()
+    return Visual(index, source, required(batch.media), tower_attention)
 
 
 def mark(places: Tensor, total: int) -> Tensor:
