@@ -2,7 +2,7 @@
 
     python benchmarks/gpu.py first --out FOLDER      tests and ours: speed, memory, shares of the time; at most 590 s
     python benchmarks/gpu.py second --out FOLDER     peers, ours against the best, proofs, a killed run; at most 590 s
-    python benchmarks/gpu.py --check                 both on a processor, with tiny models: a minute or two
+    python benchmarks/gpu.py --check                 both on a processor, with tiny models: some minutes
     python benchmarks/gpu.py "ours, 1 B" --out FOLDER     one case alone
 
 All train the same Llama (bf16 products, fp32 weights, fused AdamW, clipping at 1) on the same sequences, whose lengths
@@ -215,7 +215,7 @@ def steps_of(part: str, folder: Path, tiny: bool) -> dict[str, tuple[float, list
         "proof": (60, [*prove, recipes[0]]),
         "proof in bf16": (60, [*prove, recipes[1], "precision=bf16"]),
         "trainer with ours": job(40, "attached"),
-        "killed and resumed": (100, kill),
+        "killed and resumed": (120, kill),
     }
 
 
@@ -260,8 +260,8 @@ def check() -> None:
         if found := faults(load(folder)):
             print((folder / "log.txt").read_text(encoding="utf-8"))
         print((folder / "gpu.md").read_text(encoding="utf-8"))
-    print("Not run: the compiler, as blocks are traced alone; torch's flash kernel; tests marked gpu; a card's memory,")
-    print("waits and shares, in whose place operations that would wait and a processor's shares stand.")
+    print("Not run: the compiler, as blocks are traced alone; torch's flash kernel; a card's memory, waits and shares,")
+    print("in whose place operations that would wait and a processor's shares stand.")
     sys.exit("\n".join(found) or 0)
 
 

@@ -75,7 +75,7 @@ def main() -> None:
         while _num_kills(found) < options.kills:
             for kind in kinds:
                 total = found["kinds"].setdefault(kind.name, dict(NOTHING) | {"signals": {}, "failures": []})
-                one_run(kind, total)
+                one_run(kind, total, options.kills - _num_kills(found))
                 if not options.dry_run:
                     totals.save("kill", found)
             print(f"{_num_kills(found):,} kills", flush=True)
@@ -88,8 +88,8 @@ def main() -> None:
 NOTHING = {"kills": 0, "runs": 0, "cold": 0, "in_a_row": 0}
 
 
-def one_run(kind: Kind, total: dict[str, Any]) -> None:
-    """Train one run to its end, with kills at random instants, and compare it."""
+def one_run(kind: Kind, total: dict[str, Any], most: int) -> None:
+    """Train one run to its end, with at most so many kills at random instants, and compare it."""
     draw = random.Random(f"{kind.name} {total['runs']}")
     number = total["runs"]
     cold = bool(number % 2)
@@ -97,7 +97,7 @@ def one_run(kind: Kind, total: dict[str, Any]) -> None:
     kills, asked = 0, False
     while True:
         signals = (signal.SIGKILL,) if draw.random() < 0.8 else draw.choice(POLITE)
-        if kills >= MOST_KILLS:
+        if kills >= min(most, MOST_KILLS):
             signals = ()
         after = draw.random() ** 1.5 * kind.seconds * 0.9
         end = kind.begin(run, cache, resume=True, signals=signals, after_s=after)

@@ -389,8 +389,8 @@ def _compiled(backend: str) -> Callable[..., Stream]:
 def compile_blocks(model: nn.Module, backend: str = "inductor") -> None:
     """Compile the passes with gradient of the blocks of a model: a graph for the first, the last and all between.
 
-    Sizes are symbols, as they change with every batch. Blocks that drop weights of attention, in a loop over groups of
-    sequences, stay as they are.
+    Sizes are symbols, as they change with every batch; a batch of one sequence has graphs of its own. Blocks that drop
+    weights of attention, in a loop over groups of sequences, stay as they are.
     """
     for module in model.modules():
         if isinstance(module, Block) and not module.attention.dropout:
