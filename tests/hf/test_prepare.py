@@ -13,7 +13,6 @@ from tests.hf.families import distance, make_model, make_rows, make_sequences, t
 from unpad.errors import RecipeError
 from unpad.hf import collate, mixers, prepare
 from unpad.nn.native import library
-from unpad.proof.foreign.pairs import prove_callable
 
 SEQUENCES = make_sequences(7)
 ROWS = make_rows(SEQUENCES)
@@ -24,6 +23,7 @@ MIXERS = {
     "falcon_h1": ["model.layers.0.mamba", "model.layers.1.mamba"],
     "granite4h": ["model.layers.0.mamba"],
     "llama": [],
+    "gpt_oss": [],
     "opt": [],
 }
 
@@ -53,23 +53,6 @@ def test_layers_of_every_kind_keep_sequences_apart(family):
 def test_attention_by_code_of_its_own_is_refused(family):
     with pytest.raises(RecipeError, match="ForCausalLM computes no flat batch"):
         prepare(make_model(family))
-
-
-@pytest.mark.parametrize("family", ["llama", "gpt_oss", "mamba"])
-def test_gradients_equal_one_sequence_at_a_time_in_fp64(family):
-    model = make_model(family)
-    prepare(model)
-    masks = [[label != -100 for label in row["labels"]] for row in ROWS]
-
-    def batches(sequences: list[list[int]], loss_masks: list[list[bool]]) -> list[dict[str, Any]]:
-        rows = [
-            {"input_ids": ids, "labels": [one if kept else -100 for one, kept in zip(ids, mask, strict=True)]}
-            for ids, mask in zip(sequences, loss_masks, strict=True)
-        ]
-        return [collate(rows[:4]), collate(rows[4:])]
-
-    certificate = prove_callable(model, batches, SEQUENCES, loss_masks=masks, precision="fp64")
-    assert certificate.passed, str(certificate)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt_oss", "qwen3_5"])

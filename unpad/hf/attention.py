@@ -4,13 +4,10 @@
 Without a mask of the same name transformers would hand None to the attention, whatever the batch says.
 """
 
-import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -18,13 +15,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import causal_mask_function, sdpa_mask
 
 from unpad.batching.layout import Layout, build_layout
 from unpad.errors import PlanError
+from unpad.nn import kernel
 from unpad.nn.attend import Attend
 from unpad.nn.attention import ragged_attention
+from unpad.nn.native import library
 from unpad.nn.precision import wide_dtype
+from unpad.nn.scope import Scope
+
+torch.compiler.assume_constant_result(library.computes)  # it reads files, and a graph cannot
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def outside_graphs(function: Function) -> Function:
+    """Let a function run as it stands where torch.compile meets it: what it reads of tensors would break each graph."""
+    return cast(Function, torch.compiler.disable(function))
 
 
 @dataclass(frozen=True)
@@ -48,8 +56,8 @@ def find_sequences(batch: int, seq: int, attention_mask: Tensor | None, named: M
     """Find the sequences of a batch; without any of the three, every row is one.
 
     Args:
-        attention_mask: (batch, seq), or None. If bool, True = real, and every row is one sequence; if int32, the
-            number of each token's sequence in its row, which counts where there is no `cu_seq_lens_q`.
+        attention_mask: (batch, seq) bool, True = real, whose every row is one sequence; that of `hand`, which counts
+            where there is no `cu_seq_lens_q`; or None.
         named: the batch's other arguments. `cu_seq_lens_q` is (num_seqs + 1,) int; `position_ids` (batch, seq),
             (1, seq) or, with several axes of positions, (axes, batch, seq), whose first begins a new sequence where it
             does not go up by one.
@@ -58,32 +66,55 @@ def find_sequences(batch: int, seq: int, attention_mask: Tensor | None, named: M
         PlanError: `cu_seq_lens_q` does not end at the last token, or it is missing where positions do not tell.
     """
     bounds, positions = named.get("cu_seq_lens_q"), named.get("position_ids")
-    if attention_mask is not None and attention_mask.dtype != torch.bool:
-        source = bounds if bounds is not None else attention_mask
-    else:
-        source = attention_mask if attention_mask is not None else bounds if bounds is not None else positions
+    is_padding = attention_mask is not None and attention_mask.dtype == torch.bool
+    order = (attention_mask, bounds) if is_padding else (bounds, attention_mask)
+    source = next((one for one in (*order, positions) if one is not None), None)
     if source is None:
         return Sequences(build_layout(np.full(batch, seq)))
+    if torch.compiler.is_compiling():
+        return _read(source, batch, seq, {"max_length_q": seq, **named})
     state = (batch, seq, 0 if source.is_inference() else source._version)
     known = _known.get(source)
-    if known is not None and known[0] == state:
-        return known[1]
-    if source is attention_mask:
-        if attention_mask.dtype == torch.bool:
-            layout = build_layout(attention_mask.sum(1).cpu().numpy()).to(attention_mask.device)
-            found = Sequences(layout, attention_mask.flatten().nonzero().flatten())
-        else:
-            found = _of_starts(F.pad(attention_mask.diff(dim=1) != 0, (1, 0), value=True))
-    elif source is bounds:
-        if int(bounds[-1]) != batch * seq:
-            what = f"cu_seq_lens_q ends at {int(bounds[-1])}, the batch at {batch * seq}"
-            raise PlanError(what, fix="pass the boundaries of this batch")
-        found = Sequences(build_layout(bounds.diff().cpu().numpy()).to(bounds.device))
-    else:
-        assert positions is not None
-        found = _of_positions(positions, batch, seq)
-    _known[source] = (state, found)
-    return found
+    if known is None or known[0] != state:
+        known = _known[source] = (state, _read(source, batch, seq, named))
+    return known[1]
+
+
+def _read(source: Tensor, batch: int, seq: int, named: Mapping[str, Any]) -> Sequences:
+    """The sequences that one of the tensors of `find_sequences` tells."""
+    total = batch * seq
+    if source is named.get("position_ids"):
+        return _of_positions(source, batch, seq)
+    if source is named.get("cu_seq_lens_q"):
+        return Sequences(_of_bounds(source, total, named.get("max_length_q")))
+    if is_handed(source):
+        return Sequences(Layout(source[0, 0, :, 0], source.shape[3], total=total))
+    return Sequences(build_layout(source.sum(1).cpu().numpy()).to(source.device), source.flatten().nonzero().flatten())
+
+
+def _of_bounds(bounds: Tensor, total: int, longest: int | None) -> Layout:
+    """The layout of `cu_seq_lens_q` of a batch of `total` tokens, with its `max_length_q`, if it has one."""
+    if longest is not None and (torch.compiler.is_compiling() or kernel.card_version(bounds.device)):
+        torch._assert_async(bounds[-1] == total)  # to read it would wait for the card, and break a graph
+        return Layout(bounds.int(), longest, total=total)
+    if int(bounds[-1]) != total:
+        what = f"cu_seq_lens_q ends at {int(bounds[-1])}, the batch at {total}"
+        raise PlanError(what, fix="pass the boundaries of this batch")
+    return build_layout(bounds.diff().cpu().numpy()).to(bounds.device)
+
+
+def hand(layout: Layout) -> Tensor:
+    """A layout of all cells of a rectangle as an `attention_mask`, which graphs read without a number of a tensor.
+
+    Returns:
+        (1, 1, num_seqs + 1, max_seqlen) int32, a view of `cu_seqlens`. Models hand a mask of 4 axes to their layers.
+    """
+    return layout.cu_seqlens[None, None, :, None].expand(-1, -1, -1, max(layout.max_seqlen, 1))
+
+
+def is_handed(mask: Tensor) -> bool:
+    """True for a mask of `hand`; dense ones are bool or added to scores."""
+    return mask.dim() == 4 and mask.dtype == torch.int32
 
 
 def _of_positions(positions: Tensor, batch: int, seq: int) -> Sequences:
@@ -106,7 +137,11 @@ def _of_starts(starts: Tensor) -> Sequences:
 NAME = "unpad"
 SPATIAL = 3  # axes of positions of time, height and width, without one of tokens
 OWN_MASKS = ("doge",)  # make a mask of their own in each layer of what they get, and then it is not causal
-_noted: ContextVar[set[nn.Module] | None] = ContextVar("_noted", default=None)
+# Parts of masks that boundaries, windows of layers and causality say, functions of transformers.masking_utils.
+PLAIN = ("causal_mask_function", "sliding_window_overlay", "packed_sequence_mask_function", "padding_mask_function")
+noted: "Scope[set[object] | None]" = Scope(None)  # set of what attends by `attend`, and of visibility but `PLAIN`
+EMPTY = build_layout(np.zeros(0))
+EMPTY.grouped  # noqa: B018 - which a graph could not compute
 
 
 def register() -> None:
@@ -149,29 +184,53 @@ def make_mask(
         local_size: the window or chunk of local attention.
 
     Returns:
-        None where every row is one sequence; (batch, seq) bool where cells are padding; (batch, seq) int32, the number
-        of each token's sequence in its row, where transformers found several; a dense (batch, 1, queries, keys) bool
-        mask where a cache, chunks or the model's own visibility need one.
+        None where every row is one sequence; (batch, seq) bool where cells are padding; that of `hand` where
+        transformers found several; a dense (batch, 1, queries, keys) bool mask where a cache, chunks or the model's own
+        visibility need one. In a graph of torch.compile, which reads no number of a tensor, it is dense where cells may
+        be padding, and else that of `hand`.
 
     Raises:
         PlanError: layers of the model do not attend by `attend`.
     """
-    if refusal := _refusal(type(rest.get("config"))):
+    in_graph = torch.compiler.is_compiling()
+    if in_graph and attention_mask is None and q_length == kv_length and not use_vmap:
+        given = {"mask_function": mask_function, "local_size": local_size, **rest}
+        return _mask_outside(batch_size, q_length, kv_length, **given)
+    if not in_graph and (refusal := _refusal(type(rest.get("config")))):
         raise PlanError(refusal, fix='leave attn_implementation="unpad" out, and pad rows')
-    diagonal = None
-    if mask_function is not None and not use_vmap and 1 < q_length == kv_length:
+    diagonal, needs_dense = None, in_graph or use_vmap or q_length != kv_length
+    if mask_function is not None and not needs_dense and q_length > 1:
         diagonal = _Diagonals(mask_function, batch_size, q_length, torch.device(rest.get("device", "cpu")))
-    if q_length != kv_length or use_vmap or (diagonal is not None and _needs_dense(diagonal, q_length, local_size)):
+        if not _is_plain(mask_function):
+            _note(mask_function)
+            needs_dense = _needs_dense(diagonal, q_length, local_size)
+    if needs_dense:
         rest |= {"attention_mask": attention_mask, "use_vmap": use_vmap, "local_size": local_size}
         rest |= {"allow_is_causal_skip": False, "allow_is_bidirectional_skip": False}
         rest |= {} if mask_function is None else {"mask_function": mask_function}
         return sdpa_mask(batch_size=batch_size, q_length=q_length, kv_length=kv_length, **rest)
     if attention_mask is not None and not bool(attention_mask.all()):
         return attention_mask.bool()
-    if diagonal is None or bool((sees_last := diagonal(-1)).all()):
-        return None
     # Layers get the boundaries by the mask, since some models hand neither positions nor `cu_seq_lens_q` on to them.
-    return F.pad((~sees_last).cumsum(1, dtype=torch.int32), (1, 0))
+    layout = None if diagonal is None else _of_starts(F.pad(~diagonal(-1), (1, 0), value=True)).layout
+    return None if layout is None or layout.num_seqs == batch_size else hand(layout)
+
+
+@outside_graphs
+def _mask_outside(batch_size: int, q_length: int, kv_length: int, **given: Any) -> Tensor:
+    """`make_mask` of a batch without padding, as graphs read it."""
+    mask = make_mask(batch_size, q_length, kv_length, **given)
+    mask = hand(build_layout(np.full(batch_size, q_length))) if mask is None else mask
+    return mask.to(given.get("device", "cpu"))
+
+
+def _is_plain(sees: Callable[..., Tensor]) -> bool:
+    """True if a visibility function of transformers, with those that it calls, is made of `PLAIN` alone."""
+    held = [cell.cell_contents for cell in sees.__closure__ or ()]
+    parts = [one for each in held for one in (each if isinstance(each, tuple) else (each,)) if callable(one)]
+    if parts:
+        return all(map(_is_plain, parts))
+    return sees.__module__ == causal_mask_function.__module__ and sees.__qualname__.partition(".")[0] in PLAIN
 
 
 class _Diagonals:
@@ -205,15 +264,9 @@ def _needs_dense(diagonal: _Diagonals, length: int, local_size: int | None) -> b
     return bool(furthest.any()) and not bool((furthest[:, 1:] & furthest[:, :-1]).any())
 
 
-@contextmanager
-def noted() -> Iterator[set[nn.Module]]:
-    """Collect the modules that attend by `attend` inside, in this thread."""
-    modules = set[nn.Module]()
-    token = _noted.set(modules)
-    try:
-        yield modules
-    finally:
-        _noted.reset(token)
+def _note(found: object) -> None:
+    if (inside := noted.get()) is not None:
+        inside.add(found)
 
 
 def attend(
@@ -244,18 +297,33 @@ def attend(
     Returns:
         (batch, seq, heads, head_dim of values), and None for the weights.
     """
-    if (modules := _noted.get()) is not None:
-        modules.add(module)
+    _note(module)
     if torch.is_autocast_enabled(query.device.type):  # norms of queries and keys leave them in fp32
         query, key = query.to(value.dtype), key.to(value.dtype)
     batch, _, seq, head_dim = query.shape
     scale = head_dim**-0.5 if scaling is None else scaling
     # transformers keeps this on the module of every attention.
     causal = bool(getattr(module, "is_causal", True)) if is_causal is None else is_causal
-    if seq != key.shape[2] or (attention_mask is not None and attention_mask.dim() == 4):
+    is_dense = attention_mask is not None and attention_mask.dim() == 4 and not is_handed(attention_mask)
+    if seq != key.shape[2] or is_dense:
         return _dense(query, key, value, attention_mask, scale, softcap, s_aux, position_bias, dropout), None
+    ragged = position_bias is None and (causal or sliding_window is None)
+    how = Attend(
+        causal,
+        sliding_window if ragged else None,
+        dropout,
+        scale=None if abs(scale * head_dim**0.5 - 1) < 1e-12 else scale,
+        softcap=softcap,
+        sinks=s_aux,
+    )
+    if torch.compiler.is_compiling():
+        fused = value.shape[3] == head_dim
+        whole = kernel.choose_kernels(query.dtype, query.device, EMPTY, head_dim, how, fused=fused)
+        if not whole or dropout or not ragged:
+            given = scale, dropout, sliding_window, softcap, s_aux, position_bias, causal
+            return _attend_outside(module, query, key, value, attention_mask, *given, **kwargs)
     sequences = find_sequences(batch, seq, attention_mask, kwargs)
-    if position_bias is not None or (sliding_window is not None and not causal):
+    if not ragged:
         mask = _dense_mask(sequences, batch, seq, causal, query.device)
         if sliding_window is not None:
             place = torch.arange(seq, device=query.device)
@@ -265,18 +333,13 @@ def attend(
     if sequences.real is not None:
         flat = [x.index_select(0, sequences.real) for x in flat]
     q, k, v = flat
-    how = Attend(
-        causal,
-        sliding_window,
-        dropout,
-        scale=None if math.isclose(scale, head_dim**-0.5, rel_tol=1e-12) else scale,
-        softcap=softcap,
-        sinks=s_aux,
-    )
     out = ragged_attention(q, k, v, sequences.layout, how)
     if sequences.real is not None:
         out = out.new_zeros(batch * seq, *out.shape[1:]).index_copy(0, sequences.real, out)
     return out.unflatten(0, (batch, seq)), None
+
+
+_attend_outside = outside_graphs(attend)
 
 
 def _dense(

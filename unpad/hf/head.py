@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
+from unpad.hf.attention import outside_graphs
 from unpad.hf.loader import IGNORED
 from unpad.nn.autograd import apply
 from unpad.nn.linear import computing_copy
@@ -167,6 +168,7 @@ class TargetHead:
         """Keep nothing of a batch: a model with tensors of a graph could not be copied."""
         self.places = self.targets = self.total = self.scored = None
 
+    @outside_graphs
     def _find_targets(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -186,6 +188,7 @@ class TargetHead:
         shown = self.targets.new_full((1, 1), IGNORED) if self.mode == "chunks" else self.targets[None]
         return args, {**kwargs, "shift_labels": shown}
 
+    @outside_graphs
     def _keep_targets(self, module: nn.Module, args: tuple[Any, ...], out: Any) -> Any:
         given = hidden = _hidden(out)
         if hidden is None:
@@ -209,6 +212,7 @@ class TargetHead:
             hidden = hidden[None]
         return None if hidden is given else with_hidden(out, hidden)
 
+    @outside_graphs
     def _give_scores(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> None:
         """Put our scores into the output of TRL's head, with (1, num_targets) of each."""
         scored = self.scored

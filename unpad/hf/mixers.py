@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from unpad.batching.layout import Layout
 from unpad.errors import PlanError
-from unpad.hf.attention import find_sequences, noted
+from unpad.hf.attention import find_sequences, hand, noted, outside_graphs
 from unpad.proof.foreign.lengths import RowLimit, refuse_long
 from unpad.proof.foreign.model import untouched
 from unpad.proof.foreign.update import BOUNDARIES, has_media
@@ -38,15 +38,17 @@ class Boundaries:
 
     Attributes:
         pictures: whether flat batches may have pixels.
+        hands: whether layers get the boundaries by `hand`: then the model makes no mask, and reads no tensor for it.
     """
 
     def __init__(self, takes_cache: bool, limit: RowLimit | None) -> None:
         self.takes_cache, self.limit = takes_cache, limit
-        self.pictures = False
+        self.pictures = self.hands = False
         self.isolated = tuple[str, ...]()
         self.layout: Layout | None = None
         self.shape = (0, 0)  # (batch, seq) of the rectangle that holds the run
 
+    @outside_graphs
     def __call__(
         self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
@@ -58,9 +60,11 @@ class Boundaries:
             return None
         batch, seq = given.shape[:2]
         layout = find_sequences(batch, seq, None, kwargs).layout
-        if layout.num_seqs <= batch:
+        hands = self.hands and not has_media(kwargs)
+        if layout.num_seqs > batch:
+            refuse_long(self.limit, seq)
+        elif not hands or kwargs.get("cu_seq_lens_q") is None:
             return None
-        refuse_long(self.limit, seq)
         if has_media(kwargs) and kwargs.get("token_type_ids") is not None:
             what = "the model makes its mask of token_type_ids, which join the pictures and prefixes of a flat batch"
             raise PlanError(what, fix="pad it, one sequence a row")
@@ -70,10 +74,13 @@ class Boundaries:
                 fix="pad it; or use unpad.hf.prepare(model, pictures=True), and prove it by unpad.prove_callable",
             )
         self.layout, self.shape = layout, (batch, seq)
-        bounds, longest = layout.cu_seqlens, layout.max_seqlen
-        changed = {**kwargs, "cu_seq_lens_q": bounds, "cu_seq_lens_k": bounds}
-        changed |= {"max_length_q": longest, "max_length_k": longest}
-        changed.pop("seq_idx", None)  # for kernels of layers that keep sequences apart themselves; here none has to
+        changed = {name: value for name, value in kwargs.items() if name not in BOUNDARIES}
+        if hands:
+            changed["attention_mask"] = hand(layout)
+        else:
+            changed |= dict.fromkeys(BOUNDARIES[:2], layout.cu_seqlens) | dict.fromkeys(
+                BOUNDARIES[2:4], layout.max_seqlen
+            )
         if self.takes_cache:
             changed["use_cache"] = False
         return args, changed
@@ -86,6 +93,7 @@ class Rectangles:
         self.inner = layer.forward
         self.boundaries = boundaries
 
+    @outside_graphs
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         kwargs = {name: value for name, value in kwargs.items() if name not in BOUNDARIES}
         layout = self.boundaries.layout
@@ -184,14 +192,15 @@ def find_mixers(model: nn.Module, inner: nn.Module) -> list[str]:
     with untouched(model):
         model.eval()
         hooks = [m.register_forward_hook(note, with_kwargs=True) for m in inner.modules() if m is not inner]
-        with noted() as attending:
+        attending = set[object]()
+        with noted.of(attending):
             model(input_ids=ids, use_cache=False)
         for hook in hooks:
             hook.remove()
         return [names[module] for module in _outermost(inner, calls, attending)]
 
 
-def _outermost(module: nn.Module, calls: dict[nn.Module, _Call], attending: set[nn.Module]) -> Iterator[nn.Module]:
+def _outermost(module: nn.Module, calls: dict[nn.Module, _Call], attending: set[object]) -> Iterator[nn.Module]:
     """The outermost layers below a module that mix tokens and hold no attention of ours, or their children that do."""
     for child in module.children():
         if attending.isdisjoint(child.modules()) and child in calls:

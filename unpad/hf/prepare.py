@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,7 +12,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
 
 from unpad.errors import RecipeError, is_memory_error
-from unpad.hf.attention import NAME
+from unpad.hf.attention import NAME, noted
 from unpad.hf.loader import collate
 from unpad.hf.mixers import Boundaries, isolate_mixers, join_mixers
 from unpad.proof.foreign.collators import Batching
@@ -110,7 +111,15 @@ def _prepare(model: nn.Module, inner: PreTrainedModel, before: str) -> Prepared:
         try:
             boundaries.isolated = tuple(isolate_mixers(model, inner, boundaries))
             handle = model.register_forward_pre_hook(boundaries, with_kwargs=True)
-            _try(model)
+            found, is_same = set[object](), False
+            with noted.of(found):
+                output = _try(model)
+            # Of other models masks say more, or routers and isolated layers read them.
+            read = boundaries.isolated or hasattr(inner.config.get_text_config(), "output_router_logits")
+            boundaries.hands = bool(found) and not read and all(isinstance(one, nn.Module) for one in found)
+            with suppress(Exception):
+                is_same = boundaries.hands and torch.equal(_try(model), output)
+            boundaries.hands &= is_same
             return Prepared(model, inner, _attention(inner), boundaries.isolated, boundaries.limit, before)
         except Exception as error:
             join_mixers(inner, boundaries.isolated)
@@ -127,15 +136,16 @@ def _prepare(model: nn.Module, inner: PreTrainedModel, before: str) -> Prepared:
 
 
 @torch.no_grad()
-def _try(model: nn.Module) -> None:
-    """Compute a flat batch of a few tokens; the model's state stays as it is."""
+def _try(model: nn.Module) -> Any:
+    """Output for a flat batch of a few tokens, of several the first one; the model's state stays as it is."""
     device = next(model.parameters()).device
     rows = [{"input_ids": torch.arange(3, 3 + length)} for length in TRIAL]
     batch = converted(collate(rows), device=device)
     del batch["labels"]
     with untouched(model):
         model.eval()
-        model(**batch)
+        out = model(**batch)
+        return next(iter(out.values())) if isinstance(out, dict) else out
 
 
 def _attention(inner: PreTrainedModel) -> str:

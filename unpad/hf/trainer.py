@@ -302,6 +302,8 @@ def attach(
         doubts += doubts_of_own(own, attachment.certificate)
     for text in doubts:
         warnings.warn(text, stacklevel=2)
+    compiling = trainer.accelerator.state.dynamo_plugin
+    compiling.dynamic = compiling.dynamic is not False  # one graph for all sizes, not a first for those of one batch
     return attachment
 
 

@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+import torch
 from torch import Tensor
 
 from unpad.nn.draws import Seed
@@ -67,8 +68,10 @@ class Attend:
         return scores / math.sqrt(head_dim) if self.scale is None else scores * self.scale
 
     def within(self, longest: int) -> "Attend":
-        """The same for sequences up to this length, without a window that hides nothing of them."""
-        return self if self.window is None or self.window < longest else replace(self, window=None)
+        """The same for sequences up to this length, without a window that hides nothing of them; in a graph of
+        torch.compile, which is for any lengths, with it."""
+        stays = self.window is None or torch.compiler.is_compiling() or self.window < longest
+        return self if stays else replace(self, window=None)
 
     def moved(self, move: Callable[[Tensor], Tensor]) -> "Attend":
         """The same with what belongs to tokens moved as the tokens are."""
