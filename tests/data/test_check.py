@@ -1,7 +1,6 @@
 """`unpad data check` of several files: none ends it, and many faults of a kind are counted rather than listed."""
 
 import json
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -49,7 +48,7 @@ def test_json_holds_the_whole_report(unpad: Shell, tmp_path: Path) -> None:
     picture = tmp_path / "picture.png"
     picture.write_bytes(b"no image")
     report = check([path, picture])
-    found = json.loads(unpad("data", "check", path, picture, "--json").out)
+    found = json.loads(unpad("data", "check", path, picture, "--json", code=3).out)
     assert [row.what for row in report.bad] == [fault.pop("what") for fault in found["faults"]]
     assert [row.fix for row in report.bad] == [fault.pop("fix") for fault in found["faults"]]
     lengths = found["files"][0].pop("characters")
@@ -77,7 +76,6 @@ def test_json_holds_the_whole_report(unpad: Shell, tmp_path: Path) -> None:
             {"where": str(picture), "code": "E_FORMAT", "rows": 1},
         ],
     }  # fmt: skip
-    assert unpad("data", "check", path, picture, "--json").code == 3
     assert "no file or recipe is named" in unpad("data", "check", "data.chat=a.jsonl", code=2).err
 
 
@@ -137,38 +135,15 @@ def test_classes_sizes_and_modes_of_pictures_are_counted(unpad: Shell, tmp_path:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         Image.new(mode, size, len(name) if mode == "L" else (9, 9, int(name[-1]))).save(folder / f"{name}.png")
     told = unpad("data", "check", folder).out
-    for line in (
-        "2 classes: cat 2, dog 1",
-        "5 to 9 wide, 7 to 8 high, most often 9 x 7 (2)",
-        "modes: colour 2, grey 1",
-    ):
-        assert line in told
-    assert "training needs" not in told
+    assert "2 classes: cat 2, dog 1" in told
+    assert "5 to 9 wide, 7 to 8 high, most often 9 x 7 (2)" in told
+    assert "modes: colour 2, grey 1" in told
     (file,) = json.loads(unpad("data", "check", folder, "--json").out)["files"]
     assert file["pictures"] == {
         "classes": {"cat": 2, "dog": 1},
         "sizes": {"least": [5, 7], "most": [9, 8], "common": [9, 7]},
         "modes": {"colour": 2, "grey": 1},
     }
-    (folder / "dog/1.png").unlink()
-    told = unpad("data", "check", folder)
-    assert (told.code, "all pictures are of the class cat; training needs" in told.out) == (0, True)
-
-
-@pytest.mark.promise("data.check")
-def test_tables_beside_pictures_and_in_folders_of_parts_are_named(unpad: Shell, tmp_path: Path) -> None:
-    for number, name in enumerate(("train/cat/1", "train/dog/1", "test/cat/1", "test/dog/1")):
-        (tmp_path / name).parent.mkdir(parents=True)
-        Image.new("RGB", (9, 7), (number, 9, 9)).save(tmp_path / f"{name}.png")
-    for part in ("train", "test"):
-        (tmp_path / part / "metadata.csv").write_text("file_name,label\ncat/1.png,cat\ndog/1.png,dog\n")
-    (tmp_path / "labels.csv").write_text("image,label\n")
-    (note,) = [line for line in unpad("data", "check", tmp_path, code=0).out.splitlines() if line.startswith("note")]
-    assert note.startswith("note: not read: labels.csv, test/metadata.csv, train/metadata.csv, beside the pictures;")
-    (tmp_path / "test/split.csv").write_text("file_name,label,split\ncat/1.png,cat,test\n")
-    for table, is_told in (("train/metadata.csv", False), ("test/metadata.csv", True), ("test/split.csv", False)):
-        told = unpad("data", "check", tmp_path / table, "--field", "file_name", code=0).out
-        assert ("sets no part of its pictures aside" in told) == is_told
 
 
 @pytest.mark.promise("data.check")
@@ -193,23 +168,8 @@ def test_questions_with_different_answers_are_counted_with_their_places(unpad: S
     ("given", "told"),
     [
         ("-", "standard input is not read"), ("/", "folder of the system"), ("/proc", "folder of the system"),
-        ("https://example.org/a.jsonl", "curl -LO https://example.org/a.jsonl"), ("s3://b/a.csv", "download it first"),
+        ("odd://b/a.csv", "Protocol not known: odd"),
     ],
 )  # fmt: skip
 def test_what_is_no_file_of_data_is_said(unpad: Shell, given: str, told: str) -> None:
-    refused = unpad("data", "check", given)
-    assert (refused.code, told in refused.err) == (3, True), refused.err
-
-
-@pytest.mark.promise("data.check")
-@pytest.mark.parametrize(
-    ("width", "changes", "is_wrapped"),
-    [(70, [], True), (70, ["data.unwrap=true"], False), (40, [], False), (0, [], False)],  # 40: as of verse
-)
-def test_hard_wrapped_lines_are_named(unpad: Shell, tmp_path: Path, width: int, changes: list[str], is_wrapped: bool):
-    texts = [" ".join(f"word{(7 * row + 3 * place) % 113}" for place in range(40)) for row in range(50)]
-    texts = [textwrap.fill(text, width) if width else text.replace(" word1", "\nword1") for text in texts]
-    (tmp_path / "a.txt").write_text("\n\n".join(texts))
-    (tmp_path / "a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    told = unpad("data", "check", tmp_path / "a.txt", tmp_path / "a.jsonl", *changes, code=0).out
-    assert told.count("lines are wrapped at ") == 2 * is_wrapped
+    assert told in unpad("data", "check", given, code=3).err

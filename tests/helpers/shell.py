@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from unpad.cli.main import main
+from unpad.storage.remote import fetched
 
 LONG_HELP = {"COLUMNS": "200", "NO_COLOR": "1"}
 
@@ -20,7 +21,7 @@ class Outcome:
 
 
 class Shell:
-    """Runs `unpad ...` in this process, as the installed command does."""
+    """Runs `unpad ...` in this process, as the installed command does in one of its own."""
 
     def __init__(self, patch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
         self._patch, self._capture = patch, capture
@@ -30,6 +31,7 @@ class Shell:
         self._patch.setattr(sys, "argv", ["unpad", *map(str, arguments)])
         self._patch.setattr(sys, "stdin", io.StringIO(stdin))
         self._capture.readouterr()
+        fetched.cache_clear()
         ended = 0
         try:
             main()

@@ -1,6 +1,5 @@
 """Paths and names of users: one place decodes and bounds them, for recipes, the command line and the cache."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from unpad.recipes.file import load_recipe, parse_recipe
 from unpad.recipes.recipe import Recipe
 from unpad.recipes.section import kept_paths
 from unpad.storage import cache_folder
-from unpad.storage.paths import is_special, new_path, path_fault, refuse_format, user_path
+from unpad.storage.paths import new_path, path_fault, refuse_format, user_path
 
 IMPOSSIBLE = {
     "": "is empty", "a\0b": "NUL", "\udcd6.txt": "not UTF-8", "a" * 256: "256 bytes, more than 255",
@@ -116,13 +115,6 @@ def test_a_recipe_that_may_not_be_read_is_named(tmp_path, monkeypatch):
     with pytest.raises(RecipeError, match="Permission denied") as caught:
         load_recipe(str(recipe))
     assert caught.value.where == str(recipe)
-
-
-def test_pipes_devices_and_sockets_are_special(tmp_path):
-    os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "zero").symlink_to("/dev/zero")
-    (tmp_path / "file").touch()
-    assert [is_special(tmp_path / name) for name in ("pipe", "zero", "file", "gone", ".")] == [True, True] + [False] * 3
 
 
 @pytest.mark.parametrize(

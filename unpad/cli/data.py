@@ -10,6 +10,7 @@ import typer
 from unpad.cli import options
 from unpad.errors import RecipeError
 from unpad.storage.paths import new_path, user_path
+from unpad.storage.remote import data_path
 from unpad.terminal.printing import print_lines, print_wrapped
 from unpad.terminal.progress import progress
 
@@ -49,7 +50,7 @@ def check(
     changes = [word for word in paths if CHANGE.match(word) and not user_path(word).exists()]
     if len(changes) == len(paths):
         raise RecipeError("no file or recipe is named", where=changes[0], fix="name the recipe before its changes")
-    report = check([user_path(word) for word in paths if word not in changes], kind, field, changes)
+    report = check([data_path(word) for word in paths if word not in changes], kind, field, changes)
     options.print_found(as_json, report.to_json, report.lines)
     raise typer.Exit(0 if report.passed else 3)
 
@@ -96,7 +97,7 @@ def _recipe_of(subject: str, overrides: list[str]) -> tuple[str, list[str], str]
     from unpad.recipes.file import SUFFIXES, recipe_names
     from unpad.run.folder import RECIPE, RUNS
 
-    path = user_path(subject)
+    path = data_path(subject)
     is_run = any((folder / RECIPE).is_file() for folder in (path, RUNS / path))
     if subject in recipe_names() or is_run or path.suffix in SUFFIXES or not (path.exists() or path.suffix):
         return subject, overrides, ""

@@ -13,6 +13,7 @@ from unpad.cli import options
 from unpad.cli.serving import require_serve
 from unpad.errors import RecipeError
 from unpad.storage.paths import new_path, refuse_format, user_path
+from unpad.storage.remote import data_path
 from unpad.terminal.printing import print_lines, print_text
 from unpad.terminal.progress import progress
 
@@ -115,7 +116,7 @@ def evaluate(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(parser=user_path, help="New labelled data in the form of the run's, a file or a folder, instead."),
+        typer.Option(parser=data_path, help="New labelled data in the form of the run's, a file or a folder, instead."),
     ] = None,
     rows: Annotated[
         Path | None,
@@ -170,7 +171,7 @@ def predict(
     data: Annotated[
         Path | None,
         typer.Argument(
-            parser=user_path, metavar="DATA", help="Pictures, tables of patients, or questions or prompts, a row each."
+            parser=data_path, metavar="DATA", help="Pictures, tables of patients, or questions or prompts, a row each."
         ),
     ] = None,
     settings: options.Sampling = None,
@@ -202,7 +203,7 @@ def predict(
 def infer(
     run: options.RunArgument,
     image: Annotated[
-        list[Path] | None, typer.Option(parser=user_path, help="An image file, or a folder of them; may be repeated.")
+        list[Path] | None, typer.Option(parser=data_path, help="An image file, or a folder of them; may be repeated.")
     ] = None,
     question: Annotated[str | None, typer.Option(help="Question about each image, for a run that answers.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Most classes to show per image.")] = 5,
@@ -214,7 +215,7 @@ def infer(
         typer.Option(parser=new_path, help="Draw the patches that a pruned model kept for its answer, as SVG."),
     ] = None,
     file: Annotated[
-        Path | None, typer.Option(parser=user_path, help="Answer a table of images and questions: JSON lines or CSV.")
+        Path | None, typer.Option(parser=data_path, help="Answer a table of images and questions: JSON lines or CSV.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(parser=new_path, help="With --file: JSON lines, continued where they stop.")
@@ -269,7 +270,7 @@ def embed(
     run: options.RunArgument,
     out: Annotated[Path, typer.Option(parser=new_path, help="The parquet file to write.")],
     data: Annotated[
-        Path | None, typer.Option(parser=user_path, help="Patients, as in the run's data; default the run's own.")
+        Path | None, typer.Option(parser=data_path, help="Patients, as in the run's data; default the run's own.")
     ] = None,
     level: Annotated[Literal["patient", "set"], typer.Option(help="One row per patient, or per set.")] = "patient",
     settings: options.Overrides = None,
@@ -293,7 +294,7 @@ def generate(
     prompt: Annotated[list[str] | None, typer.Option(help="Text to continue, or a question; may be repeated.")] = None,
     heldout: Annotated[int, typer.Option(help="Continue the openings of this many held-out documents instead.")] = 0,
     file: Annotated[
-        Path | None, typer.Option(parser=user_path, help="Answer the prompts of JSON lines; --out gets the answers.")
+        Path | None, typer.Option(parser=data_path, help="Answer the prompts of JSON lines; --out gets the answers.")
     ] = None,
     out: Annotated[
         Path | None, typer.Option(parser=new_path, help="With --file: JSON lines, continued where they stop.")

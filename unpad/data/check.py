@@ -19,20 +19,20 @@ from unpad.data.sources import chat, images, pairs, vqa
 from unpad.data.sources import files as source_files
 from unpad.data.sources.bad_rows import are_allowed
 from unpad.data.sources.documents import describe_book, single_document
-from unpad.data.sources.example import MOST_NAMED, SPLIT_NAMES, BadRow, Example, count_bad
+from unpad.data.sources.example import BadRow, Example, count_bad
 from unpad.data.sources.faults import there_is
 from unpad.data.sources.fields import MESSAGES, REPLIES, REQUESTS, Advise, advice, is_picture
 from unpad.data.sources.files import FORMATS, SourceFile, expand, files_below, skipped_files
 from unpad.data.sources.reader import OPTIONAL, TEXT_KINDS, read, read_rows, reading, refuse_given
 from unpad.data.sources.split import content_key
-from unpad.data.sources.text import line_ends, wrapped_width
 from unpad.errors import RecipeError, SourceError, nearest
 from unpad.recipes.data import KINDS, DataSettings, EventSource, ImageSettings, Source
 from unpad.recipes.file import SUFFIXES, load_recipe, load_settings, recipe_names
 from unpad.recipes.recipe import Recipe
+from unpad.storage.remote import data_path
 from unpad.terminal.progress import counted
 
-PEEK_ROWS, MOST_LINE_ENDS, MOST_READ = 20, 10_000, 100_000
+PEEK_ROWS = 20
 
 
 def check(
@@ -113,7 +113,7 @@ def _check_path(kind: str | None, field: str | None, settings: Recipe, seen: _Ch
         return _check_picture(settings.images, path)
     source = [Source(path=str(path), field=field)]
     of_pictures = _holds_classes(path) or kind == "images"
-    files = images.expand(source, Path) if of_pictures else expand(source, Path)
+    files = images.expand(source, data_path) if of_pictures else expand(source, data_path)
     report = _join([(file.path, partial(_check_file, kind, file, data, seen)) for file in files])
     if pictures := [picture for file in report.files if file.pictures for picture in file.pictures.examples]:
         report = replace(report, notes=(*report.notes, *_picture_remarks(pictures, settings.images)))
@@ -131,7 +131,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
     """
     kind = _kind_of(file, data, kind)
     bad: list[BadRow] = []
-    characters, ends, pictures = list[int](), list[tuple[int, int]](), PictureCounts()
+    characters, pictures = list[int](), PictureCounts()
     num_used = num_keys = num_repeated = 0
     with reading(file.path):
         for row in counted(_checked(kind, file, data, seen.has_template), f"reading {file.path.name}", unit="rows"):
@@ -144,8 +144,6 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
                 characters.append(sum(len(turn.content) + len(turn.thoughts) for turn in row.every_turn))
                 key = content_key(row)
                 seen.asked.add(row)
-                if len(ends) < MOST_LINE_ENDS and row.turns[-1].role == "text":
-                    ends += line_ends(row.turns[-1].content[:MOST_READ])
             elif isinstance(row, images.ImageExample):
                 pictures.add(row)
                 key = images.content_key(row)
@@ -163,7 +161,7 @@ def _check_file(kind: str | None, file: SourceFile, data: DataSettings, seen: _C
         num_repeated=num_repeated if num_keys else None,
         characters=np.array(characters, np.int64) if characters else None,
         pictures=pictures if pictures.classes else None,
-        note="; ".join((*_remarks(kind, file, data, characters, ends), *_table_remarks(file, pictures.examples))),
+        note="; ".join(_remarks(kind, file, data, characters)),
         unread=file.unread,
     )
     return CheckReport((file_check,), tuple(bad))
@@ -182,14 +180,8 @@ def _checked(kind: str, file: SourceFile, data: DataSettings, has_template: bool
         yield from import_module(f"unpad.data.sources.{kind}").read(file, data)
 
 
-def _remarks(
-    kind: str, file: SourceFile, data: DataSettings, characters: Sequence[int], ends: Sequence[tuple[int, int]]
-) -> Iterator[str]:
-    """Remarks on a file with their remedies: hard-wrapped lines, and a plain text that is one document or one book, or
-    of an unknown ending."""
-    if width := wrapped_width(ends):
-        why = "a word at the start of a line is another token than elsewhere"
-        yield f"lines are wrapped at {width} characters, and {why}; data.unwrap=true joins them"
+def _remarks(kind: str, file: SourceFile, data: DataSettings, characters: Sequence[int]) -> Iterator[str]:
+    """Remarks with their remedies on a plain text that is one document or one book, or of an unknown ending."""
     if kind != "text" or file.format != "text" or not characters:
         return
     for shape in (single_document(file, data, len(characters)), describe_book(file, data, characters)):
@@ -199,21 +191,6 @@ def _remarks(
     if file.by_ending and suffix not in FORMATS:
         tags = ", and its tags would be learnt (try pandoc -t plain)" * suffix.endswith(("html", ".htm", ".xml"))
         yield f"{file.path} is read as plain text{tags}; in a folder it is skipped, as its ending is not a known one"
-
-
-def _table_remarks(file: SourceFile, pictures: Sequence[images.ImageExample]) -> Iterator[str]:
-    """Remarks on tables beside the pictures of a folder, and on a table in the folder of a part that no row names."""
-    if file.path.is_dir():
-        if tables := images.tables_beside(file.path):
-            names = ", ".join(str(path.relative_to(file.path)) for path in tables[:MOST_NAMED])
-            how = "`unpad data check FILE` of a table says how its labels are read"
-            yield f"not read: {names}, beside the pictures; {how}"
-        return
-    part = file.path.parent.name
-    is_split = any(picture.split is not None for picture in pictures)
-    if pictures and not is_split and SPLIT_NAMES.get(part.lower(), "train") != "train":
-        what = f'the name of the folder "{part}" sets no part of its pictures aside, as a column split would'
-        yield f"{what}; leave the table out of data.images, and `unpad eval RUN --data FILE` measures by it"
 
 
 def _check_recipe(overrides: Sequence[str], seen: _CheckMemory, path: Path) -> CheckReport:
@@ -270,7 +247,7 @@ def guess_kind(path: Path) -> str:
         raise SourceError("one picture is no data to train on", where=str(path), fix="name the folder of all classes")
     if _holds_classes(path):
         return "images"
-    return _kind_of(expand([Source(path=str(path))], Path)[0], DataSettings(), None)
+    return _kind_of(expand([Source(path=str(path))], data_path)[0], DataSettings(), None)
 
 
 def _no_kind(file: SourceFile, values: list[Any], bad: list[BadRow], advise: Advise) -> SourceError:

@@ -23,13 +23,12 @@ class Asked:
     """Answers of every question so far, whatever file it is in.
 
     Attributes:
-        different: question -> places of its first two different answers, of as many questions as are named.
+        different: question -> places of its first different answers.
         num_rows: rows with another answer than the first.
     """
 
     different: dict[int, list[str]] = field(default_factory=dict)
     num_rows: int = 0
-    _several: set[int] = field(default_factory=set)  # questions with different answers
     _first: dict[int, tuple[int, str]] = field(default_factory=dict)  # question -> its first answer, and the place
 
     def add(self, row: Example) -> None:
@@ -41,23 +40,22 @@ class Asked:
         if answer == mine:
             return
         self.num_rows += 1
-        self._several.add(question)
-        if len(self.different) < MOST_SHOWN or question in self.different:
-            places = self.different.setdefault(question, [where])
-            if len(places) < MOST_SHOWN:
-                places.append(row.where)
+        places = self.different.setdefault(question, [where])
+        if len(places) < MOST_SHOWN:
+            places.append(row.where)
 
     def lines(self) -> list[str]:
         """Lines of the report; none where all answers agree."""
-        if not self._several:
+        if not self.different:
             return []
-        what = f"{number_of(len(self._several), 'questions')} {'has' if len(self._several) == 1 else 'have'}"
+        what = f"{number_of(len(self.different), 'questions')} {'has' if len(self.different) == 1 else 'have'}"
         rows = number_of(self.num_rows, "rows")
         head = f"note: {what} different answers, in {rows} beside the first of each; keep one, unless all are meant"
-        return [head, *(f"  {', '.join(places)}" for places in self.different.values())]
+        return [head, *(f"  {', '.join(places)}" for places in list(self.different.values())[:MOST_SHOWN])]
 
     def to_json(self) -> dict[str, Any]:
-        return {"questions": len(self._several), "rows": self.num_rows, "places": list(self.different.values())}
+        places = list(self.different.values())[:MOST_SHOWN]
+        return {"questions": len(self.different), "rows": self.num_rows, "places": places}
 
 
 MAX_NOTES = 5
@@ -90,8 +88,7 @@ class PictureCounts:
             (least, lowest), (most, highest) = self._range(min), self._range(max)
             sizes = f"{least} to {most} wide, {lowest} to {highest} high, most often {width} x {height} ({number:,})"
         modes = ", ".join(f"{name} {number:,}" for name, number in self.modes.most_common())
-        texts = f"{number_of(len(self.classes), 'classes')}: {classes}", f"sizes: {sizes}", f"modes: {modes}"
-        return [line for text in texts for line in wrapped(text, columns() - 2)]
+        return [f"{number_of(len(self.classes), 'classes')}: {classes}", f"sizes: {sizes}", f"modes: {modes}"]
 
     def _range(self, choose: Callable[[Iterable[int]], int]) -> tuple[int, int]:
         return choose(width for width, _ in self.sizes), choose(height for _, height in self.sizes)
@@ -143,15 +140,12 @@ class FileCheck:
         if self.num_repeated:
             counts += f", {self.num_repeated} equal to an earlier one"
         path = escaped(str(self.path))
-        line = f"{path}: {counts}"
-        if cells(line) > columns():
-            line = "\n  ".join([f"{path}:", *wrapped(counts, columns() - 2)])
+        head, *texts = [f"{path}: {counts}"] if cells(f"{path}: {counts}") <= columns() else [f"{path}:", counts]
         if spread := self.lengths():
             lengths = f"characters: {spread['min']:,} to {spread['max']:,}, median {spread['median']:,}"
-            lengths += f", 95 % of rows at most {spread['p95']:,}"
-            line = "\n  ".join([line, *wrapped(lengths, columns() - 2)])
-        unread = [part for text in self.unread.lines() for part in wrapped(text, columns() - 2)]
-        return "\n  ".join([line, *unread, *(self.pictures.lines() if self.pictures else [])])
+            texts.append(f"{lengths}, 95 % of rows at most {spread['p95']:,}")
+        texts += [*self.unread.lines(), *(self.pictures.lines() if self.pictures else [])]
+        return "\n  ".join([head, *(part for text in texts for part in wrapped(text, columns() - 2))])
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,21 +184,13 @@ class CheckReport:
         lines += [f"note: {note}" for note in notes[:MAX_NOTES]]
         if len(notes) > MAX_NOTES:
             lines.append(f"note: ... and {number_of(len(notes) - MAX_NOTES, 'more files')}")
-        lines += [*self._one_class(), *self.asked.lines(), *self._skipped(), *self.notes]
+        lines += [*self.asked.lines(), *self._skipped(), *self.notes]
         lines.append(f"rows read {self.num_rows} = rows used {self.num_used} + bad rows {count_bad(self.bad)}")
-        unknown = sum(row.num_rows is None for row in self.bad)
-        if unknown:
+        if unknown := sum(row.num_rows is None for row in self.bad):
             lines.append(f"and an unknown number of rows beyond {unknown} of the faults, counted as one each")
         if self.num_used == 0:
             lines.append("E_EMPTY there is no usable row")
         return lines
-
-    def _one_class(self) -> list[str]:
-        """A line if all pictures are of one class, so that nothing can be learned."""
-        classes = {name for file in self.files if file.pictures for name in file.pictures.classes}
-        if len(classes) != 1:
-            return []
-        return [f"note: all pictures are of the class {escaped(*classes)}; training needs pictures of two classes"]
 
     def _skipped(self) -> list[str]:
         """A line on the files of folders that are not read, with the first names."""

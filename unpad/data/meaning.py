@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice, pairwise
-from pathlib import Path
 
 import numpy as np
 
@@ -52,9 +51,9 @@ def _examples(corpus: Corpus, recipe: Recipe) -> Iterator[tuple[Example, int]]:
     for number, kind in enumerate(TEXT_KINDS):
         places = np.flatnonzero((tokens.kind == number) & (tokens.copy == 0))[:MOST].tolist()
         wanted = {tokens.place(place): place for place in places}
-        names = {Path(place_of(where).file).name for where in wanted}
+        names = {place_of(where).file for where in wanted}
         for file in expand(getattr(recipe.data, kind), partial(resolve_path, recipe.data)) if wanted else []:
-            if file.path.name not in names:
+            if str(file.path) not in names:
                 continue
             for row in islice(read_rows(kind, file, recipe.data), 10 * MOST):
                 if not isinstance(row, BadRow) and row.where in wanted:
@@ -110,7 +109,6 @@ def _text_comes_back(said: Sequence[str], again: Sequence[str]) -> Claim:
         if text != other:
             is_space = _plain(text) == _plain(other)
             kinds["white space" if is_space else "case" if text.casefold() == other.casefold() else "characters"] += 1
-    changed = {kind: number for kind, number in kinds.items() if number}
-    told = {kind: f"{number} of {len(said)} texts come back with other {kind}" for kind, number in changed.items()}
+    told = {kind: f"{num} of {len(said)} texts come back with other {kind}" for kind, num in kinds.items() if num}
     wrong = [told.pop("characters")] if kinds["characters"] else []
     return Claim("text comes back from its ids", len(said), tuple(wrong), "; ".join(told.values()))

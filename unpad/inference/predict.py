@@ -30,6 +30,7 @@ from unpad.models.contract import PredictsSets
 from unpad.models.vision_language.model import VisionLanguage
 from unpad.storage.parquet import check_file, write_table
 from unpad.storage.paths import user_path
+from unpad.storage.remote import data_path
 from unpad.terminal.printing import escaped
 from unpad.terminal.table import cells, number_of, text_table
 
@@ -207,7 +208,7 @@ def _replies(run: LoadedRun, path: Path, out: Path | None, same_seed: bool) -> P
 
 def predict_rows(run: LoadedRun, data: str | Path | None) -> list[dict[str, Any]]:
     """The rows of `predict`."""
-    return predict(run, None if data is None else user_path(data)).rows
+    return predict(run, None if data is None else data_path(str(data))).rows
 
 
 def classify_images(run: LoadedRun, images: Any) -> list[dict[str, Any]]:

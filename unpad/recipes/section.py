@@ -26,6 +26,7 @@ from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 from unpad.errors import RecipeError, nearest
 from unpad.storage.paths import path_fault
 from unpad.storage.reading import describe, expected_of, fix_of, shown
+from unpad.storage.remote import address_of
 
 SectionType = TypeVar("SectionType", bound=BaseModel)
 NOT_A_NUMBER = PydanticCustomError("not_a_number", "is not a number")
@@ -45,10 +46,11 @@ def kept_paths() -> Iterator[None]:
 
 
 def _sound_path(path: str) -> str:
-    """Refuse a path that no machine could open."""
-    if not _keeps_paths.get() and (fault := path_fault(path)):
+    """Refuse a path that no machine could open; an address loses its secrets."""
+    address = address_of(path)
+    if not address and not _keeps_paths.get() and (fault := path_fault(path)):
         raise ValueError(fault)
-    return path
+    return address or path
 
 
 UserPath = Annotated[str, AfterValidator(_sound_path)]  # field of a recipe that names a file or folder of the user

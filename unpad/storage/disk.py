@@ -54,20 +54,20 @@ def operation(name: str, path: Path) -> None:
 _held: dict[int, str] = {}  # paths of the open lock files, by descriptor
 
 
-def take_lock(descriptor: int, *, shared: bool = False) -> None:
-    """Lock an open file until it is closed, at once or not at all.
+def take_lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:
+    """Lock an open file until it is closed, at once or not at all, unless it may wait.
 
     Raises:
         BlockingIOError: another process has it; OSError: the file system has no locks.
     """
     if fcntl is not None:
-        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+        fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
         return
     msvcrt, place = import_module("msvcrt"), os.lseek(descriptor, 0, os.SEEK_CUR)
     # One byte beyond the contents: Windows lets nobody else read what is locked.
     os.lseek(descriptor, _LOCKED_BYTE, os.SEEK_SET)
     try:
-        msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)
+        msvcrt.locking(descriptor, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
     except PermissionError as error:
         raise BlockingIOError(error.errno, "another process has it") from None
     finally:

@@ -39,6 +39,20 @@ def _escape(character: str) -> str:
     return f"\\x{code - 0xDC00:02x}" if 0xDC80 <= code <= 0xDCFF else character.encode("unicode_escape").decode()
 
 
+MASK = "***"
+# User and password before a host, where an @ without a colon may belong to a name; and values of a query.
+_USER = re.compile(r"((?:https?|s?ftp)://|\w+://(?=[^/?\s@]*:))[^/?\s]*@")
+_SECRET = re.compile(
+    r"(?i)(?<=[?&])((?:x-(?:amz|goog)-[\w-]+|[\w-]*(?:token|sig|signature|secret|password|api_?key|key-?pair-?id)"
+    r"|auth|awsaccesskeyid|policy|expires|s[eprvt]|spr)=)[^&\s'\"},\]]+"
+)
+
+
+def masked(text: str) -> str:
+    """A text with *** for the passwords, tokens and signatures of addresses in it."""
+    return _SECRET.sub(rf"\1{MASK}", _USER.sub(rf"\1{MASK}@", text))
+
+
 def print_lines(lines: Iterable[str], *, to_errors: bool = False) -> None:
     """Print lines on standard output, or on standard error."""
     for line in lines:
@@ -58,7 +72,7 @@ def print_json(value: Any) -> None:
 
 def print_error(error: UnpadError) -> None:
     """Print an error that a user can cause on standard error: what, where, what to do."""
-    print_lines(error.lines, to_errors=True)
+    print_lines(map(masked, error.lines), to_errors=True)
 
 
 def show_cursor() -> None:

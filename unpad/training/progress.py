@@ -29,6 +29,7 @@ from unpad.run.folder import CHECKPOINTS, COMMAND, MADE_BY, OF_RUN, RECIPE, RUN_
 from unpad.run.report.history import read_log
 from unpad.run.saving import Saving
 from unpad.storage.reading import Count, known_fields, misfit
+from unpad.terminal.printing import masked
 from unpad.training.auto_size import with_size
 from unpad.training.optim import optimizer_tensors
 from unpad.training.setup import Setup, resolved
@@ -219,8 +220,8 @@ def write_run_files(setup: Setup, recipe: str, overrides: Sequence[str]) -> None
         storage.write_atomic(setup.folder / file, content)
     for file, content in setup.data.secrets.items():
         storage.write_atomic(setup.folder / file, content, private=True)
-    command = {"recipe": recipe, "overrides": list(overrides), "precision": setup.precision, RUN_ID: setup.run_id}
-    command["folder"] = str(Path.cwd())
+    command = {"recipe": recipe, "overrides": list(map(masked, overrides)), "precision": setup.precision}
+    command |= {RUN_ID: setup.run_id, "folder": str(Path.cwd())}
     storage.write_atomic(setup.folder / COMMAND, json.dumps(command, ensure_ascii=False, indent=1) + "\n")
     storage.write_atomic(setup.folder / RECIPE, setup.recipe.to_yaml())
 

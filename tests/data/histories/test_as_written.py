@@ -201,13 +201,7 @@ def test_a_code_in_two_units_is_named_and_may_be_two_codes(tmp_path, unpad, colu
         ("id;Date;stars", "P{n};01.03.2024;{m}", ""),
         ("Subject;Sent;From", "Re: {m};01.03.2024;a{m}", ""),
         ("Patient No;Ward", "P{n};W{m}", ""),
-        (
-            "Patient No;Date;hr;temp;Na",
-            "P{n};01.03.2024;{n};3{m};1{n}",
-            'row for each of hr, temp, Na; in pandas: table.melt(["Patient No", "Date"], var_name="code").dropna()',
-        ),
         ("picture;site", "{n}.png;{n}", "rename the column of the classes to label (one class a picture), and "),
-        ("picture;site;species", "{n}.png;{n};oak{m}", 'rename "species", if it has the classes, to label (one class'),
         ("Subject;Body;Status", "Re: {m};a mail of {n} words;{m}", "prompt: COLUMN, reply: COLUMN}'"),
         ("Patient No;Date;Note", "P{n};01.03.2024;note {n} of many words", 'if "Note" is the text'),
     ],

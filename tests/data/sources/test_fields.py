@@ -2,8 +2,6 @@
 
 import json
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,10 +105,8 @@ ASK_BOTH, WRITE = "prompt: COLUMN, reply: COLUMN}'; name the column of a text", 
     [
         ({"article": "A long one.", "highlights": "A short one.", "id": "f00"}, 'if "article" is the request'),
         ({"premise": "He sleeps.", "hypothesis": "He is awake.", "label": 2}, f"{ASK_BOTH}: unpad train small"),
-        ({"system": "You may call f.", "chat": "USER: a b ASSISTANT: c"}, ASK_BOTH),
         ({"history": "Why is it so?", "ref_A": "It is not.", "ref_B": "It is."}, ASK_BOTH),
         ({"conversation": [{"input": "a", "output": "b"}]}, WRITE),
-        ({"translation": {"en": "a", "de": "b"}}, WRITE),
         ({"turns": [1]}, WRITE),
         ({"a": [{"role": "user", "content": "a"}], "b": [{"from": "human", "value": "a"}]}, "name the better chosen"),
         ({"mrn": 1, "time": "2024-01-01", "code": "K", "value": 1}, "write it as CSV, with columns mrn, time, code"),
@@ -137,12 +133,11 @@ def test_columns_are_proposed_where_it_is_clear_which_is_which(unpad, tmp_path, 
         ("Fallnummer;Abnahme;Untersuchung;Messwert", "F{p};0{n}.12.2023;Na;13,{n}", 'format: "%d.%m.%Y", decimal: ","'),
         ("编号,检查日,检验,检验值", "{p},2024-01-0{n},{n}号,{n}.5", "time: 检查日, code: 检验, value: 检验值"),
         ("mrn;taken_at;test;result", "P{p};0{n}.07.2023 14:05;Na;{n}.5", 'format: "%d.%m.%Y %H:%M"'),
-        ("k,quando,prueba,cuanto", "{p},2024-01-0{n},N{n},{n}", "id: k, time: quando, code: prueba, value: cuanto"),
         ("measurement_id,person_id,measurement_concept_id,measurement_date,value_as_number",
          "{p}{n},{p},300{n},2024-01-0{n},{n}", "code: measurement_concept_id, value: value_as_number"),
     ],
 )  # fmt: skip
-def test_events_of_other_names_are_known_by_what_columns_hold(unpad, tmp_path, header, row, item):
+def test_events_are_known_by_the_names_of_their_columns(unpad, tmp_path, header, row, item):
     rows = [row.format(p=p, n=n).replace("Na", "NaK"[n % 2 :]) for p in (1, 2, 3) for n in (1, 2, 3, 4)]
     path = put_text(tmp_path / "t.csv", "\n".join([header, *rows]))
     refused = unpad("data", "check", path, code=3).err
@@ -160,7 +155,6 @@ def test_events_of_other_names_are_known_by_what_columns_hold(unpad, tmp_path, h
         ('{"version": 1, "da\'ta": [{"text": "a"}, {"text": "b"}]}', """has its rows in the list "da'ta\""""),
         ('{"train": [{"text": "a"}], "test": [{"text": "b"}]}', "is one object"),
         ('{"question": ["a", "b"], "answer": ["c", "d"]}', "is one object"),
-        ('{"1": {"text": "a"}, "2": {"text": "b"}}', "is one object"),
         ('{"messages": [{"role": "user", "content": "a"}]}', "is one object"),
         ('{"questions": [{"question": "a"}]}', "annotations: FILE.json"),
         ('{"text": "a"}\n{"text": "b"}', "one object per line? set format: jsonl"),
@@ -170,10 +164,6 @@ def test_a_file_of_one_object_says_where_its_rows_are_and_what_to_write(unpad, t
     refused = unpad("data", "check", put_text(tmp_path / "it's.json", rows), code=3).out
     assert told in refused.replace("\n", " ")
     assert ("write one row a line, as JSON lines" in refused) == told.startswith(("has", "is one"))
-    if "python -c" in refused:
-        command = shlex.split(refused[refused.index("python -c") :].partition("\n")[0])
-        written = subprocess.run([sys.executable, *command[1:3]], check=True, capture_output=True, text=True).stdout
-        assert "text, 2 of 2 rows usable" in unpad("data", "check", put_text(tmp_path / "a.ndjson", written)).out
 
 
 @pytest.mark.promise("patients.long-table")

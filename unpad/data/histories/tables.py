@@ -276,7 +276,7 @@ def _near(name: str, sought: str, present: list[str]) -> str:
         return "begin the file with a line of names for its columns"
     usual = [column for column in present if folded(column) in EVENT_LIKE.get(name, ())]
     if name in ("code", "value") and not usual and len(present) > 4:
-        return "or, where each measurement has a column, write a row for each: `unpad data check` of the file says how"
+        return "or, where each measurement has a column, write a row for each, as pandas.melt does"
     return f"did you mean {' or '.join(usual)}?" if usual else nearest(sought, present)
 
 

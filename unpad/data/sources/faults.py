@@ -62,9 +62,8 @@ def bad_utf8(byte: int, place: str, path: Path) -> RowFault:
     Args:
         place: position of the byte, such as "at offset 7 of the file".
     """
-    guess = encoding_of(path)
     fault = RowFault("E_UTF8", f"byte 0x{byte:02x} {place} is not UTF-8")
-    if guess:
+    if guess := encoding_of(path):
         fault.fix = f"the file seems to be {guess}: iconv -f {guess} -t UTF-8 FILE > NEW"
         fault.encoding = guess
     return fault

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 import tomllib
@@ -37,7 +36,6 @@ _UNITS = {"minute": "minutes", "minutes": "minutes", "day": "days", "days": "day
 _NUMBER = re.compile(r"\s*[<>]?\s*[+-]?(\d+(?:[.,]\d*)?|[.,]\d+)([eE][+-]?\d+)?\s*")
 _SENTENCE = re.compile(r"\S+(\s+\S+){2,}[.!]|\w+[。！]")  # a question may be the name of a column
 _FILLERS = re.compile(r"[\s_\u200b-\u200d\u2060\ufeff]+")
-MOST_CODE, LEAST_WIDE = 60, 3  # characters of a code or an id; columns of measurements that have one each
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff")  # endings of files that are read
 MOST_READ = 200  # characters of a name or a cell that show what it is
 
@@ -188,7 +186,7 @@ def layout_advice(texts: Collection[str]) -> str:
 # --------------------------------------------------------------------------- advice
 
 
-def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: dict[str, str] | None = None) -> str:
+def advice(kind: str, path: Path | str, rows: Sequence[Cells], *, asked: dict[str, str] | None = None) -> str:
     """Advise on rows without the fields of a kind: the setting that names the right one, where one is likely.
 
     Args:
@@ -217,7 +215,7 @@ def advice(kind: str, path: Path, rows: Sequence[Cells], *, asked: dict[str, str
     return _by_columns(kind, path, rows)
 
 
-def _by_columns(kind: str, path: Path, rows: Sequence[Cells]) -> str:
+def _by_columns(kind: str, path: Path | str, rows: Sequence[Cells]) -> str:
     """Advice that names columns with texts where it is clear which is which, else leaves their names to the user."""
     texts, others = _columns(rows)
     if not texts:
@@ -261,10 +259,9 @@ def _columns(rows: Sequence[Cells]) -> tuple[dict[str, int], list[str]]:
 
 
 def _is_conversation(value: object) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    keys = [{folded(key) for key in turn} for turn in value if isinstance(turn, dict)]
-    return len(keys) == len(value) and all(key & {"role", "from"} and key & {"content", "value"} for key in keys)
+    turns = value if isinstance(value, list) else []
+    keys = [{folded(key) for key in turn} for turn in turns if isinstance(turn, dict)]
+    return 0 < len(keys) == len(turns) and all(key & {"role", "from"} and key & {"content", "value"} for key in keys)
 
 
 def is_picture(value: object) -> bool:
@@ -276,48 +273,30 @@ def _fields_of(rows: Sequence[Cells], is_it: Callable[[object], bool]) -> list[s
     return list(dict.fromkeys(name for row in rows for name, value in row.items() if is_it(value)))
 
 
-def _as_pictures(kind: str, path: Path, rows: Sequence[Cells], field: str) -> str:
+def _as_pictures(kind: str, path: Path | str, rows: Sequence[Cells], field: str) -> str:
     """Advice on a table of pictures, of which `field` has the files."""
-    cells = _cells(rows)
-    few = next((name for name, values in cells.items() if _are_few(values) and not folded(name).endswith("id")), None)
-    classes = f'"{few}", if it has the classes,' if few else "the column of the classes"
-    rename = "" if "label" in cells else f"rename {classes} to label (one class a picture), and "
+    rename = "rename the column of the classes to label (one class a picture), and "
     train = "unpad train images " * (not kind) + setting("images", path, field=field)
-    return f'if "{field}" holds the pictures: {rename}{train}'
-
-
-def _cells(rows: Sequence[Cells]) -> dict[str, list[str]]:
-    """Filled cells of every column, as texts."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: [str(row[name]) for row in rows if row.get(name) not in (None, "")] for name in names}
-
-
-def _are_few(cells: Sequence[str]) -> bool:
-    """True for different texts that repeat, such as classes and codes."""
-    return 1 < len({*cells}) <= len(cells) / 2
+    return f'if "{field}" holds the pictures: {rename * all("label" not in row for row in rows)}{train}'
 
 
 # --------------------------------------------------------------------------- tables of patients
 
 
-def _as_events(path: Path, rows: Sequence[Cells]) -> str:
+def _as_events(path: Path | str, rows: Sequence[Cells]) -> str:
     """Advice on a table of events of patients; "" for another table."""
-    columns, cells = _event_columns(rows), _cells(rows)
-    kept = [columns["id"], columns["time"]]
-    what = "a table of patients' events (docs/patients.md)?"
+    what, present = "a table of patients' events (docs/patients.md)?", [name for row in rows for name in row]
+    columns = {one: next((name for name in present if folded(name) in known), "") for one, known in EVENT_LIKE.items()}
     if not all(columns.values()):
-        if all(kept) and len(measured := _measured(cells, kept)) >= LEAST_WIDE:
-            long = f'table.melt({json.dumps(kept, ensure_ascii=False)}, var_name="code").dropna()'
-            return f"{what} write a row for each of {', '.join(measured[:3])}; in pandas: {long}"
         return ""
-    if path.suffix.lower() not in (".csv", ".tsv", ".parquet"):
+    if not str(path).lower().endswith((".csv", ".tsv", ".parquet")):
         return f"{what} write it as CSV, with columns {', '.join(columns.values())}"
     train = f"unpad train events_labels {_events_setting(path, rows, columns)} events.labels=null"
     labels = f"events.labels={{path: LABELS.csv, id: {in_yaml(columns['id'])}, label: COLUMN}}"
     return f"{what} {train}; to predict outcomes, in place of null: {shlex.quote(labels)}"
 
 
-def _events_setting(path: Path, rows: Sequence[Cells], columns: dict[str, str]) -> str:
+def _events_setting(path: Path | str, rows: Sequence[Cells], columns: dict[str, str]) -> str:
     """Override that reads a table of events by its columns."""
     times = {str(row.get(columns["time"], "")) for row in rows} - {""}
     form = {"unit": "timestamp"}
@@ -328,33 +307,3 @@ def _events_setting(path: Path, rows: Sequence[Cells], columns: dict[str, str]) 
     if any(re.fullmatch(r"-?\d+,(\d{1,2}|\d{4,})", str(row.get(columns["value"]))) for row in rows):
         form["decimal"] = ","
     return setting("events", path, **columns, **form)
-
-
-def _event_columns(rows: Sequence[Cells]) -> dict[str, str]:
-    """Columns of id, time, code and value by their names, or else by what they hold; "" for each that is not found."""
-    cells = _cells(rows)
-    found = {field: next((name for name in cells if folded(name) in known), "") for field, known in EVENT_LIKE.items()}
-    if any(len(cell) > MOST_CODE for values in cells.values() for cell in values):
-        return found  # texts, not codes
-
-    kinds: dict[str, Callable[[list[str]], bool]] = {
-        "time": lambda values: all(map(is_date_like, values)),
-        "id": lambda values: 2 * len({*values}) <= len(values) and not any(" " in value for value in values),
-        "value": _are_numbers,
-        "code": lambda values: _are_few(values) and not _are_numbers(values),
-    }
-    for field, fits in kinds.items():
-        if field == "code" and len(_measured(cells, found.values())) >= LEAST_WIDE:
-            break
-        free = (name for name, values in cells.items() if name not in found.values() and values and fits(values))
-        found[field] = found[field] or next(free, "")
-    return found
-
-
-def _are_numbers(cells: Sequence[str]) -> bool:
-    return all(map(_NUMBER.fullmatch, cells))
-
-
-def _measured(cells: Mapping[str, list[str]], kept: Collection[str]) -> list[str]:
-    """Columns of numbers, but for those of the id and the time."""
-    return [name for name, values in cells.items() if name not in kept and _are_numbers(values)]

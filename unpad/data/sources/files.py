@@ -14,7 +14,8 @@ from typing import Literal
 from unpad.data.sources.example import Unread
 from unpad.errors import SourceError
 from unpad.recipes.data import PACKAGED, ChatSource, DataSettings, QuestionSource, Source
-from unpad.storage.paths import RENAME, is_special, is_utf8, user_path
+from unpad.storage.paths import RENAME, is_special, is_utf8
+from unpad.storage.remote import address_of, data_path, fetched
 from unpad.terminal.printing import escaped
 
 PACKAGE = Path(__file__).parents[2]
@@ -38,10 +39,10 @@ def resolve_path(data: DataSettings, path: str) -> Path:
         return folder / path.partition(":")[2]
     if path.startswith(OURS):
         return PACKAGE / path.removeprefix(OURS)
-    expanded = user_path(path)
+    expanded = data_path(path)
     if expanded.is_absolute() or data.root is None:
         return expanded
-    return user_path(data.root) / expanded
+    return data_path(str(Path(data.root) / expanded))
 
 
 Format = Literal["text", "json", "jsonl", "parquet", "csv"]
@@ -52,8 +53,6 @@ FORMATS: dict[str, Format] = {
 }  # fmt: skip
 TABLE_SUFFIXES = (".parquet", ".csv", ".tsv")
 PATH_FIX = "check the path; relative paths start at data.root, or else at the working directory"
-# Of the web or of a store; paths lose one of the two slashes.
-_ADDRESS = re.compile(r"(?:^|/)(https?|ftp|s3|gs|hf):/+(.+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +195,8 @@ def refuse_names(paths: Iterable[Path]) -> None:
 def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:
     if path.is_file():
         return [path]
+    if address := address_of(str(path)):
+        return sorted(fetched(address), key=lambda file: natural_key(Path(str(file))))
     tried = path.absolute()
     refuse_system(path)
     if path.is_dir():
@@ -213,10 +214,6 @@ def _list_paths(path: Path, suffixes: Collection[str]) -> list[Path]:
     elif path.name == "-":
         fix = "write it to a file, and name that"
         raise SourceError("standard input is not read", where=str(path), fix=fix)
-    elif address := _ADDRESS.search(str(path)):
-        whole = f"{address[1]}://{address[2]}"
-        fix = "download it first, and name the file" + (f": curl -LO {whole}" if address[1][:2] in ("ht", "ft") else "")
-        raise SourceError("it is an address; only files are read", where=whole, fix=fix)
     else:
         what = "neither a file nor a folder" if path.exists() else "there is no such file or folder"
     raise SourceError(what, where=f"{tried} (working directory {Path.cwd()})", fix=PATH_FIX)

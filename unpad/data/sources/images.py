@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
 FIELDS = ("label", "split", "group", "width", "height", "sha256")
 SUFFIXES = PICTURES
-TABLES = (*files.TABLE_SUFFIXES, ".jsonl")
 LITTER = ("thumbs.db", "desktop.ini")  # what Windows writes into folders of pictures
 WINDOW = 128  # images read at a time
 
@@ -272,13 +271,6 @@ def _is_split(root: Path, parts: list[tuple[str, ...]]) -> bool:
         what = f"the folders {', '.join(sides)} are parts of a split, and {', '.join(others[:3])} beside them is not"
         raise SourceError(what, where=str(root), fix="keep either classes or parts of a split in the folder")
     return bool(sides) and not others
-
-
-def tables_beside(root: Path) -> list[Path]:
-    """List the tables in a folder of classes, or in its parts of a split, which are not read."""
-    folders = [root, *(path for path in root.iterdir() if path.is_dir() and path.name.lower() in SPLIT_NAMES)]
-    inside = [path for folder in folders for path in folder.iterdir() if path.suffix.lower() in TABLES]
-    return sorted((path for path in inside if not path.name.startswith(".")), key=natural_key)
 
 
 def _visible(root: Path) -> Iterator[Path]:

@@ -6,7 +6,6 @@ row, found by cheap hooks, or by a check of only the rows that contain suspiciou
 
 import json
 import re
-import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -273,13 +272,13 @@ def _whole(path: Path, cursor: _Cursor) -> Iterator[Row | BadRow]:
         are_several, cursor.place = cursor.at("{"), start
         if isinstance(value, RowFault):
             raise value
-        what, fix = ("holds objects", "one object per line? set format: jsonl") if are_several else _within(path, value)
+        what, fix = ("holds objects", "one object per line? set format: jsonl") if are_several else _within(value)
         raise RowFault("E_TYPE", f"the file {what}, expected one array", fix)
     else:
         raise RowFault("E_TYPE", "the file is not a JSON array", "write an array in brackets")
 
 
-def _within(path: Path, value: dict[str, Any]) -> tuple[str, str]:
+def _within(value: dict[str, Any]) -> tuple[str, str]:
     """Where the rows are in a file that is one object, and what to do."""
     lists = {name: part for name, part in value.items() if type(part) is list and part}
     tables = [name for name, part in lists.items() if type(part[0]) is dict and name not in MESSAGES]
@@ -287,9 +286,7 @@ def _within(path: Path, value: dict[str, Any]) -> tuple[str, str]:
     if "questions" in tables:
         fix = "read it with its answers: 'data.vqa={path: QUESTIONS.json, annotations: FILE.json, images: FOLDER}'"
     elif len(tables) == 1:
-        file, key = (json.dumps(text, ensure_ascii=False) for text in (str(path), tables[0]))
-        code = f'import json; [print(json.dumps(row)) for row in json.load(open({file}, "rb"))[{key}]]'
-        return f"has its rows in the list {key}", f"{fix}: python -c {shlex.quote(code)} > rows.jsonl"
+        return f"has its rows in the list {json.dumps(tables[0], ensure_ascii=False)}", fix
     return "is one object", fix
 
 

@@ -82,7 +82,7 @@ def examples(
     Args:
         kind: section of the recipe's `data` that reads the file; advice on a missing field names it.
     """
-    advise = partial(advice, kind, Path(file.named or file.path), asked=file.fields)
+    advise = partial(advice, kind, file.named or str(file.path), asked=file.fields)
     rows = read(file, data, fields, optional, advise)
     file.unread.clear()
     rows = _without_ignored(rows, file) if file.ignore else rows

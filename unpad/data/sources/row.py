@@ -23,7 +23,7 @@ class Row:
         where: "file:line", or "file[element]" for an element of a JSON array; 1-based lines, 0-based elements.
         value: its JSON value: an object with fields, a string of an array, a document of plain text, or anything else.
         doubts: what is wrong with each field that changes what the row means and that is not read.
-        within: those of its messages that nobody reads, as `pass_over` has them.
+        within: fields of its messages that nobody reads: the values, and whether only some of a speaker's have it.
     """
 
     __slots__ = ("_others", "_read", "doubts", "place", "value", "where", "within")
@@ -81,10 +81,6 @@ class Row:
         value = self.value if type(self.value) is dict else {}
         fields = value | {name: UNSEEN for name in self._others if name not in value}
         return {name: value for name, value in fields.items() if name not in self._read}
-
-    def pass_over(self, path: str, values: list[Any], some: bool) -> None:
-        """Note a field of messages that nobody reads; `some`: of a speaker, only some messages have it."""
-        self.within[path] = values, some
 
     def doubt(self, field: str, what: str) -> None:
         """Note a field that changes what the row means, and that is not read."""

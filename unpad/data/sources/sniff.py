@@ -67,8 +67,7 @@ def format_of(head: bytes) -> str:
     """The format of a file by its beginning, in UTF-8: a key of FORMAT_NAMES, or "" for none of them."""
     body = head.removeprefix(BOM).lstrip()
     lines = [line.strip() for line in body.splitlines() if line.strip()]
-    lines = lines[:-1] if len(head) >= HEAD_BYTES else lines  # the last one may be cut off
-    lines = lines[:MAX_SNIFFED]
+    lines = (lines[:-1] if len(head) >= HEAD_BYTES else lines)[:MAX_SNIFFED]  # the last one may be cut off
     if lines and all(line.startswith(b"{") for line in lines) and all(map(_parses, lines[:3])):
         return "jsonl"
     if re.match(rb'\[\s*\{\s*"', body) or (body.startswith(b"[") and _parses(body)):
@@ -148,12 +147,8 @@ def encoding_of(path: Path) -> str | None:
         OSError: it cannot be read.
     """
     with path.open("rb") as handle:
-        return _encoding(handle.read(SAMPLE_BYTES))
-
-
-def _encoding(raw: bytes) -> str | None:
-    guess = guess_encoding(raw)
-    if guess == "UTF-16" and not raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raw = handle.read(SAMPLE_BYTES)
+    if (guess := guess_encoding(raw)) == "UTF-16" and not raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "UTF-16BE" if raw[0] == 0 else "UTF-16LE"
     if guess or _mostly_utf8(raw):
         return guess

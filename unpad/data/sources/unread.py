@@ -164,7 +164,7 @@ def pass_over(row: Row, objects: Sequence[dict[str, Any]], known: Collection[str
         speakers = [speaker for speaker, value in said if not is_blank(value)]
         some = any(is_blank(value) and speaker in speakers for speaker, value in said[1:])  # the first has no parent
         if _says_wanted(name, _TRAINED, _MASKED) is None and (some or _last(name) not in _NAMES["places"]):
-            row.pass_over(f"{path}.{name}", list({repr(value): value for _, value in said}.values()), some)
+            row.within[f"{path}.{name}"] = list({repr(value): value for _, value in said}.values()), some
 
 
 def doubt_answers(row: Row, answers: Sequence[Any]) -> None:

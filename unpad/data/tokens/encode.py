@@ -219,7 +219,8 @@ def _spans(examples: Sequence[Example]) -> tuple[list[ExampleSpan], int]:
 def _workers(job: _Job, most: int) -> Iterator[tuple[Executor, Callable[[ExampleSpan], Encoded]]]:
     """Executor that encodes parts: processes if they can be forked, which share neither the interpreter's lock nor the
     library's, otherwise threads."""
-    num = min(cores(), most) if sys.platform == "linux" and _may_run_beside_others() else 1
+    is_off = os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() in ("", "off", "false", "f", "no", "n", "0")
+    num = 1 if is_off or sys.platform != "linux" else min(cores(), most)
     if num < 2:
         with ThreadPoolExecutor(THREADS, thread_name_prefix="unpad-tokenizer") as pool:
             yield pool, partial(_encode_part, job)
@@ -235,10 +236,6 @@ def _workers(job: _Job, most: int) -> Iterator[tuple[Executor, Callable[[Example
             "a process that encodes was ended from outside, most likely for want of memory",
             fix="free memory, or set TOKENIZERS_PARALLELISM=false to encode in this process alone",
         ) from None
-
-
-def _may_run_beside_others() -> bool:
-    return os.environ.get("TOKENIZERS_PARALLELISM", "true").lower() not in ("", "off", "false", "f", "no", "n", "0")
 
 
 @contextmanager
