@@ -181,8 +181,8 @@ def test_a_signal_in_an_epoch_without_steps_saves_and_ends_all(recipe, tmp_path,
             super().__init__(group)
             made.append(self)
 
-    def with_empty_epoch(stage: StageSetup, epoch: int) -> Plan:
-        whole: Plan = plan(stage, epoch)
+    def with_empty_epoch(stage: StageSetup, epoch: int, window: int = 0) -> Plan:
+        whole: Plan = plan(stage, epoch, window)
         planned.append(epoch)
         if epoch == 0 or not made:
             return whole
