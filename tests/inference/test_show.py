@@ -139,7 +139,7 @@ def test_the_cost_of_every_mode_is_the_median_of_its_rounds_in_its_unit(run, mon
             assert (one.value, one.low, one.high) == pytest.approx((middle * unit, least * unit, most * unit))
             assert (one.num, one.part) == (num, "valid")
     assert found == {}
-    monkeypatch.setattr(vqa_cost, "load", lambda _: SimpleNamespace(model=None, folder=run))
+    monkeypatch.setattr(vqa_cost, "load", lambda _, device: SimpleNamespace(model=None, folder=run))
     with pytest.raises(RecipeError, match="one mode, so there are no costs to compare"):
         vqa_cost.evaluate_cost(str(run))
 
