@@ -1,5 +1,6 @@
 """Checkpoints that a thread writes while training goes on."""
 
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -59,6 +60,14 @@ def test_a_disk_that_is_full_ends_the_run_at_a_later_step(recipe, tmp_path, monk
     assert names_in(tmp_path / "run" / "checkpoints") == []
 
 
+def test_a_signal_while_a_checkpoint_begins_hides_no_error_of_its_writing(recipe, tmp_path, monkeypatch):
+    left, copied = [fail_full], saving.copied
+    arrange(monkeypatch, lambda number: None, lambda: left and left.pop()())
+    monkeypatch.setattr(saving, "copied", lambda state: (signal.raise_signal(signal.SIGTERM), copied(state))[1])
+    with pytest.raises(DiskError, match="No space left"):
+        run(recipe, tmp_path / "run")
+
+
 def test_a_run_that_fails_keeps_the_checkpoint_that_was_being_written(recipe, tmp_path, monkeypatch):
     failed = threading.Event()
 
@@ -79,3 +88,9 @@ def test_without_memory_for_a_copy_a_checkpoint_is_written_before_training_goes_
     arrange(monkeypatch, lambda number: None, lambda: names.add(threading.current_thread().name))
     run(recipe, tmp_path / "run")
     assert names == {"MainThread"}
+
+
+def test_an_epoch_that_ends_in_a_window_without_steps_is_evaluated_and_saved(tmp_path):
+    plan = {"window": 16, "drop_last": True, "tokens_per_step": 300, "tokens_per_micro": 300}
+    run(write_toy(tmp_path, stages=[], plan=plan, train={"max_epochs": 1, "threads": 1}), tmp_path / "run")
+    assert names_in(tmp_path / "run" / "checkpoints") == ["best", "step-00000001"]

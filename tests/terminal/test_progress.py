@@ -64,24 +64,14 @@ def test_a_line_leaves_the_last_column_of_the_terminal_free(written, monkeypatch
 def test_the_time_left_is_told_after_a_while_and_where_the_total_is_known(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr(progress, "perf_counter", lambda: clock[0])
-    bar = progress.ProgressBar("reading", 4000, "rows")
-    unknown, named = progress.ProgressBar("reading", None, "rows"), progress.ProgressBar("reading", 0, "")
-    assert [one.text() for one in (bar, unknown, named)] == ["reading 0/4,000 rows", "reading", "reading 0/0"]
-    for one in (bar, unknown, named):
+    bar, unknown = progress.ProgressBar("reading", 4000, "rows"), progress.ProgressBar("reading", None, "rows")
+    for one in (bar, unknown):
         one.advance(1000)
     clock[0] += progress.LEFT_AFTER_SECONDS - 0.01
-    assert bar.text() == "reading 1,000/4,000 rows"
-    clock[0] = 100 + progress.LEFT_AFTER_SECONDS + 15
-    left = round(3 * (progress.LEFT_AFTER_SECONDS + 15))
-    said = f"{left}s" if left < 60 else f"{left // 60}m{left % 60:02d}s"
-    assert bar.text() == f"reading 1,000/4,000 rows, left {said}"
-    assert [one.text() for one in (unknown, named)] == ["reading 1,000 rows", "reading 1,000/0"]
-    clock[0] = 100 + 20
-    assert bar.text().endswith(", left 1m00s")
-    clock[0] = 100 + 19.6
-    assert bar.text().endswith(", left 59s")
-    bar.advance(4000)
-    assert bar.text() == "reading 5,000/4,000 rows, left 0s"
+    assert [one.text() for one in (bar, unknown)] == ["reading 1,000/4,000 rows", "reading 1,000 rows"]
+    for seconds, left in ((20, "1m00s"), (19.6, "59s")):
+        clock[0] = 100 + seconds
+        assert bar.text() == f"reading 1,000/4,000 rows, left {left}"
 
 
 def test_the_line_is_erased_when_work_fails(written):

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.batching.layout import Layout
 from unpad.doctor.finding import Finding, Found, Severity, finding, level
 from unpad.doctor.subject import Subject
@@ -201,8 +201,7 @@ def sees_target(subject: Subject) -> Found | None:
     if lengths[longest] < 3:
         return None
     before = batch.select([longest])
-    assert before.input_ids is not None, "as the batch has them"
-    changed = before.input_ids.clone()
+    changed = required(before.input_ids).clone()
     changed[-1] = (changed[-1] + 1) % subject.data.num_outputs
     outputs, others = (model(one)[:-1].float() for one in (before, replace(before, input_ids=changed)))
     change = float((outputs - others).abs().max() / outputs.abs().max().clamp_min(1e-12))

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from unpad.batching.batch import required
 from unpad.batching.plan import Micro
 from unpad.doctor.finding import Found, finding
 from unpad.doctor.subject import Subject
@@ -395,10 +396,9 @@ def _errors(trial: Rehearsal, micros: list[Micro]) -> float:
     assert isinstance(model, Classifies), "checked before"
     for micro in micros:
         (batch,) = trial.load([micro])
-        assert batch.seq_labels is not None, "chosen by their labels"
         with autocast(trial.setup.precision, trial.setup.device):
             scores.append(model.classify(batch).double().log_softmax(-1).cpu())
-        labels.append(batch.seq_labels.cpu())
+        labels.append(required(batch.seq_labels).cpu())
     likely, targets = torch.cat(scores), torch.cat(labels)
     shares = torch.bincount(targets, minlength=likely.shape[1]).double() / len(targets)
     gain = likely.gather(1, targets[:, None])[:, 0] - likely @ shares

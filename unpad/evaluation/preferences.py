@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 from torch import Tensor
 
+from unpad.batching.batch import required
 from unpad.data.family import Data
 from unpad.data.measuring import Measuring
 from unpad.data.sources.split import Split
@@ -64,26 +65,23 @@ def log_probabilities(over: Measuring[Data], precision: Precision = "fp32") -> n
 
 def whole_pairs(model: Model, data: Data, seq_ids: np.ndarray) -> np.ndarray:
     """Replies among `seq_ids` with their whole pair within the model's context, (num,) int64 in order."""
-    assert data.replies is not None, "data of pairs"
-    pair = data.replies.pair
+    pair = required(data.replies).pair
     too_long = data.table.positions > model.config.longest
     return seq_ids[(pair[seq_ids] >= 0) & ~np.isin(pair[seq_ids], pair[too_long])]
 
 
 def chosen_of(model: Model, data: Data, seq_ids: np.ndarray) -> np.ndarray:
     """The chosen replies of these, (num,) int64 in order."""
-    assert data.replies is not None, "data of pairs"
     whole = whole_pairs(model, data, seq_ids)
-    return whole[data.replies.is_chosen(whole)]
+    return whole[required(data.replies).is_chosen(whole)]
 
 
 def by_length(training: Data, over: Measuring[Data], chosen: np.ndarray) -> tuple[str, np.ndarray]:
     """A choice by length alone, the way that training prefers, and its share of right ones in each pair, (num,)."""
     learnt, longer = np.flatnonzero(training.table.split == Split.TRAIN), []
     for data, ids in ((training, chosen_of(over.model, training, learnt)), (over.data, chosen)):
-        assert data.replies is not None, "data of pairs"
-        lengths = data.replies.lengths
-        longer.append(np.sign(lengths[ids] - lengths[data.replies.rejected_of(ids)]))
+        replies = required(data.replies)
+        longer.append(np.sign(replies.lengths[ids] - replies.lengths[replies.rejected_of(ids)]))
     way = 1 if longer[0].sum() > 0 else -1
     return f"the {'longer' if way > 0 else 'shorter'} reply", (1 + way * longer[1]) / 2
 
@@ -96,13 +94,11 @@ def margins(over: Measuring[Data]) -> Margins:
     """
     model, data = over.model, over.data
     assert isinstance(model, LearnsPreferences), "a model of pairs learns preferences"
-    assert model.beta is not None, "set with the objective"
-    assert data.replies is not None, "data of pairs"
-    seq_ids = whole_pairs(model, data, over.seq_ids)
+    seq_ids, replies = whole_pairs(model, data, over.seq_ids), required(data.replies)
     gain = np.zeros(len(data.table))
-    gain[seq_ids] = log_probabilities(replace(over, seq_ids=seq_ids)) - data.replies.reference[seq_ids]
+    gain[seq_ids] = log_probabilities(replace(over, seq_ids=seq_ids)) - replies.reference[seq_ids]
     chosen = chosen_of(model, data, seq_ids)
-    margin = model.beta * (gain[chosen] - gain[data.replies.rejected_of(chosen)])
+    margin = required(model.beta) * (gain[chosen] - gain[replies.rejected_of(chosen)])
     return Margins(np.logaddexp(0, -margin), margin, data.table.group[chosen], chosen)
 
 
@@ -127,14 +123,13 @@ def put_reference(run: LoadedRun, data: Data, seq_ids: np.ndarray, *, is_own: bo
         CheckpointError: the values that the run keeps are missing or damaged.
         SourceError: the weights are needed, and not at hand.
     """
-    assert data.replies is not None, "data of pairs"
-    named, values = read_reference(run.folder)
+    reference, (named, values) = required(data.replies).reference, read_reference(run.folder)
     if is_own and len(values) == len(data.table):
-        data.replies.reference[:] = values
+        reference[:] = values
         return
     start = _start(run, named.weights)
     ids = whole_pairs(start, data, seq_ids)
-    data.replies.reference[ids] = log_probabilities(Measuring(start, data, ids, run.recipe.plan))
+    reference[ids] = log_probabilities(Measuring(start, data, ids, run.recipe.plan))
 
 
 def _start(run: LoadedRun, wanted: str) -> Model:

@@ -6,7 +6,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from unpad.batching.batch import RaggedBatch, from_sequences
+from unpad.batching.batch import RaggedBatch, from_sequences, required
 from unpad.models.contract import Model, ReadsTokens
 from unpad.proof.line import Line, not_applicable
 from unpad.proof.measure import Claims, change_tokens, per_sequence
@@ -35,9 +35,8 @@ def leaves(model: Model, batch: RaggedBatch) -> tuple[RaggedBatch, list[tuple[Te
     inputs = [(tokens, batch.flat_layout.seq_of_token())]
     if batch.media is None:
         return replace(batch, inputs_embeds=tokens), inputs
-    assert batch.media_seqs is not None
     patches = _embedded(model, batch.media).requires_grad_()
-    inputs.append((patches, batch.media_seqs[batch.media.flat_layout.seq_of_token()]))
+    inputs.append((patches, required(batch.media_seqs)[batch.media.flat_layout.seq_of_token()]))
     return replace(batch, inputs_embeds=tokens, media=replace(batch.media, inputs_embeds=patches)), inputs
 
 
@@ -46,9 +45,8 @@ def _embedded(model: Model, batch: RaggedBatch) -> Tensor:
     if batch.inputs_embeds is not None:
         return batch.inputs_embeds.detach().to(next(model.parameters()).dtype)
     assert isinstance(model, ReadsTokens), "a batch of tokens is for a model that reads them"
-    assert batch.input_ids is not None, "a batch holds input_ids or inputs_embeds"
     with torch.no_grad():
-        return model.embed_tokens(batch.input_ids).detach()
+        return model.embed_tokens(required(batch.input_ids)).detach()
 
 
 @torch.no_grad()

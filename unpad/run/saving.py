@@ -30,6 +30,7 @@ class Saving:
         write: writes the state, sends nothing, and returns a JSON value.
         end: completes the checkpoint in the leading process, given the values of all.
         drop: deletes in the leading process what an error leaves.
+        sharing: processes that write in the memory of one host.
 
     Attributes:
         written: the value of `write` in this process.
@@ -39,11 +40,13 @@ class Saving:
         NonFiniteError: a weight is NaN or infinite; nothing is written.
     """
 
-    def __init__(self, group: Group, state: State, write: Work, end: Work = _nothing, drop: Work = _nothing) -> None:
+    def __init__(
+        self, group: Group, state: State, write: Work, end: Work = _nothing, drop: Work = _nothing, sharing: int = 1
+    ) -> None:
         self.written = Future[Any]()
         self._group, self._end, self._drop = group, end, drop
         with self._dropping(), group.together() as talk:
-            copy = copied(state) if has_room(state) else None
+            copy = copied(state) if has_room(state, sharing) else None
             talk.own = copy is not None
         self.in_background = all(talk.told)
         if copy is not None and self.in_background:
@@ -83,11 +86,11 @@ class Saving:
             raise
 
 
-def has_room(state: State) -> bool:
-    """True if the copies of a state fit into memory beside the largest step so far."""
+def has_room(state: State, sharing: int = 1) -> bool:
+    """True if the copies of a state, in so many processes that share memory, fit beside the largest step so far."""
     num_bytes = sum(tensor.nbytes for tensor in state.tensors.values())
     step = max(peak_memory() - process_memory(), 0)
-    return not num_bytes or COPIES * num_bytes + step <= available_memory()
+    return not num_bytes or sharing * (COPIES * num_bytes + step) <= available_memory()
 
 
 class Saver:

@@ -76,8 +76,11 @@ def run_stage(run: RunContext, setup: StageSetup, state: State | None) -> tuple[
             run.length.learn(progress.stage, progress.epoch, progress.window_start + plan.num_steps)
         end = run.length.last(progress.stage, before)
         run.monitor.expect(end.step, end.exact)
-        if plan.num_steps == 0:  # a source weight below 1 can leave an epoch empty
-            progress.next_window(setup.windows)
+        if plan.num_steps == 0:  # a source weight below 1 can leave an epoch empty, plan.drop_last a window
+            if progress.epoch_step and progress.window == setup.windows - 1:
+                _after_step(stage, True, False)
+            else:
+                progress.next_window(setup.windows)
             run.signals.agree(run.setup.group.exchange(run.signals.received))
         for update in epoch_updates(stage, plan):
             _one_step(stage, update)
@@ -209,7 +212,8 @@ def _after_step(stage: StageRun, ends_plan: bool, is_saved: bool) -> None:
     is_saved = is_saved or _due(recipe.checkpoint.every, progress.step, ends_epochs)
     if is_saved or improved or stopping or _is_over(stage):
         _save(stage, best=improved and stage.setup.keeps_best, waits=stopping or _is_over(stage))
-    run.signals.raise_if_received(run.setup.folder)
+    if stopping:  # a signal that has come since stops the run after the next step, whose checkpoint is waited for
+        run.signals.raise_if_received(run.setup.folder)
     if stop:
         what = "stopped after an evaluation, as its caller asked; everything up to here is saved"
         raise Stopped(what, where=str(run.setup.folder), fix=f"continue with {resume_run(run.setup.folder)}")

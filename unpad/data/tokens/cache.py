@@ -83,8 +83,9 @@ def noted_sha256(file: BufferedReader) -> str:
     note = cache_folder() / "hashes" / make_key(stamp)
     if len(known := read_sealed(note)[0] or b"") == 32:
         return known.hex()
+    is_settled = time.time() - found.st_ctime > SETTLED  # before it is read, which may take longer than that
     digest = hashlib.file_digest(file, "sha256")
-    if time.time() - found.st_ctime > SETTLED:
+    if is_settled:
         with suppress(DiskError):
             write_sealed(note, digest.digest())
     return digest.hexdigest()

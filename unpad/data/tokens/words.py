@@ -130,9 +130,7 @@ def train_words(texts: Iterable[str], vocab_size: int, min_count: int, reserved:
         min_count: rarer words are left out; characters never are, since words are spelled in them.
         reserved: strings that become special tokens; no text that has one inside gets its id.
     """
-    words: Counter[str] = Counter()
-    for text in texts:
-        words.update(segment(text))
+    words = Counter(chain.from_iterable(map(segment, texts)))
     characters: Counter[str] = Counter()
     for word, count in words.items():
         for character in word:

@@ -9,6 +9,7 @@ it divides sums by the number of processes, block by block; the step divides by 
 gradients are sums here.
 """
 
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -75,7 +76,8 @@ def save_shards(folder: Path, state: State, keep: int, group: Group, then: Work 
         then()
 
     write = partial(_write_own, temporary, rows, group)
-    return Saving(group, State(state.step, tensors, {}), write, end, drop=partial(storage.discard, temporary))
+    part, sharing = State(state.step, tensors, {}), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return Saving(group, part, write, end, drop=partial(storage.discard, temporary), sharing=sharing)
 
 
 def _begin(target: Path) -> Path:
