@@ -23,7 +23,7 @@ from unpad.terminal.progress import progress
 
 PAUSES_S, SILENCE_S = (1.0, 4.0, 10.0), 60.0  # before a connection is tried again, and after which it is broken
 # Names of stores for the size and version of a file; other facts may change with every look.
-VERSION = ("size", "ETag", "etag", "generation", "blob_id", "Last-Modified", "LastModified", "mtime", "created")
+FACTS = ("size", "ETag", "etag", "generation", "blob_id", "Last-Modified", "LastModified", "mtime", "created")
 REFUSALS = (FileNotFoundError, PermissionError, ValueError)
 _ADDRESS = re.compile(r"(?:^|/)(?!file:)([a-z][a-z0-9+]+):/+(.+)", re.DOTALL)  # a Path loses one of the two slashes
 _given: dict[str, str] = {}  # addresses with their secrets, by how they are written
@@ -122,7 +122,7 @@ def _fetch(address: str, folder: Path) -> dict[str, str]:
 
 def _download(store: Any, address: str, info: dict[str, Any], folder: Path) -> str:
     """Bring a file, whole and without its compression, to its place in the folder; returns that, also of a kept one."""
-    version = sha256(json.dumps([address, *map(info.get, VERSION)], default=str))[:32]
+    version = sha256(json.dumps([address, *map(info.get, FACTS)], default=str))[:32]
     name = re.sub(r"[^-.\w]", "_", address.partition("?")[0].rpartition("/")[2])[-100:]
     place, arriving = folder / version / name.removesuffix(".gz"), folder / version / "arriving"
     make_folder(place.parent)
