@@ -31,7 +31,7 @@ from unpad.examples.drawn import draw_patients, ready_labels
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "README.zh-CN.md", *sorted((ROOT / "docs").rglob("*.md"))]
 COMMAND = re.compile(r"^    (unpad .*?)(?:\s+#.*)?$", re.M)
-NOT_RUN = ("unpad serve ", "Qwen/", "log.to=")  # stays until stopped; asks a hub; needs a logger's library
+NOT_RUN = ("unpad serve ", "Qwen/", "://", "log.to=")  # stays until stopped; asks hosts; needs a logger's library
 FINDINGS = (12, 15)  # of `prove` and `doctor`
 STEPS = "train.max_steps=2"
 SMALL_TEXT = ["model.width=32", "model.blocks=1", "model.heads=2", "model.kv_heads=2", "model.hidden=64"]

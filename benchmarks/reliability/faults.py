@@ -150,7 +150,7 @@ FAULTS = [
     Fault(
         "no flush of a new log's name",
         "storage.line_log",
-        "            if size == 0:\n                <<sync_folder(self.path.parent)>>",
+        "            if status.st_size == 0:\n                <<sync_folder(self.path.parent)>>",
         "pass",
     ),
     Fault(

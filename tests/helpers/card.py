@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 from tests.helpers.toy import run
+from unpad.inference import loaded
 from unpad.training import setup
 
 aten = torch.ops.aten
@@ -67,14 +67,6 @@ def computed(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any
     return tree_map_only(Tensor, OnCard, made) if on_card else made
 
 
-@cache
-def _register() -> None:
-    _setup_privateuseone_for_python_backend("card")
-    torch.card.get_amp_supported_dtype = lambda: [torch.bfloat16]
-    for name, kernel in (("empty_strided", _empty), ("_copy_from", _copy)):  # of `new_tensor`, which no mode sees
-        torch.library.impl(f"aten::{name}", "PrivateUse1", kernel)
-
-
 def _empty(size: Any, stride: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
     return OnCard(torch.empty_strided(size, stride, dtype=dtype))
 
@@ -86,12 +78,17 @@ def _copy(source: Any, target: Any, non_blocking: bool = False) -> Tensor:
 
 
 @contextmanager
-def card() -> Iterator[torch.device]:
-    """The card, for the block."""
-    _register()
+def card() -> Iterator[None]:
+    """Compute on a card; once in a process, and in one that ends then, as torch keeps a device that it knows."""
+    _setup_privateuseone_for_python_backend("card")
+    torch.card.get_amp_supported_dtype = lambda: [torch.bfloat16]
+    for name, kernel in (("empty_strided", _empty), ("_copy_from", _copy)):  # of `new_tensor`, which no mode sees
+        torch.library.impl(f"aten::{name}", "PrivateUse1", kernel)
     with pytest.MonkeyPatch.context() as patch, Card():
         patch.setattr(torch.__future__, "_swap_module_params_on_conversion", True)
-        yield torch.device("card:0")
+        for module in (loaded, setup):
+            patch.setattr(module, "computing_device", lambda: torch.device("card:0"))
+        yield
 
 
 def train_and_go_on(recipe: Path, folder: Path) -> None:
@@ -101,6 +98,5 @@ def train_and_go_on(recipe: Path, folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    with card() as there, pytest.MonkeyPatch.context() as changes:
-        changes.setattr(setup, "computing_device", lambda: there)
+    with card():
         train_and_go_on(Path(sys.argv[1]), Path(sys.argv[2]))

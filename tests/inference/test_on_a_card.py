@@ -12,8 +12,8 @@ from torch.utils._pytree import tree_leaves
 
 from tests.helpers.card import card
 from tests.helpers.families import Finished
+from tests.helpers.processes import in_child
 from unpad.evaluation import run as evaluation
-from unpad.inference import loaded
 from unpad.inference.loaded import load
 
 pytestmark = pytest.mark.slow
@@ -43,14 +43,17 @@ def leaves(value: Any) -> tuple[list[Any], list[float]]:
 
 
 @pytest.mark.parametrize("family", ["questions", "conversations", "images", "patients"])
-def test_a_run_is_measured_and_predicts_on_a_card(finished: Finished, family, tmp_path, monkeypatch):
+def test_a_run_is_measured_and_predicts_on_a_card(finished: Finished, family, tmp_path):
     run, data = finished(family).run, data_of(finished, family, tmp_path)
 
     def found() -> tuple[list[Any], list[float]]:
         return leaves([evaluation.score(str(run), 2).evaluation.to_json(), load(run).predict(data)])
 
     here, numbers = found()
-    with card() as device:
-        monkeypatch.setattr(loaded, "computing_device", lambda: device)
-        assert load(run).notes[:1] == ["note: computes on card:0"]
-        assert found() == (here, pytest.approx(numbers, rel=1e-4, abs=1e-6, nan_ok=True))
+
+    def on_card() -> None:
+        with card():
+            assert load(run).notes[:1] == ["note: computes on card:0"]
+            assert found() == (here, pytest.approx(numbers, rel=1e-4, abs=1e-6, nan_ok=True))
+
+    assert in_child(on_card) == 0

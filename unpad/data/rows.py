@@ -214,6 +214,11 @@ def choose_rows(
     return ChosenRows(listed, wanted, parts, splits.units(hashes, ties), index, shared)
 
 
+def row_key(content: object) -> int:
+    """64-bit hash of what a row holds, by its representation."""
+    return int(sha256(repr(content).encode()).hexdigest()[:16], 16)
+
+
 @dataclass(frozen=True, eq=False)
 class RowData(Data, Generic[R]):
     """Data with one sequence per row of a file.

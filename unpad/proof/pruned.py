@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from unpad.batching.batch import RaggedBatch
+from unpad.batching.batch import RaggedBatch, required
 from unpad.batching.layout import Layout, PaddedLayout, build_layout
 from unpad.models.contract import ORIGIN, Model, PrunesTokens
 from unpad.models.objective import LAST
@@ -206,8 +206,7 @@ def _ranked(method: str, weights: Tensor, visual: Tensor, row: ReferenceRow) -> 
         asks = row.question.nonzero().flatten()
         return weights[:, asks[-1], visual].mean(0) if len(asks) else weights.new_zeros(len(source))
     if method == "class_token":
-        assert row.received is not None
-        return row.received[source]
+        return required(row.received)[source]
     if method == "random":
         samples = torch.zeros(1, dtype=torch.int64) if ids is None else ids
         return random_order(build_layout(np.array([len(source)])), samples)
@@ -275,8 +274,7 @@ def _merged(
         best = order[: max(1, math.floor(merge.ratio * num + 1e-9))].sort()[0]
         return features[best], best
     layouts = [build_layout(np.array([len(x)])) for x in (features, question)]
-    assert model.merger is not None
-    merged = model.merger(VisionTokens(features, layouts[0], question, layouts[1]))
+    merged = required(model.merger)(VisionTokens(features, layouts[0], question, layouts[1]))
     if merge.variant == "slots":
         assert merge.slots is not None, "checked by the config"
         return merged.features, torch.tensor([slot * num // merge.slots for slot in range(merge.slots)])
