@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 
 def required(value: T | None) -> T:
-    """A field that batches of its kind hold, such as the pixels of images; asserts that this one does."""
-    assert value is not None, "the batch lacks a field of its kind"
+    """A value that is None for other kinds alone, such as the pixels of a batch of images; asserts that it is there."""
+    assert value is not None, "a value is missing that things of this kind have"
     return value
 
 
